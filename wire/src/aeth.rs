@@ -1,0 +1,155 @@
+//! The acknowledge header and its syndromes.
+
+use crate::Malformed;
+use crate::malformed::take;
+use core::fmt;
+
+/// Why a responder refuses a request (IBA table 46).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum NakCode {
+    /// A PSN was skipped.
+    SequenceError = 0,
+    /// The request makes no sense: wrong opcode, length, or more reads than agreed.
+    InvalidRequest = 1,
+    /// Key, bounds or rights do not allow it.
+    RemoteAccess = 2,
+    /// The responder failed by itself.
+    RemoteOperational = 3,
+    /// Of the reliable datagram service, which nobody implements. Decoded only.
+    InvalidRdRequest = 4,
+}
+
+impl NakCode {
+    /// Every code, in numerical order.
+    pub const ALL: [NakCode; 5] = [
+        NakCode::SequenceError,
+        NakCode::InvalidRequest,
+        NakCode::RemoteAccess,
+        NakCode::RemoteOperational,
+        NakCode::InvalidRdRequest,
+    ];
+
+    /// The name that traces use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            NakCode::SequenceError => "sequence error",
+            NakCode::InvalidRequest => "invalid request",
+            NakCode::RemoteAccess => "remote access error",
+            NakCode::RemoteOperational => "remote operational error",
+            NakCode::InvalidRdRequest => "invalid RD request",
+        }
+    }
+}
+
+/// The five-bit code of a wait before a refused SEND may be tried again (IBA table 45).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RnrTimer(u8);
+
+impl RnrTimer {
+    /// Waits in units of 10 µs, by code.
+    const TABLE: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+
+    /// The timer with the low five bits of `code`.
+    pub const fn new(code: u8) -> RnrTimer {
+        RnrTimer(code & 0x1f)
+    }
+
+    /// The code on the wire.
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// How long to wait.
+    pub const fn nanoseconds(self) -> u64 {
+        Self::TABLE[self.0 as usize] as u64 * 10_000
+    }
+}
+
+/// What an acknowledgement says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Syndrome {
+    /// Done. The encoded credit count (0 to 31; 31 means "not used").
+    Ack(u8),
+    /// No receive was posted: try again after this time.
+    RnrNak(RnrTimer),
+    /// Refused.
+    Nak(NakCode),
+}
+
+impl Syndrome {
+    /// An acknowledgement that offers no credit count.
+    pub const ACK: Syndrome = Syndrome::Ack(31);
+
+    /// The syndrome byte.
+    pub const fn byte(self) -> u8 {
+        match self {
+            Syndrome::Ack(credits) => credits & 0x1f,
+            Syndrome::RnrNak(timer) => 0x20 | timer.code(),
+            Syndrome::Nak(code) => 0x60 | code as u8,
+        }
+    }
+
+    /// The syndrome with this byte, unless it is reserved.
+    pub fn from_byte(byte: u8) -> Result<Syndrome, Malformed> {
+        let low = byte & 0x1f;
+        match byte >> 5 {
+            0 => Ok(Syndrome::Ack(low)),
+            1 => Ok(Syndrome::RnrNak(RnrTimer::new(low))),
+            3 => NakCode::ALL
+                .get(usize::from(low))
+                .map(|code| Syndrome::Nak(*code))
+                .ok_or(Malformed::Syndrome(byte)),
+            _ => Err(Malformed::Syndrome(byte)),
+        }
+    }
+}
+
+impl fmt::Display for Syndrome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Syndrome::Ack(31) => f.write_str("ack"),
+            Syndrome::Ack(credits) => write!(f, "ack credits={credits}"),
+            Syndrome::RnrNak(timer) => write!(f, "rnr wait={}us", timer.nanoseconds() / 1000),
+            Syndrome::Nak(code) => write!(f, "nak {}", code.name()),
+        }
+    }
+}
+
+/// The acknowledge header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aeth {
+    /// Acknowledged, refused, or not ready.
+    pub syndrome: Syndrome,
+    /// How many messages the responder has completed, modulo 2^24.
+    pub msn: u32,
+}
+
+impl Aeth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Reads the header from the start of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Result<Aeth, Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "AETH")?;
+        Ok(Aeth {
+            syndrome: Syndrome::from_byte(b[0])?,
+            msn: u32::from_be_bytes([0, b[1], b[2], b[3]]),
+        })
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        bytes[..4].copy_from_slice(&(self.msn & 0xff_ffff).to_be_bytes());
+        bytes[0] = self.syndrome.byte();
+    }
+}
+
+impl fmt::Display for Aeth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} msn={}", self.syndrome, self.msn)
+    }
+}

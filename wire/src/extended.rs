@@ -1,0 +1,174 @@
+//! The extended transport headers, except the AETH.
+
+use crate::malformed::take;
+use crate::{Malformed, QueueKey, Qpn, RemoteKey};
+use core::fmt;
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// The datagram header: who sends, and the key that lets it in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deth {
+    /// The receiver's Q_Key.
+    pub queue_key: QueueKey,
+    /// The sending queue pair.
+    pub source: Qpn,
+}
+
+impl Deth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 8;
+
+    /// Reads the header from the start of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Result<Deth, Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "DETH")?;
+        Ok(Deth { queue_key: QueueKey(u32_at(b, 0)), source: Qpn::new(u32_at(b, 4)) })
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        bytes[..4].copy_from_slice(&self.queue_key.0.to_be_bytes());
+        bytes[4..8].copy_from_slice(&self.source.value().to_be_bytes());
+    }
+}
+
+impl fmt::Display for Deth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "qkey={} src_qp={}", self.queue_key, self.source)
+    }
+}
+
+/// The one-sided header: which bytes of the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reth {
+    /// The first byte's address in the region's own terms.
+    pub address: u64,
+    /// The region or window.
+    pub key: RemoteKey,
+    /// Bytes of the whole message.
+    pub length: u32,
+}
+
+impl Reth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 16;
+
+    /// Reads the header from the start of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Result<Reth, Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "RETH")?;
+        Ok(Reth { address: u64_at(b, 0), key: RemoteKey(u32_at(b, 8)), length: u32_at(b, 12) })
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.key.0.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.length.to_be_bytes());
+    }
+}
+
+impl fmt::Display for Reth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "va={:#x} rkey={} len={}", self.address, self.key, self.length)
+    }
+}
+
+/// The atomic header: which eight bytes, and what to do with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AtomicEth {
+    /// The address of the eight bytes.
+    pub address: u64,
+    /// The region or window.
+    pub key: RemoteKey,
+    /// The value to swap in, or to add.
+    pub swap_or_add: u64,
+    /// The value to compare with.
+    pub compare: u64,
+}
+
+impl AtomicEth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 28;
+
+    /// Reads the header from the start of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Result<AtomicEth, Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "AtomicETH")?;
+        Ok(AtomicEth {
+            address: u64_at(b, 0),
+            key: RemoteKey(u32_at(b, 8)),
+            swap_or_add: u64_at(b, 12),
+            compare: u64_at(b, 20),
+        })
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.key.0.to_be_bytes());
+        bytes[12..20].copy_from_slice(&self.swap_or_add.to_be_bytes());
+        bytes[20..28].copy_from_slice(&self.compare.to_be_bytes());
+    }
+}
+
+impl fmt::Display for AtomicEth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let AtomicEth { address, key, swap_or_add, compare } = self;
+        write!(f, "va={address:#x} rkey={key} swap={swap_or_add:#x} compare={compare:#x}")
+    }
+}
+
+macro_rules! word {
+    ($(#[$doc:meta])* $name:ident, $label:literal, $inner:ty, $bytes:literal, $display:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name(pub $inner);
+
+        impl $name {
+            /// Bytes on the wire.
+            pub const LEN: usize = $bytes;
+
+            /// Reads the header from the start of `bytes`.
+            pub fn parse(bytes: &[u8]) -> Result<$name, Malformed> {
+                Ok($name(<$inner>::from_be_bytes(*take::<{ Self::LEN }>(bytes, $label)?)))
+            }
+
+            /// Writes the header to the start of `bytes`, which must have room.
+            pub fn emit(&self, bytes: &mut [u8]) {
+                bytes[..Self::LEN].copy_from_slice(&self.0.to_be_bytes());
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, $display, self.0)
+            }
+        }
+    };
+}
+
+word!(
+    /// The value that an atomic found before it acted.
+    AtomicAckEth, "AtomicAckETH", u64, 8, "original={:#x}"
+);
+word!(
+    /// Immediate data: four bytes for the receiver's completion.
+    Immediate, "ImmDt", u32, 4, "imm={:#x}"
+);
+word!(
+    /// The remote key that the receiver's card invalidates.
+    Ieth, "IETH", u32, 4, "invalidate={:#x}"
+);
+word!(
+    /// The shared receive queue that an XRC request is for (24 bits; the upper eight are reserved).
+    XrcEth, "XRCETH", u32, 4, "srq={:#x}"
+);
+word!(
+    /// Placement type and selectivity of a FLUSH.
+    Feth, "FETH", u32, 4, "flush={:#x}"
+);

@@ -1,0 +1,183 @@
+//! A whole transport header, and a whole transport packet: from the BTH to the pad bytes.
+
+use crate::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Headers, Ieth, Immediate, Malformed, Reth, XrcEth,
+};
+use core::fmt;
+
+/// The BTH and the extended headers that its opcode asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each field is the header of its type")]
+pub struct Header {
+    pub bth: Bth,
+    pub deth: Option<Deth>,
+    pub xrceth: Option<XrcEth>,
+    pub feth: Option<Feth>,
+    pub reth: Option<Reth>,
+    pub atomic: Option<AtomicEth>,
+    pub aeth: Option<Aeth>,
+    pub atomic_ack: Option<AtomicAckEth>,
+    pub immediate: Option<Immediate>,
+    pub ieth: Option<Ieth>,
+}
+
+/// Lists the extended headers in wire order, once.
+macro_rules! in_wire_order {
+    ($each:ident) => {
+        $each!(deth, DETH, Deth);
+        $each!(xrceth, XRCETH, XrcEth);
+        $each!(feth, FETH, Feth);
+        $each!(reth, RETH, Reth);
+        $each!(atomic, ATOMIC, AtomicEth);
+        $each!(aeth, AETH, Aeth);
+        $each!(atomic_ack, ATOMIC_ACK, AtomicAckEth);
+        $each!(immediate, IMMEDIATE, Immediate);
+        $each!(ieth, IETH, Ieth);
+    };
+}
+
+impl Header {
+    /// The most that a header can take: an XRC atomic or an immediate WRITE, with room to spare.
+    pub const MAX_LEN: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
+
+    /// A header with no extended headers yet; whoever emits it fills what the opcode asks for.
+    #[inline]
+    pub const fn new(bth: Bth) -> Header {
+        Header {
+            bth,
+            deth: None,
+            xrceth: None,
+            feth: None,
+            reth: None,
+            atomic: None,
+            aeth: None,
+            atomic_ack: None,
+            immediate: None,
+            ieth: None,
+        }
+    }
+
+    /// Reads a header from the start of `bytes`; also returns its length.
+    #[inline]
+    pub fn parse(bytes: &[u8]) -> Result<(Header, usize), Malformed> {
+        let mut header = Header::new(Bth::parse(bytes)?);
+        let wanted = header.bth.opcode.headers();
+        let mut at = Bth::LEN;
+        macro_rules! parse {
+            ($field:ident, $flag:ident, $kind:ty) => {
+                if wanted.contains(Headers::$flag) {
+                    header.$field = Some(<$kind>::parse(&bytes[at..])?);
+                    at += <$kind>::LEN;
+                }
+            };
+        }
+        in_wire_order!(parse);
+        Ok((header, at))
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room; returns its length.
+    ///
+    /// # Panics
+    /// If the extended headers present are not the ones that the opcode asks for: only a bug makes such a
+    /// packet.
+    #[inline]
+    pub fn emit(&self, bytes: &mut [u8]) -> usize {
+        let wanted = self.bth.opcode.headers();
+        self.bth.emit(bytes);
+        let mut at = Bth::LEN;
+        macro_rules! emit {
+            ($field:ident, $flag:ident, $kind:ty) => {
+                debug_assert_eq!(
+                    wanted.contains(Headers::$flag),
+                    self.$field.is_some(),
+                    concat!(stringify!($field), " does not fit {}"),
+                    self.bth.opcode
+                );
+                if let Some(header) = &self.$field {
+                    header.emit(&mut bytes[at..]);
+                    at += <$kind>::LEN;
+                }
+            };
+        }
+        in_wire_order!(emit);
+        at
+    }
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bth.fmt(f)?;
+        macro_rules! show {
+            ($field:ident, $flag:ident, $kind:ty) => {
+                if let Some(header) = &self.$field {
+                    write!(f, " {header}")?;
+                }
+            };
+        }
+        in_wire_order!(show);
+        Ok(())
+    }
+}
+
+/// A transport packet: headers and payload, without the ICRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transport<'a> {
+    /// The headers.
+    pub header: Header,
+    /// The payload, without pad bytes.
+    pub payload: &'a [u8],
+    /// The pad bytes, as many as the BTH says. Zero from every known sender, yet the ICRC covers them.
+    pub padding: &'a [u8],
+}
+
+impl<'a> Transport<'a> {
+    /// Reads everything between UDP and ICRC.
+    #[inline]
+    pub fn parse(bytes: &'a [u8]) -> Result<Transport<'a>, Malformed> {
+        let (header, at) = Header::parse(bytes)?;
+        let rest = &bytes[at..];
+        let bth = &header.bth;
+        let wrong_padding = Malformed::Padding { pad: bth.pad, payload: rest.len() };
+        let payload = rest.len().checked_sub(usize::from(bth.pad)).ok_or(wrong_padding)?;
+        // A CNP carries 16 reserved bytes where others have payload.
+        if bth.opcode != crate::Opcode::CNP && !bth.opcode.has_payload() && !rest.is_empty() {
+            return Err(Malformed::Length { what: "a packet without payload", stated: 0, actual: rest.len() });
+        }
+        if rest.len() % 4 != 0 {
+            return Err(wrong_padding);
+        }
+        let (payload, padding) = rest.split_at(payload);
+        Ok(Transport { header, payload, padding })
+    }
+
+    /// How many bytes [`Transport::emit`] writes.
+    pub fn len(&self) -> usize {
+        let mut scratch = [0; 64];
+        self.header.emit(&mut scratch) + self.payload.len() + self.padding.len()
+    }
+
+    /// Whether there is no payload.
+    pub fn is_empty(&self) -> bool {
+        self.payload.is_empty()
+    }
+
+    /// Writes headers, payload and pad bytes; returns how many bytes that took.
+    pub fn emit(&self, bytes: &mut [u8]) -> usize {
+        let mut at = self.header.emit(bytes);
+        for part in [self.payload, self.padding] {
+            bytes[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        at
+    }
+}
+
+impl fmt::Display for Transport<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.header.fmt(f)?;
+        if self.header.bth.opcode.has_payload() {
+            write!(f, " payload={}", self.payload.len())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+//! Numbers that travel in headers, each with its own type.
+
+use core::fmt;
+
+/// A packet sequence number: 24 bits, compared and advanced modulo 2^24.
+///
+/// "Before" means less than half the number space ahead, as the specification orders PSNs (IBA C9-66).
+///
+/// ```
+/// use softhca_wire::Psn;
+/// let last = Psn::new(0xff_ffff);
+/// assert_eq!(last.plus(1), Psn::new(0));
+/// assert!(last.is_before(Psn::new(0)));
+/// assert_eq!(Psn::new(0).since(last), 1);
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// How many PSNs there are.
+    pub const SPACE: u32 = 1 << 24;
+    const MASK: u32 = Self::SPACE - 1;
+
+    /// The low 24 bits of `value`.
+    #[inline]
+    pub const fn new(value: u32) -> Self {
+        Psn(value & Self::MASK)
+    }
+
+    /// The number itself.
+    #[inline]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+
+    /// The PSN `count` packets later.
+    #[inline]
+    pub const fn plus(self, count: u32) -> Self {
+        Psn::new(self.0.wrapping_add(count))
+    }
+
+    /// The PSN `count` packets earlier.
+    #[inline]
+    pub const fn minus(self, count: u32) -> Self {
+        Psn::new(self.0.wrapping_sub(count))
+    }
+
+    /// How many packets after `earlier` this one is, in 0..2^24.
+    #[inline]
+    pub const fn since(self, earlier: Psn) -> u32 {
+        self.0.wrapping_sub(earlier.0) & Self::MASK
+    }
+
+    /// The signed distance from `other` to this PSN, in -2^23..2^23.
+    #[inline]
+    pub const fn distance(self, other: Psn) -> i32 {
+        ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
+    }
+
+    /// Whether this PSN lies before `other` in the half of the number space that ends there.
+    #[inline]
+    pub const fn is_before(self, other: Psn) -> bool {
+        self.distance(other) < 0
+    }
+
+    /// Whether this PSN is one of the `count` that start at `first`.
+    #[inline]
+    pub const fn is_within(self, first: Psn, count: u32) -> bool {
+        self.since(first) < count
+    }
+}
+
+impl fmt::Debug for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Psn({})", self.0)
+    }
+}
+
+impl fmt::Display for Psn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A queue pair number: 24 bits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services interface, where connection management and subnet queries live.
+    pub const GSI: Qpn = Qpn(1);
+    /// The destination of every multicast packet.
+    pub const MULTICAST: Qpn = Qpn(0xff_ffff);
+
+    /// The low 24 bits of `value`.
+    #[inline]
+    pub const fn new(value: u32) -> Self {
+        Qpn(value & 0xff_ffff)
+    }
+
+    /// The number itself.
+    #[inline]
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Qpn({:#x})", self.0)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+macro_rules! key {
+    ($(#[$doc:meta])* $name:ident, $inner:ty) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!(stringify!($name), "({:#x})"), self.0)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:#x}", self.0)
+            }
+        }
+    };
+}
+
+key!(
+    /// Names a region in a local scatter/gather entry.
+    LocalKey,
+    u32
+);
+key!(
+    /// Names a region or window in a peer's one-sided request.
+    RemoteKey,
+    u32
+);
+key!(
+    /// Partition membership, carried by every packet. Bit 15 means full membership.
+    PartitionKey,
+    u16
+);
+key!(
+    /// Protects a datagram queue pair from senders that do not know it.
+    QueueKey,
+    u32
+);
+
+impl PartitionKey {
+    /// The default partition, full member: the only entry of a RoCE port's table.
+    pub const DEFAULT: PartitionKey = PartitionKey(0xffff);
+
+    /// Whether packets with `other` may be accepted by a holder of this key: the same partition, and at
+    /// least one of both is a full member (IBA 10.9.3).
+    pub const fn matches(self, other: PartitionKey) -> bool {
+        self.0 & 0x7fff == other.0 & 0x7fff && self.0 & 0x7fff != 0 && (self.0 | other.0) & 0x8000 != 0
+    }
+}
+
+impl QueueKey {
+    /// The well-known key of QP1.
+    pub const GSI: QueueKey = QueueKey(0x8001_0000);
+
+    /// Whether the key is controlled: a work request that carries it sends with the queue pair's own key
+    /// instead (IBA 10.2.5).
+    pub const fn is_controlled(self) -> bool {
+        self.0 & 0x8000_0000 != 0
+    }
+}
+
+/// A path MTU: payload bytes per packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Mtu {
+    /// 256 bytes.
+    B256 = 1,
+    /// 512 bytes.
+    B512 = 2,
+    /// 1024 bytes.
+    B1024 = 3,
+    /// 2048 bytes.
+    B2048 = 4,
+    /// 4096 bytes.
+    B4096 = 5,
+}
+
+impl Mtu {
+    /// Every path MTU, smallest first.
+    pub const ALL: [Mtu; 5] = [Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096];
+
+    /// Payload bytes per packet.
+    #[inline]
+    pub const fn bytes(self) -> u32 {
+        128 << self as u8
+    }
+
+    /// The code that verbs and the connection manager use: 1 for 256 up to 5 for 4096.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+
+    /// The path MTU with this code.
+    pub fn from_code(code: u8) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| mtu.code() == code)
+    }
+
+    /// The path MTU of this many bytes.
+    pub fn from_bytes(bytes: u32) -> Option<Mtu> {
+        Mtu::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
+    }
+
+    /// The largest path MTU whose packets fit a network MTU (IP headers included), leaving room for the
+    /// largest transport headers.
+    pub fn fitting(network_mtu: u32) -> Option<Mtu> {
+        const HEADROOM: u32 = 40 + 8 + 12 + 4 + 16 + 4 + 4;
+        Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() + HEADROOM <= network_mtu)
+    }
+
+    /// How many packets a message of `length` bytes takes: at least one.
+    #[inline]
+    pub const fn packets(self, length: u32) -> u32 {
+        if length == 0 { 1 } else { (length - 1) / self.bytes() + 1 }
+    }
+}

@@ -1,0 +1,407 @@
+//! The opcode table: service × operation × position × trailer, and the extended headers that follow.
+//!
+//! Everything that depends on an opcode is asked here; nobody else compares opcode numbers.
+
+use bitflags::bitflags;
+use core::fmt;
+
+/// The transport service, the upper three bits of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    Rc = 0x00,
+    /// Unreliable connection.
+    Uc = 0x20,
+    /// Unreliable datagram.
+    Ud = 0x60,
+    /// Congestion notification: RoCEv2's own service with one opcode.
+    Cnp = 0x80,
+    /// Extended reliable connection.
+    Xrc = 0xa0,
+}
+
+/// What a packet asks for or answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    /// Two-sided data.
+    Send,
+    /// One-sided data to the peer's memory.
+    Write,
+    /// Asks for the peer's memory.
+    ReadRequest,
+    /// Brings it.
+    ReadResponse,
+    /// Acknowledges or refuses.
+    Acknowledge,
+    /// Acknowledges an atomic and brings the old value.
+    AtomicAcknowledge,
+    /// Compare and swap of eight bytes.
+    CompareSwap,
+    /// Fetch and add of eight bytes.
+    FetchAdd,
+    /// Asks that written data be made visible or persistent. Decoded, never served.
+    Flush,
+    /// Eight bytes written atomically. Decoded, never served.
+    AtomicWrite,
+    /// A congestion notification packet.
+    CongestionNotification,
+}
+
+impl Operation {
+    /// Whether this operation goes from requester to responder.
+    pub const fn is_request(self) -> bool {
+        !matches!(
+            self,
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::CongestionNotification
+        )
+    }
+
+    /// Whether this is one of the two atomic requests that return a value.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Operation::CompareSwap | Operation::FetchAdd)
+    }
+}
+
+/// Where in its message a packet stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// The position of packet `index` of `count`.
+    #[inline]
+    pub const fn of(index: u32, count: u32) -> Position {
+        match (index == 0, index + 1 == count) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        }
+    }
+
+    /// Whether a message starts here.
+    #[inline]
+    pub const fn starts(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Whether a message ends here.
+    #[inline]
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// What the last packet of a message carries besides data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Trailer {
+    /// Nothing.
+    None,
+    /// Four bytes for the receiver's completion.
+    Immediate,
+    /// A key that the receiver's card invalidates.
+    Invalidate,
+}
+
+bitflags! {
+    /// The extended headers that follow a BTH, in wire order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Headers: u16 {
+        /// Datagram: Q_Key and source queue pair.
+        const DETH = 1;
+        /// The shared receive queue of an XRC request.
+        const XRCETH = 1 << 1;
+        /// The parameters of a FLUSH.
+        const FETH = 1 << 2;
+        /// Address, key and length of a one-sided request.
+        const RETH = 1 << 3;
+        /// Address, key and operands of an atomic.
+        const ATOMIC = 1 << 4;
+        /// Syndrome and message sequence number.
+        const AETH = 1 << 5;
+        /// The old value that an atomic found.
+        const ATOMIC_ACK = 1 << 6;
+        /// Immediate data.
+        const IMMEDIATE = 1 << 7;
+        /// The key to invalidate.
+        const IETH = 1 << 8;
+    }
+}
+
+/// One row of the table.
+#[derive(Clone, Copy)]
+struct Row {
+    operation: Operation,
+    position: Position,
+    trailer: Trailer,
+    headers: Headers,
+    name: &'static str,
+}
+
+/// The lower five bits. Not every service has every row: see [`Service::defines`].
+static TABLE: [Option<Row>; 32] = {
+    use Operation as O;
+    use Position::*;
+    use Trailer as T;
+    const NONE: Headers = Headers::empty();
+    const RETH: Headers = Headers::RETH;
+    const AETH: Headers = Headers::AETH;
+    const IMM: Headers = Headers::IMMEDIATE;
+    const fn row(
+        name: &'static str,
+        operation: Operation,
+        position: Position,
+        trailer: Trailer,
+        headers: Headers,
+    ) -> Option<Row> {
+        Some(Row { operation, position, trailer, headers, name })
+    }
+    let mut t = [None; 32];
+    t[0x00] = row("SEND_FIRST", O::Send, First, T::None, NONE);
+    t[0x01] = row("SEND_MIDDLE", O::Send, Middle, T::None, NONE);
+    t[0x02] = row("SEND_LAST", O::Send, Last, T::None, NONE);
+    t[0x03] = row("SEND_LAST_IMM", O::Send, Last, T::Immediate, IMM);
+    t[0x04] = row("SEND_ONLY", O::Send, Only, T::None, NONE);
+    t[0x05] = row("SEND_ONLY_IMM", O::Send, Only, T::Immediate, IMM);
+    t[0x06] = row("WRITE_FIRST", O::Write, First, T::None, RETH);
+    t[0x07] = row("WRITE_MIDDLE", O::Write, Middle, T::None, NONE);
+    t[0x08] = row("WRITE_LAST", O::Write, Last, T::None, NONE);
+    t[0x09] = row("WRITE_LAST_IMM", O::Write, Last, T::Immediate, IMM);
+    t[0x0a] = row("WRITE_ONLY", O::Write, Only, T::None, RETH);
+    t[0x0b] = row("WRITE_ONLY_IMM", O::Write, Only, T::Immediate, RETH.union(IMM));
+    t[0x0c] = row("READ_REQUEST", O::ReadRequest, Only, T::None, RETH);
+    t[0x0d] = row("READ_RESPONSE_FIRST", O::ReadResponse, First, T::None, AETH);
+    t[0x0e] = row("READ_RESPONSE_MIDDLE", O::ReadResponse, Middle, T::None, NONE);
+    t[0x0f] = row("READ_RESPONSE_LAST", O::ReadResponse, Last, T::None, AETH);
+    t[0x10] = row("READ_RESPONSE_ONLY", O::ReadResponse, Only, T::None, AETH);
+    t[0x11] = row("ACKNOWLEDGE", O::Acknowledge, Only, T::None, AETH);
+    t[0x12] =
+        row("ATOMIC_ACKNOWLEDGE", O::AtomicAcknowledge, Only, T::None, AETH.union(Headers::ATOMIC_ACK));
+    t[0x13] = row("COMPARE_SWAP", O::CompareSwap, Only, T::None, Headers::ATOMIC);
+    t[0x14] = row("FETCH_ADD", O::FetchAdd, Only, T::None, Headers::ATOMIC);
+    t[0x16] = row("SEND_LAST_INV", O::Send, Last, T::Invalidate, Headers::IETH);
+    t[0x17] = row("SEND_ONLY_INV", O::Send, Only, T::Invalidate, Headers::IETH);
+    t[0x1c] = row("FLUSH", O::Flush, Only, T::None, Headers::FETH.union(RETH));
+    t[0x1d] = row("ATOMIC_WRITE", O::AtomicWrite, Only, T::None, RETH);
+    t
+};
+
+impl Service {
+    const ALL: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
+
+    /// Whether the service has the opcode with these lower five bits.
+    const fn defines(self, low: u8) -> bool {
+        match self {
+            Service::Rc | Service::Xrc => TABLE_HAS[low as usize],
+            Service::Uc => low <= 0x0b,
+            Service::Ud => low == 0x04 || low == 0x05,
+            Service::Cnp => low == 0x01,
+        }
+    }
+
+    /// The headers that every packet of the service carries for the operation, beyond the table's.
+    const fn headers(self, operation: Operation) -> Headers {
+        match self {
+            Service::Ud => Headers::DETH,
+            Service::Xrc if operation.is_request() => Headers::XRCETH,
+            _ => Headers::empty(),
+        }
+    }
+
+    /// The name that traces use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Service::Rc => "RC",
+            Service::Uc => "UC",
+            Service::Ud => "UD",
+            Service::Cnp => "CNP",
+            Service::Xrc => "XRC",
+        }
+    }
+
+    /// Whether requests of this service are acknowledged.
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Service::Rc | Service::Xrc)
+    }
+}
+
+const TABLE_HAS: [bool; 32] = {
+    let mut has = [false; 32];
+    let mut low = 0;
+    while low < 32 {
+        has[low] = low <= 0x14 || low == 0x16 || low == 0x17 || low == 0x1c || low == 0x1d;
+        low += 1;
+    }
+    has
+};
+
+const CNP: Row = Row {
+    operation: Operation::CongestionNotification,
+    position: Position::Only,
+    trailer: Trailer::None,
+    headers: Headers::empty(),
+    name: "CNP",
+};
+
+/// A defined opcode.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Opcode(u8);
+
+impl Opcode {
+    /// The congestion notification packet.
+    pub const CNP: Opcode = Opcode(0x81);
+
+    /// The opcode with this number, if it is defined.
+    #[inline]
+    pub fn from_byte(byte: u8) -> Option<Opcode> {
+        let service = Service::of(byte)?;
+        service.defines(byte & 0x1f).then_some(Opcode(byte))
+    }
+
+    /// The opcode for this combination, if there is one.
+    pub fn new(
+        service: Service,
+        operation: Operation,
+        position: Position,
+        trailer: Trailer,
+    ) -> Option<Opcode> {
+        if operation == Operation::CongestionNotification {
+            return (service == Service::Cnp).then_some(Opcode::CNP);
+        }
+        // A middle or first packet has no trailer of its own: the message's trailer comes at its end.
+        let trailer = if position.ends() { trailer } else { Trailer::None };
+        let low = TABLE.iter().position(|row| {
+            row.is_some_and(|r| (r.operation, r.position, r.trailer) == (operation, position, trailer))
+        })? as u8;
+        service.defines(low).then_some(Opcode(service as u8 | low))
+    }
+
+    /// Every defined opcode, in numerical order.
+    pub fn all() -> impl Iterator<Item = Opcode> {
+        (0..=u8::MAX).filter_map(Opcode::from_byte)
+    }
+
+    /// The number on the wire.
+    #[inline]
+    pub const fn byte(self) -> u8 {
+        self.0
+    }
+
+    #[inline]
+    fn row(self) -> &'static Row {
+        if self.0 == Opcode::CNP.0 {
+            return &CNP;
+        }
+        TABLE[usize::from(self.0 & 0x1f)].as_ref().expect("an Opcode is only made for a defined row")
+    }
+
+    /// The transport service.
+    #[inline]
+    pub fn service(self) -> Service {
+        Service::of(self.0).expect("an Opcode is only made for a known service")
+    }
+
+    /// What the packet asks for or answers.
+    #[inline]
+    pub fn operation(self) -> Operation {
+        self.row().operation
+    }
+
+    /// Where in its message the packet stands.
+    #[inline]
+    pub fn position(self) -> Position {
+        self.row().position
+    }
+
+    /// What the packet carries besides data.
+    #[inline]
+    pub fn trailer(self) -> Trailer {
+        self.row().trailer
+    }
+
+    /// The extended headers that follow the BTH.
+    #[inline]
+    pub fn headers(self) -> Headers {
+        let row = self.row();
+        row.headers.union(self.service().headers(row.operation))
+    }
+
+    /// Whether the packet may carry payload.
+    #[inline]
+    pub fn has_payload(self) -> bool {
+        matches!(
+            self.operation(),
+            Operation::Send | Operation::Write | Operation::ReadResponse | Operation::AtomicWrite
+        )
+    }
+
+    /// The name without the service, such as `WRITE_FIRST`.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+}
+
+impl Service {
+    #[inline]
+    fn of(byte: u8) -> Option<Service> {
+        Service::ALL.into_iter().find(|service| *service as u8 == byte & 0xe0)
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Opcode::CNP => f.write_str("CNP"),
+            _ => write!(f, "{} {}", self.service().name(), self.name()),
+        }
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_and_its_index_of_defined_rows_agree() {
+        for (row, has) in TABLE.iter().zip(TABLE_HAS) {
+            assert_eq!(row.is_some(), has);
+        }
+    }
+
+    #[test]
+    fn every_opcode_is_found_again_by_its_parts() {
+        for opcode in Opcode::all() {
+            let found =
+                Opcode::new(opcode.service(), opcode.operation(), opcode.position(), opcode.trailer());
+            assert_eq!(found, Some(opcode));
+        }
+    }
+
+    #[test]
+    fn the_services_have_as_many_opcodes_as_the_specification_lists() {
+        let count = |service| Opcode::all().filter(|o| o.service() == service).count();
+        assert_eq!(count(Service::Rc), 25);
+        assert_eq!(count(Service::Xrc), 25);
+        assert_eq!(count(Service::Uc), 12);
+        assert_eq!(count(Service::Ud), 2);
+        assert_eq!(count(Service::Cnp), 1);
+    }
+}
