@@ -141,7 +141,11 @@ impl<'a> Transport<'a> {
         let payload = rest.len().checked_sub(usize::from(bth.pad)).ok_or(wrong_padding)?;
         // A CNP carries 16 reserved bytes where others have payload.
         if bth.opcode != crate::Opcode::CNP && !bth.opcode.has_payload() && !rest.is_empty() {
-            return Err(Malformed::Length { what: "a packet without payload", stated: 0, actual: rest.len() });
+            return Err(Malformed::Length {
+                what: "a packet without payload",
+                stated: 0,
+                actual: rest.len(),
+            });
         }
         if rest.len() % 4 != 0 {
             return Err(wrong_padding);

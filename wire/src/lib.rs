@@ -23,7 +23,7 @@ pub use extended::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, X
 pub use header::{Header, Transport};
 pub use icrc::{ICRC_LEN, Icrc};
 pub use malformed::Malformed;
-pub use number::{LocalKey, Mtu, PartitionKey, Psn, QueueKey, Qpn, RemoteKey};
+pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QueueKey, RemoteKey};
 pub use opcode::{Headers, Opcode, Operation, Position, Service, Trailer};
 
 /// The UDP port that IANA assigned to RoCEv2.

@@ -187,8 +187,7 @@ static TABLE: [Option<Row>; 32] = {
     t[0x0f] = row("READ_RESPONSE_LAST", O::ReadResponse, Last, T::None, AETH);
     t[0x10] = row("READ_RESPONSE_ONLY", O::ReadResponse, Only, T::None, AETH);
     t[0x11] = row("ACKNOWLEDGE", O::Acknowledge, Only, T::None, AETH);
-    t[0x12] =
-        row("ATOMIC_ACKNOWLEDGE", O::AtomicAcknowledge, Only, T::None, AETH.union(Headers::ATOMIC_ACK));
+    t[0x12] = row("ATOMIC_ACKNOWLEDGE", O::AtomicAcknowledge, Only, T::None, AETH.union(Headers::ATOMIC_ACK));
     t[0x13] = row("COMPARE_SWAP", O::CompareSwap, Only, T::None, Headers::ATOMIC);
     t[0x14] = row("FETCH_ADD", O::FetchAdd, Only, T::None, Headers::ATOMIC);
     t[0x16] = row("SEND_LAST_INV", O::Send, Last, T::Invalidate, Headers::IETH);

@@ -1,0 +1,87 @@
+//! Counters, with the names that `rdma statistic` and perftest users know.
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $field:ident,)*) => {
+        /// Everything that the card counts.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Counters {
+            $($(#[doc = $doc])* pub $field: u64,)*
+        }
+
+        impl Counters {
+            /// Names and values, in a fixed order.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($field), self.$field),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets sent.
+    sent_pkts,
+    /// Packets received and meant for a queue pair here.
+    rcvd_pkts,
+    /// Bytes of payload sent.
+    sent_bytes,
+    /// Bytes of payload received.
+    rcvd_bytes,
+    /// Requests seen again.
+    duplicate_request,
+    /// Packets beyond the expected PSN, seen by a responder.
+    out_of_sequence,
+    /// Sequence NAKs received by a requester.
+    packet_seq_err,
+    /// Responses that skipped one, seen by a requester.
+    implied_nak_seq_err,
+    /// RNR NAKs received.
+    rcvd_rnr_err,
+    /// RNR NAKs sent.
+    sent_rnr_err,
+    /// Work requests given up because the receiver was never ready.
+    rnr_nak_retry_err,
+    /// Ack timers that expired.
+    local_ack_timeout_err,
+    /// Work requests given up after too many tries.
+    retry_exceeded_err,
+    /// Packets sent again.
+    retransmitted_pkts,
+    /// Sends that found no receive posted.
+    out_of_buffer,
+    /// Requests refused for their key, bounds or rights.
+    resp_remote_access_errors,
+    /// Requests refused as nonsense.
+    req_remote_invalid_request,
+    /// NAK remote access received.
+    req_remote_access_errors,
+    /// NAK invalid request received.
+    resp_remote_invalid_request,
+    /// NAK remote operational error received.
+    req_remote_op_errors,
+    /// Local length or protection errors of a responder.
+    resp_local_length_error,
+    /// Completions in error, flushes excluded.
+    completion_errors,
+    /// Flushed work requests.
+    wr_flushed,
+    /// Completion queues that overflowed.
+    cq_overflow,
+    /// Packets with a wrong ICRC.
+    rx_icrc_encapsulated,
+    /// Packets that could not be parsed.
+    rx_malformed,
+    /// Packets dropped for any other reason; events say which.
+    rx_dropped,
+    /// READ requests received.
+    rx_read_requests,
+    /// WRITE requests received.
+    rx_write_requests,
+    /// Atomic requests received.
+    rx_atomic_requests,
+    /// Congestion notifications sent.
+    np_cnp_sent,
+    /// Congestion notifications received.
+    rp_cnp_handled,
+    /// Packets received with a congestion mark.
+    np_ecn_marked_roce_packets,
+}

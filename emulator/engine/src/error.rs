@@ -1,0 +1,150 @@
+//! What a caller can do wrong.
+
+use crate::{AttributeMask, Denied, State};
+use softhca_queue::Impossible;
+use softhca_wire::Qpn;
+use thiserror::Error;
+
+/// A kind of resource, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant is the resource of its name")]
+pub enum Resource {
+    Client,
+    ProtectionDomain,
+    MemoryRegion,
+    MemoryWindow,
+    CompletionQueue,
+    SharedReceiveQueue,
+    QueuePair,
+    AddressHandle,
+    XrcDomain,
+    MulticastGroup,
+}
+
+impl Resource {
+    /// What to call it in a sentence.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Resource::Client => "client",
+            Resource::ProtectionDomain => "protection domain",
+            Resource::MemoryRegion => "memory region",
+            Resource::MemoryWindow => "memory window",
+            Resource::CompletionQueue => "completion queue",
+            Resource::SharedReceiveQueue => "shared receive queue",
+            Resource::QueuePair => "queue pair",
+            Resource::AddressHandle => "address handle",
+            Resource::XrcDomain => "XRC domain",
+            Resource::MulticastGroup => "multicast group",
+        }
+    }
+}
+
+/// Why a control verb was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such resource, or it belongs to another client.
+    #[error("there is no {} {number:#x}", .resource.name())]
+    NotFound {
+        /// Its kind.
+        resource: Resource,
+        /// The number given.
+        number: u32,
+    },
+    /// Something still uses it.
+    #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
+    Busy {
+        /// Its kind.
+        resource: Resource,
+        /// Its number.
+        number: u32,
+        /// What uses it.
+        user: Resource,
+    },
+    /// The card, or this client, has no more of them.
+    #[error("no more than {limit} {}s", .resource.name())]
+    Exhausted {
+        /// The kind.
+        resource: Resource,
+        /// The limit.
+        limit: usize,
+    },
+    /// A number outside of what the card offers.
+    #[error("{what} is {value}, the card allows {limit}")]
+    TooLarge {
+        /// Which number.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// A value that makes no sense.
+    #[error("{what}: {why}")]
+    Invalid {
+        /// Which value.
+        what: &'static str,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The state machine has no such transition.
+    #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
+    Transition {
+        /// Which queue pair.
+        queue_pair: Qpn,
+        /// The state it is in.
+        from: State,
+        /// The state asked for.
+        to: State,
+    },
+    /// A transition lacks attributes or has ones that it does not allow.
+    #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
+    Attributes {
+        /// Which queue pair.
+        queue_pair: Qpn,
+        /// The state it is in.
+        from: State,
+        /// The state asked for.
+        to: State,
+        /// What it needs besides.
+        missing: AttributeMask,
+        /// What it does not take.
+        forbidden: AttributeMask,
+    },
+    /// The memory does not allow it.
+    #[error("memory: {0}")]
+    Denied(#[from] Denied),
+    /// The client's ring is broken.
+    #[error("the client's ring is broken: {0}")]
+    BrokenRing(#[from] Impossible),
+    /// The card does not have this.
+    #[error("{what} is not supported")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+    },
+}
+
+impl Error {
+    /// The errno that C callers get.
+    pub const fn errno(&self) -> i32 {
+        const ENOENT: i32 = 2;
+        const ENOMEM: i32 = 12;
+        const EACCES: i32 = 13;
+        const EBUSY: i32 = 16;
+        const EINVAL: i32 = 22;
+        const EOPNOTSUPP: i32 = 95;
+        match self {
+            Error::NotFound { .. } => ENOENT,
+            Error::Busy { .. } => EBUSY,
+            Error::Exhausted { .. } => ENOMEM,
+            Error::Denied(_) => EACCES,
+            Error::Unsupported { .. } => EOPNOTSUPP,
+            Error::TooLarge { .. }
+            | Error::Invalid { .. }
+            | Error::Transition { .. }
+            | Error::Attributes { .. }
+            | Error::BrokenRing(_) => EINVAL,
+        }
+    }
+}

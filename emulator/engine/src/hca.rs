@@ -1,0 +1,437 @@
+//! The card: packets in and out, timers, doorbells.
+
+use crate::card::Card;
+use crate::queue_pair::QueuePair;
+use crate::table::Table;
+use crate::{
+    AsyncEvent, ClientId, Counters, DropReason, Event, Instant, Limits, Memory, Packet, QpKind, Reason,
+    Settings, State, Subscriber,
+};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use softhca_queue::DoorbellConsumer;
+use softhca_wire::{Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
+
+/// What a call to the card is given: the time, the memory behind regions, and who hears events.
+pub struct Context<'a> {
+    /// The time.
+    pub now: Instant,
+    /// The memory behind regions.
+    pub memory: &'a mut dyn Memory,
+    /// Hears what happens.
+    pub events: &'a mut dyn Subscriber,
+}
+
+impl Context<'_> {
+    #[inline]
+    pub(crate) fn tell(&mut self, event: Event) {
+        self.events.event(self.now, &event);
+    }
+}
+
+/// Says whether the driver may send to a destination now. A queue pair that may not is parked until
+/// [`Hca::unpark`].
+pub trait Gate {
+    /// How many bytes, IP headers excluded, may go to `destination` now; zero parks.
+    fn room(&mut self, destination: IpAddr) -> usize;
+}
+
+/// Lets everything through.
+impl Gate for () {
+    fn room(&mut self, _: IpAddr) -> usize {
+        usize::MAX
+    }
+}
+
+/// Packets of one destination and one size (the last may be shorter), one behind the other in the lent
+/// buffer. Each ends with four bytes of room for its ICRC, which whoever knows the IP identification seals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Where they go, and how they are marked.
+    pub envelope: Envelope,
+    /// Bytes of each packet.
+    pub segment: usize,
+    /// How many packets.
+    pub count: usize,
+    /// Bytes of all packets.
+    pub bytes: usize,
+    /// The queue pair that sends them.
+    pub queue_pair: Qpn,
+}
+
+/// A packet that may be sent next.
+pub(crate) struct Plan {
+    pub header: Header,
+    pub payload: u32,
+    pub envelope: Envelope,
+    /// Where in its message the payload begins.
+    pub offset: u64,
+    pub reply: bool,
+}
+
+/// The card.
+pub struct Hca {
+    pub(crate) queue_pairs: Table<QueuePair>,
+    pub(crate) card: Card,
+    pub(crate) clients: BTreeMap<ClientId, DoorbellConsumer>,
+    pub(crate) next_client: u32,
+    pub(crate) limits: Limits,
+    heard: Vec<Qpn>,
+}
+
+impl Hca {
+    /// A card with these settings and GIDs; GID 0 is the address of its port.
+    pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
+        let limits = Limits::CARD;
+        Hca {
+            queue_pairs: Table::new(limits.queue_pairs, 2),
+            card: Card::new(settings, gids, &limits),
+            clients: BTreeMap::new(),
+            next_client: 0,
+            limits,
+            heard: Vec::new(),
+        }
+    }
+
+    /// What the card counted so far.
+    pub fn counters(&self) -> &Counters {
+        &self.card.counters
+    }
+
+    /// The settings of the device.
+    pub fn settings(&self) -> &Settings {
+        &self.card.settings
+    }
+
+    /// The GID table.
+    pub fn gids(&self) -> &[Gid] {
+        &self.card.gids
+    }
+
+    /// Takes a packet, from the BTH to the pad bytes, whose ICRC was found right.
+    pub fn receive(&mut self, ctx: &mut Context<'_>, envelope: &Envelope, bytes: &[u8]) {
+        let transport = match Transport::parse(bytes) {
+            Ok(transport) => transport,
+            Err(why) => {
+                self.card.counters.rx_malformed += 1;
+                let reason = DropReason::Malformed(why);
+                return ctx.tell(Event::PacketDropped { qp: Qpn::default(), packet: None, reason });
+            }
+        };
+        let header = &transport.header;
+        let packet = Packet::of(header, transport.payload.len(), envelope.source);
+        if packet.destination == Qpn::MULTICAST {
+            self.receive_multicast(ctx, envelope, &transport, packet);
+        } else {
+            self.receive_for(ctx, envelope, &transport, packet, packet.destination);
+        }
+        self.settle(ctx);
+    }
+
+    /// A packet came whose ICRC was wrong.
+    pub fn note_bad_icrc(&mut self, ctx: &mut Context<'_>) {
+        self.card.counters.rx_icrc_encapsulated += 1;
+        let reason = DropReason::BadIcrc;
+        ctx.tell(Event::PacketDropped { qp: Qpn::default(), packet: None, reason });
+    }
+
+    fn receive_multicast(
+        &mut self,
+        ctx: &mut Context<'_>,
+        envelope: &Envelope,
+        transport: &Transport<'_>,
+        packet: Packet,
+    ) {
+        let members = self.card.groups.get(&Gid::from(envelope.destination)).cloned().unwrap_or_default();
+        let sender = transport.header.deth.map(|deth| deth.source);
+        let from_here = self.card.gids.contains(&Gid::from(envelope.source));
+        let mut delivered = false;
+        for number in members {
+            // The sender itself does not get its own datagram back (IBA 10.5.2.2).
+            if from_here && Some(number) == sender {
+                continue;
+            }
+            delivered = true;
+            self.receive_for(ctx, envelope, transport, packet, number);
+        }
+        if !delivered {
+            self.card.counters.rx_dropped += 1;
+            let reason = DropReason::NotAMember;
+            ctx.tell(Event::PacketDropped { qp: packet.destination, packet: Some(packet), reason });
+        }
+    }
+
+    fn receive_for(
+        &mut self,
+        ctx: &mut Context<'_>,
+        envelope: &Envelope,
+        transport: &Transport<'_>,
+        packet: Packet,
+        number: Qpn,
+    ) {
+        let card = &mut self.card;
+        let Some(qp) = self.queue_pairs.get_mut(number.value()) else {
+            card.counters.rx_dropped += 1;
+            let reason = DropReason::NoQueuePair;
+            return ctx.tell(Event::PacketDropped { qp: number, packet: Some(packet), reason });
+        };
+        let opcode = packet.opcode;
+        let is_request = opcode.operation().is_request();
+        let reason = if opcode == Opcode::CNP {
+            None
+        } else if opcode.service() != qp.kind.service() {
+            Some(DropReason::WrongService { expected: qp.kind.service().name() })
+        } else if !PartitionKey::DEFAULT.matches(transport.header.bth.partition) {
+            Some(DropReason::WrongPartition)
+        } else if is_request && !qp.state.receives() {
+            Some(DropReason::StateDoesNotReceive(qp.state))
+        } else if !qp.kind.is_datagram()
+            && (envelope.source != qp.envelope.destination || envelope.destination != qp.envelope.source)
+        {
+            Some(DropReason::WrongAddress)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            return qp.tell_dropped(card, ctx, packet, reason);
+        }
+        card.counters.rcvd_pkts += 1;
+        card.counters.rcvd_bytes += u64::from(packet.payload);
+        ctx.tell(Event::PacketReceived { qp: number, packet });
+        match qp.kind {
+            _ if opcode == Opcode::CNP => card.counters.rp_cnp_handled += 1,
+            QpKind::Ud | QpKind::Gsi => qp.on_datagram(card, ctx, transport, envelope, packet),
+            QpKind::Uc => qp.on_unreliable(card, ctx, transport, packet),
+            QpKind::Rc | QpKind::XrcInitiator | QpKind::XrcTarget if !is_request => {
+                qp.on_response(card, ctx, transport, packet);
+            }
+            QpKind::Rc | QpKind::XrcTarget => qp.on_request(card, ctx, transport, packet),
+            QpKind::XrcInitiator => {
+                qp.tell_dropped(card, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
+            }
+        }
+    }
+
+    /// Builds the next packets in `buffer`: at most `most`, of one queue pair. `None` if there is nothing
+    /// that may be sent now.
+    pub fn transmit(
+        &mut self,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn Gate,
+        buffer: &mut [u8],
+        most: usize,
+    ) -> Option<Run> {
+        while let Some(number) = self.card.ready.pop_front() {
+            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+            qp.is_ready = false;
+            let run = qp.fill_run(&mut self.card, ctx, gate, buffer, most);
+            self.settle(ctx);
+            if run.is_some() {
+                return run;
+            }
+        }
+        None
+    }
+
+    /// Whether a call of [`Hca::transmit`] may have something to send.
+    pub fn is_ready(&self) -> bool {
+        !self.card.ready.is_empty()
+    }
+
+    /// The driver may send to `destination` again.
+    pub fn unpark(&mut self, destination: IpAddr) {
+        for number in self.card.parked.remove(&destination).unwrap_or_default() {
+            if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+                qp.wake(&mut self.card);
+            }
+        }
+    }
+
+    /// When [`Hca::expire`] is to be called next.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.card.timers.next()
+    }
+
+    /// Does what was due by `ctx.now`.
+    pub fn expire(&mut self, ctx: &mut Context<'_>) {
+        while let Some((at, number)) = self.card.timers.pop(ctx.now) {
+            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+            if qp.timer_at == Some(at) {
+                qp.timer_at = None;
+                qp.expire(&mut self.card, ctx);
+            }
+        }
+        self.settle(ctx);
+    }
+
+    /// Hears the doorbells of every client: new work is taken up, or flushed.
+    pub fn ring(&mut self, ctx: &mut Context<'_>) {
+        let mut heard = core::mem::take(&mut self.heard);
+        for (client, doorbell) in &mut self.clients {
+            doorbell.drain(&mut heard);
+            for number in heard.drain(..) {
+                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+                if qp.client != *client {
+                    continue;
+                }
+                if let Some(ring) = &qp.outbound.ring {
+                    ring.hear();
+                }
+                match qp.state {
+                    State::Error => {
+                        qp.flush_sends(&mut self.card, ctx);
+                        qp.flush_receives(&mut self.card, ctx);
+                    }
+                    State::SendQueueError => qp.flush_sends(&mut self.card, ctx),
+                    _ => qp.wake(&mut self.card),
+                }
+            }
+        }
+        self.heard = heard;
+        self.settle(ctx);
+    }
+
+    /// Stops the queue pairs of completion queues that overflowed.
+    pub(crate) fn settle(&mut self, ctx: &mut Context<'_>) {
+        while let Some(cq) = self.card.overflowed.pop() {
+            let users = self.queue_pairs.numbers(|qp| qp.send_cq == Some(cq) || qp.receive_cq == Some(cq));
+            for number in users {
+                let Some(qp) = self.queue_pairs.get_mut(number) else { continue };
+                if matches!(qp.state, State::Reset | State::Init | State::Error) {
+                    continue;
+                }
+                let event = AsyncEvent::QueuePairFatal(qp.number);
+                qp.enter_error(&mut self.card, ctx, Reason::CompletionQueueOverflow, Some(event));
+            }
+        }
+    }
+
+    /// The peer at `destination` is gone: its connections fail.
+    pub fn fail_link(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
+        let affected = self.queue_pairs.numbers(|qp| {
+            qp.kind.is_reliable() && qp.envelope.destination == destination && qp.outbound.is_outstanding()
+        });
+        for number in affected {
+            if let Some(qp) = self.queue_pairs.get_mut(number) {
+                qp.fail(&mut self.card, ctx, softhca_queue::Status::RetryExceeded, Reason::LinkDead);
+            }
+        }
+        self.settle(ctx);
+    }
+}
+
+impl QueuePair {
+    /// Fills `buffer` with packets of one size, and says whether the queue pair has more.
+    fn fill_run(
+        &mut self,
+        card: &mut Card,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn Gate,
+        buffer: &mut [u8],
+        most: usize,
+    ) -> Option<Run> {
+        let mut run: Option<Run> = None;
+        let mut room = usize::MAX;
+        self.replies_last = !self.replies_last;
+        loop {
+            let used = run.map_or(0, |run| run.bytes);
+            let Some(plan) = self.plan(card, ctx) else { return run };
+            if run.is_none() {
+                room = gate.room(plan.envelope.destination).min(buffer.len());
+            }
+            let count = run.map_or(0, |run| run.count);
+            let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
+            if run.is_none() && largest > room {
+                card.parked.entry(plan.envelope.destination).or_default().push(self.number);
+                return None;
+            }
+            if count == most || used + largest > room {
+                break;
+            }
+            let at = used + plan.header.emit(&mut buffer[used..]);
+            let (payload, pad) = (plan.payload as usize, usize::from(plan.header.bth.pad));
+            let end = at + payload + pad + ICRC_LEN;
+            let size = end - used;
+            if run.is_some_and(|run| size > run.segment || plan.envelope != run.envelope) {
+                break;
+            }
+            if !self.fill(card, ctx, &plan, &mut buffer[at..at + payload]) {
+                continue;
+            }
+            buffer[at + payload..end].fill(0);
+            if plan.reply {
+                self.note_reply_sent(card, ctx, &plan);
+            } else {
+                self.note_request_sent(card, ctx, &plan);
+            }
+            let segment = run.map_or(size, |run| run.segment);
+            let (envelope, queue_pair) = (plan.envelope, self.number);
+            run = Some(Run { envelope, segment, count: count + 1, bytes: end, queue_pair });
+            if size < segment {
+                break;
+            }
+        }
+        self.wake(card);
+        run
+    }
+
+    /// The next packet: replies and requests take turns, so that neither starves the other.
+    fn plan(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> Option<Plan> {
+        if self.replies_last {
+            self.plan_request(card, ctx).or_else(|| self.plan_reply())
+        } else {
+            self.plan_reply().or_else(|| self.plan_request(card, ctx))
+        }
+    }
+
+    /// Fills in the payload; false if that was not possible and the packet is not sent.
+    #[inline]
+    fn fill(&mut self, card: &mut Card, ctx: &mut Context<'_>, plan: &Plan, into: &mut [u8]) -> bool {
+        if into.is_empty() {
+            return true;
+        }
+        if plan.reply {
+            match self.fill_reply(card, ctx, plan, into) {
+                Ok(()) => true,
+                Err(why) => {
+                    self.fail_reply(card, ctx, plan, why);
+                    false
+                }
+            }
+        } else {
+            match self.fill_request(card, ctx, plan, into) {
+                Ok(()) => true,
+                Err(failure) => {
+                    self.fail_local(card, ctx, failure);
+                    false
+                }
+            }
+        }
+    }
+
+    pub(crate) fn tell_sent(
+        &self,
+        card: &mut Card,
+        ctx: &mut Context<'_>,
+        plan: &Plan,
+        work: Option<u64>,
+        again: bool,
+    ) {
+        card.counters.sent_pkts += 1;
+        card.counters.sent_bytes += u64::from(plan.payload);
+        let packet = Packet::of(&plan.header, plan.payload as usize, plan.envelope.destination);
+        ctx.tell(Event::PacketSent { qp: self.number, packet, work, again });
+    }
+
+    pub(crate) fn tell_dropped(
+        &self,
+        card: &mut Card,
+        ctx: &mut Context<'_>,
+        packet: Packet,
+        reason: DropReason,
+    ) {
+        card.counters.rx_dropped += 1;
+        ctx.tell(Event::PacketDropped { qp: self.number, packet: Some(packet), reason });
+    }
+}

@@ -1,0 +1,104 @@
+//! A queue pair: its attributes, its state and its two halves.
+
+use crate::card::Card;
+use crate::inbound::Inbound;
+use crate::outbound::Outbound;
+use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, Reason, SrqId, State, XrcdId};
+use softhca_wire::{Envelope, Psn, Qpn};
+
+pub(crate) struct QueuePair {
+    pub number: Qpn,
+    pub client: ClientId,
+    pub kind: QpKind,
+    pub domain: Option<PdId>,
+    pub send_cq: Option<CqId>,
+    pub receive_cq: Option<CqId>,
+    pub shared_receive_queue: Option<SrqId>,
+    pub xrc_domain: Option<XrcdId>,
+    pub signal_all: bool,
+    pub state: State,
+    pub attributes: Attributes,
+    /// The envelope of a connected queue pair, made when the path is set.
+    pub envelope: Envelope,
+    pub outbound: Outbound,
+    pub inbound: Inbound,
+    /// It stands in the ready list.
+    pub is_ready: bool,
+    /// The earliest entry in the timer heap that counts.
+    pub timer_at: Option<Instant>,
+    /// Whose turn it is when both halves have something to send.
+    pub replies_last: bool,
+}
+
+/// What a caller may know of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpView {
+    /// Its number.
+    pub number: Qpn,
+    /// What it is.
+    pub kind: QpKind,
+    /// The state that it is in.
+    pub state: State,
+    /// What was set.
+    pub attributes: Attributes,
+    /// The next PSN that it sends.
+    pub next_psn: Psn,
+    /// The PSN that it expects.
+    pub expected_psn: Psn,
+    /// Work requests that were taken and have not completed.
+    pub outstanding: usize,
+    /// The send queue is draining and has not finished.
+    pub draining: bool,
+}
+
+impl QueuePair {
+    pub fn view(&self) -> QpView {
+        QpView {
+            number: self.number,
+            kind: self.kind,
+            state: self.state,
+            attributes: self.attributes,
+            next_psn: self.outbound.next,
+            expected_psn: self.inbound.expected,
+            outstanding: self.outbound.works.len(),
+            draining: self.state == State::SendQueueDrained && !self.outbound.drained,
+        }
+    }
+
+    /// Puts the queue pair into the ready list, unless it stands there.
+    #[inline]
+    pub fn wake(&mut self, card: &mut Card) {
+        if !self.is_ready {
+            self.is_ready = true;
+            card.ready.push_back(self.number);
+        }
+    }
+
+    /// Wakes the queue pair if its send queue has something left.
+    #[inline]
+    pub fn wake_requester(&mut self, card: &mut Card) {
+        let outbound = &self.outbound;
+        let waiting = outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.is_waiting(), Ok(false)));
+        if outbound.cursor < outbound.works.len() || waiting || self.state == State::SendQueueDrained {
+            self.wake(card);
+        }
+    }
+
+    /// Makes sure that the timer heap wakes the queue pair for its earliest deadline.
+    #[inline]
+    pub fn schedule(&mut self, card: &mut Card) {
+        let deadlines = [self.outbound.ack_deadline, self.outbound.rnr_until];
+        let Some(wanted) = deadlines.into_iter().flatten().min() else { return };
+        if self.timer_at.is_none_or(|at| wanted < at) {
+            self.timer_at = Some(wanted);
+            card.timers.push(wanted, self.number);
+        }
+    }
+
+    pub fn change_state(&mut self, ctx: &mut crate::Context<'_>, to: State, reason: Reason) {
+        let from = core::mem::replace(&mut self.state, to);
+        if from != to {
+            ctx.tell(Event::StateChanged { qp: self.number, from, to, reason });
+        }
+    }
+}

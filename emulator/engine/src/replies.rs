@@ -1,0 +1,106 @@
+//! Replies that are owed, turned into packets in the order of the requests.
+
+use crate::card::Card;
+use crate::hca::Plan;
+use crate::inbound::Owed;
+use crate::queue_pair::QueuePair;
+use crate::{Context, Denied, Refusal};
+use softhca_queue::Access;
+use softhca_wire::{Aeth, AtomicAckEth, Bth, Header, Opcode, Operation, Position, Syndrome, Trailer};
+
+impl QueuePair {
+    /// The next reply, if one is owed.
+    pub(crate) fn plan_reply(&self) -> Option<Plan> {
+        let owed = self.inbound.owed.front()?;
+        let service = self.kind.service();
+        let header = |operation, position, psn| {
+            let opcode = Opcode::new(service, operation, position, Trailer::None);
+            let opcode = opcode.expect("a reliable service has every reply");
+            Header::new(Bth::new(opcode, self.attributes.destination, psn))
+        };
+        let (header, payload, offset) = match *owed {
+            Owed::Acknowledge { psn, syndrome, msn } => {
+                let mut header = header(Operation::Acknowledge, Position::Only, psn);
+                header.aeth = Some(Aeth { syndrome, msn });
+                (header, 0, 0)
+            }
+            Owed::Atomic { psn, original, msn, .. } => {
+                let mut header = header(Operation::AtomicAcknowledge, Position::Only, psn);
+                header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+                header.atomic_ack = Some(AtomicAckEth(original));
+                (header, 0, 0)
+            }
+            Owed::Read { first, next, packets, remote, msn, .. } => {
+                let index = next.since(first);
+                let position = Position::of(index, packets);
+                let mtu = self.attributes.mtu.bytes();
+                let offset = u64::from(index) * u64::from(mtu);
+                let payload = (u64::from(remote.length) - offset).min(u64::from(mtu)) as u32;
+                let mut header = header(Operation::ReadResponse, position, next);
+                header.bth.pad = (payload.wrapping_neg() & 3) as u8;
+                if position != Position::Middle {
+                    header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+                }
+                (header, payload, offset)
+            }
+        };
+        Some(Plan { header, payload, envelope: self.envelope, offset, reply: true })
+    }
+
+    /// Reads the payload of the planned reply into `into`.
+    #[inline]
+    pub(crate) fn fill_reply(
+        &self,
+        card: &Card,
+        ctx: &Context<'_>,
+        plan: &Plan,
+        into: &mut [u8],
+    ) -> Result<(), Refusal> {
+        let Some(Owed::Read { remote, .. }) = self.inbound.owed.front() else { return Ok(()) };
+        if into.is_empty() {
+            return Ok(());
+        }
+        let Some(domain) = self.domain else {
+            return Err(Refusal::ReadFailed(Denied::ProtectionDomain { key: remote.key.0 }));
+        };
+        let address = remote.address.wrapping_add(plan.offset);
+        let length = into.len() as u32;
+        let target = card
+            .protection
+            .remote(domain, self.number, remote.key, address, length, Access::REMOTE_READ)
+            .map_err(Refusal::ReadFailed)?;
+        ctx.memory
+            .read(target.memory, target.offset, into)
+            .map_err(|fault| Refusal::ReadFailed(target.unreachable(fault)))
+    }
+
+    /// The planned reply left.
+    pub(crate) fn note_reply_sent(&mut self, card: &mut Card, ctx: &mut Context<'_>, plan: &Plan) {
+        let again = match self.inbound.owed.front_mut() {
+            Some(Owed::Read { first, next, packets, again, .. }) => {
+                *next = next.plus(1);
+                let again = *again;
+                if next.since(*first) == *packets {
+                    self.inbound.owed.pop_front();
+                }
+                again
+            }
+            Some(Owed::Atomic { again, .. }) => {
+                let again = *again;
+                self.inbound.owed.pop_front();
+                again
+            }
+            _ => {
+                self.inbound.owed.pop_front();
+                false
+            }
+        };
+        self.tell_sent(card, ctx, plan, None, again);
+    }
+
+    /// The planned reply cannot be made: the region went, or its memory.
+    pub(crate) fn fail_reply(&mut self, card: &mut Card, ctx: &mut Context<'_>, plan: &Plan, why: Refusal) {
+        self.inbound.owed.clear();
+        self.refuse(card, ctx, plan.header.bth.psn, why);
+    }
+}

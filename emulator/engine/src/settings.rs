@@ -1,0 +1,113 @@
+//! What is set once per device.
+
+use core::time::Duration;
+
+/// What a lost packet does to a reliable connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Recovery {
+    /// It ends the connection, as on a fabric that promised not to lose any.
+    #[default]
+    Fatal,
+    /// The requester sends everything since the loss again (the IBTA's behaviour).
+    GoBackN,
+    /// The requester sends the whole message again, and the responder forgets its part of it.
+    GoBack0,
+}
+
+impl Recovery {
+    /// The name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Recovery::Fatal => "fatal",
+            Recovery::GoBackN => "go-back-n",
+            Recovery::GoBack0 => "go-back-0",
+        }
+    }
+
+    /// The mode with this name.
+    pub fn from_name(name: &str) -> Option<Recovery> {
+        [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0].into_iter().find(|r| r.name() == name)
+    }
+}
+
+/// How many acknowledgements a responder sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Acks {
+    /// One for each packet that asks: what a trace should show.
+    #[default]
+    Each,
+    /// One for all that came before it was sent: what a busy card should do.
+    Coalesce,
+}
+
+/// The settings of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What a lost packet does.
+    pub recovery: Recovery,
+    /// How many acknowledgements are sent.
+    pub acks: Acks,
+    /// The least time that an acknowledgement may take in `fatal` recovery; zero in virtual time.
+    pub least_ack_timeout: Duration,
+    /// Packets without an acknowledgement request after which one is made in the middle of a message.
+    pub ack_request_every: u32,
+    /// Where the numbers of queue pairs and keys begin.
+    pub seed: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            recovery: Recovery::default(),
+            acks: Acks::default(),
+            least_ack_timeout: Duration::ZERO,
+            ack_request_every: 64,
+            seed: 0,
+        }
+    }
+}
+
+/// The limits that device attributes report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each field is the device attribute of its name")]
+pub struct Limits {
+    pub clients: usize,
+    pub queue_pairs: usize,
+    pub completion_queues: usize,
+    pub shared_receive_queues: usize,
+    pub protection_domains: usize,
+    /// Regions and windows together.
+    pub keys: usize,
+    pub address_handles: usize,
+    pub xrc_domains: usize,
+    pub multicast_groups: usize,
+    pub multicast_attachments: usize,
+    pub work_requests: u32,
+    pub entries: usize,
+    pub inline: usize,
+    pub completions: u32,
+    pub reads: u8,
+    pub message: u32,
+}
+
+impl Limits {
+    /// What every card offers.
+    pub const CARD: Limits = Limits {
+        clients: 1024,
+        queue_pairs: 32_768,
+        completion_queues: 32_768,
+        shared_receive_queues: 8_192,
+        protection_domains: 8_192,
+        keys: 65_000,
+        address_handles: 32_768,
+        xrc_domains: 1_024,
+        multicast_groups: 1_024,
+        multicast_attachments: 256,
+        work_requests: 16_384,
+        entries: 32,
+        inline: 1_024,
+        completions: 131_072,
+        reads: 128,
+        message: 1 << 31,
+    };
+}

@@ -1,0 +1,147 @@
+//! Numbered resources: an index that finds a slot at once, and a tag that tells a reused slot from its past.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Numbers of 24 bits: the lower 16 are a slot, the upper 8 a tag that changes whenever the slot is reused.
+/// Slots are reused oldest first, so that a stale number stays stale for as long as possible.
+pub(crate) struct Table<T> {
+    slots: Vec<Slot<T>>,
+    free: VecDeque<u16>,
+    limit: usize,
+    live: usize,
+}
+
+struct Slot<T> {
+    tag: u8,
+    value: Option<T>,
+}
+
+impl<T> Table<T> {
+    /// A table of at most `limit` entries, none of which gets a number below `reserved`.
+    pub fn new(limit: usize, reserved: u16) -> Table<T> {
+        let slots = (0..reserved).map(|_| Slot { tag: 0, value: None }).collect();
+        Table { slots, free: VecDeque::new(), limit: limit.min(usize::from(u16::MAX - reserved)), live: 0 }
+    }
+
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether another entry fits.
+    pub fn has_room(&self) -> bool {
+        self.live < self.limit
+    }
+
+    /// Adds what `make` builds for its number, if there is room. `tag` is the seed's contribution.
+    pub fn insert(&mut self, tag: u8, make: impl FnOnce(u32) -> T) -> Option<u32> {
+        if !self.has_room() {
+            return None;
+        }
+        let index = match self.free.pop_front() {
+            Some(index) => index,
+            None => {
+                self.slots.push(Slot { tag, value: None });
+                (self.slots.len() - 1) as u16
+            }
+        };
+        let slot = &mut self.slots[usize::from(index)];
+        // The multicast QPN is all ones: no tag may complete it.
+        slot.tag &= 0x7f;
+        let number = u32::from(slot.tag) << 16 | u32::from(index);
+        slot.value = Some(make(number));
+        self.live += 1;
+        Some(number)
+    }
+
+    /// Adds an entry under a number of the caller's choice, if it is free.
+    pub fn insert_at(&mut self, number: u32, make: impl FnOnce(u32) -> T) -> Option<u32> {
+        let (index, tag) = (number as u16, (number >> 16) as u8);
+        if usize::from(index) >= self.slots.len() {
+            let fresh = self.slots.len() as u16..index;
+            self.free.extend(fresh);
+            self.slots.resize_with(usize::from(index) + 1, || Slot { tag: 0, value: None });
+        } else {
+            self.free.retain(|free| *free != index);
+        }
+        let slot = &mut self.slots[usize::from(index)];
+        if slot.value.is_some() {
+            return None;
+        }
+        slot.tag = tag;
+        slot.value = Some(make(number));
+        self.live += 1;
+        Some(number)
+    }
+
+    #[inline]
+    fn slot(&self, number: u32) -> Option<&Slot<T>> {
+        self.slots.get(usize::from(number as u16)).filter(|slot| u32::from(slot.tag) == number >> 16)
+    }
+
+    #[inline]
+    pub fn get(&self, number: u32) -> Option<&T> {
+        self.slot(number)?.value.as_ref()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, number: u32) -> Option<&mut T> {
+        let slot = self.slots.get_mut(usize::from(number as u16))?;
+        if u32::from(slot.tag) == number >> 16 { slot.value.as_mut() } else { None }
+    }
+
+    pub fn remove(&mut self, number: u32) -> Option<T> {
+        let index = number as u16;
+        let slot = self.slots.get_mut(usize::from(index)).filter(|s| u32::from(s.tag) == number >> 16)?;
+        let value = slot.value.take()?;
+        slot.tag = slot.tag.wrapping_add(1);
+        self.free.push_back(index);
+        self.live -= 1;
+        Some(value)
+    }
+
+    /// Every entry with its number, in order of slots.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            Some((u32::from(slot.tag) << 16 | index as u32, slot.value.as_ref()?))
+        })
+    }
+
+    /// The numbers of the entries that `wanted` picks.
+    pub fn numbers(&self, mut wanted: impl FnMut(&T) -> bool) -> Vec<u32> {
+        self.iter().filter(|(_, value)| wanted(value)).map(|(number, _)| number).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reused_slot_has_another_number_and_the_old_one_finds_nothing() {
+        let mut table = Table::new(2, 2);
+        let a = table.insert(5, |number| number).unwrap();
+        assert_eq!(table.get(a), Some(&a));
+        table.remove(a).unwrap();
+        let b = table.insert(9, |number| number).unwrap();
+        assert_ne!(a, b);
+        assert_eq!(a as u16, b as u16);
+        assert_eq!(table.get(a), None);
+        assert_eq!(table.remove(a), None);
+        assert_eq!(table.get_mut(b), Some(&mut b.clone()));
+        table.insert(0, |_| 0).unwrap();
+        assert_eq!(table.insert(0, |_| 0), None);
+    }
+
+    #[test]
+    fn a_chosen_number_is_taken_once_and_leaves_the_others_free() {
+        let mut table = Table::new(100, 2);
+        assert_eq!(table.insert_at(0x11_0005, |_| 'a'), Some(0x11_0005));
+        assert_eq!(table.insert_at(0x11_0005, |_| 'b'), None);
+        assert_eq!(table.get(0x11_0005), Some(&'a'));
+        for _ in 0..10 {
+            let number = table.insert(0, |_| 'c').unwrap();
+            assert_ne!(number as u16, 5);
+        }
+    }
+}

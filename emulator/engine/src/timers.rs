@@ -1,0 +1,31 @@
+//! One heap of deadlines for all queue pairs.
+//!
+//! A queue pair has at most one entry that counts: the earliest it asked for. When its deadline moves away
+//! the entry stays and fires too early, which costs a look; that is cheaper than moving it with each packet.
+
+use crate::Instant;
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+use softhca_wire::Qpn;
+
+#[derive(Default)]
+pub(crate) struct Timers {
+    heap: BinaryHeap<Reverse<(Instant, Qpn)>>,
+}
+
+impl Timers {
+    pub fn push(&mut self, at: Instant, queue_pair: Qpn) {
+        self.heap.push(Reverse((at, queue_pair)));
+    }
+
+    pub fn next(&self) -> Option<Instant> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+
+    pub fn pop(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
+        if self.next()? > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(entry)| entry)
+    }
+}

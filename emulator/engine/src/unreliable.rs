@@ -1,0 +1,139 @@
+//! Receiving on unreliable services: UC drops broken messages silently, UD has no sequence.
+
+use crate::card::Card;
+use crate::queue_pair::QueuePair;
+use crate::{AsyncEvent, Context, Denied, DropReason, Packet, Reason, Refusal};
+use core::net::IpAddr;
+use softhca_queue::{CompletionOperation, Status};
+use softhca_wire::{Envelope, Operation, QueueKey, Transport};
+
+/// Bytes that stand before the data of every received datagram: a GRH, or an IPv4 header in its second half.
+pub(crate) const GRH: usize = 40;
+
+impl QueuePair {
+    /// Takes a packet of an unreliable connection.
+    pub(crate) fn on_unreliable(
+        &mut self,
+        card: &mut Card,
+        ctx: &mut Context<'_>,
+        transport: &Transport<'_>,
+        packet: Packet,
+    ) {
+        let (operation, position) = (packet.opcode.operation(), packet.opcode.position());
+        let expected = self.inbound.expected;
+        self.inbound.expected = packet.psn.plus(1);
+        if position.starts() {
+            // A message that starts ends whatever was open; its receive serves this one.
+            if self.inbound.open.take().is_some() {
+                let reason = DropReason::UnreliableGap { expected };
+                self.tell_dropped(card, ctx, packet, reason);
+            }
+        } else if packet.psn != expected || !self.check_place(operation, position) {
+            self.inbound.open = None;
+            return self.tell_dropped(card, ctx, packet, DropReason::UnreliableGap { expected });
+        }
+        let taken = self.check_payload(position, transport.payload.len()).and_then(|()| match operation {
+            Operation::Send => self.accept_send(card, ctx, transport),
+            _ => self.accept_write(card, ctx, transport),
+        });
+        let Err(refusal) = taken else { return };
+        self.inbound.open = None;
+        match refusal {
+            Refusal::ReceiveTooSmall { .. } => {
+                self.fail_receive(card, ctx, Status::LocalLength, refusal);
+            }
+            Refusal::ReceiveDenied(_) => self.fail_receive(card, ctx, Status::LocalProtection, refusal),
+            Refusal::NotReady => self.tell_dropped(card, ctx, packet, DropReason::NoReceivePosted),
+            Refusal::Access(denied) => {
+                self.tell_dropped(card, ctx, packet, DropReason::UnreliableAccess(denied));
+            }
+            other => self.tell_dropped(card, ctx, packet, DropReason::UnreliableRequest(other)),
+        }
+    }
+
+    /// The receive at hand ends in error, and the queue pair with it.
+    fn fail_receive(&mut self, card: &mut Card, ctx: &mut Context<'_>, status: Status, refusal: Refusal) {
+        let reason = Reason::Refused(refusal);
+        if let Some(buffer) = self.inbound.buffer.take() {
+            self.complete_receive(card, ctx, buffer, status, reason);
+        }
+        self.enter_error(card, ctx, reason, Some(AsyncEvent::QueuePairFatal(self.number)));
+    }
+
+    /// Takes a datagram.
+    pub(crate) fn on_datagram(
+        &mut self,
+        card: &mut Card,
+        ctx: &mut Context<'_>,
+        transport: &Transport<'_>,
+        envelope: &Envelope,
+        packet: Packet,
+    ) {
+        let deth = transport.header.deth.expect("a datagram has a DETH");
+        let wanted = match self.kind {
+            crate::QpKind::Gsi => QueueKey::GSI,
+            _ => self.attributes.queue_key,
+        };
+        let (length, mtu) = (transport.payload.len() as u32, self.attributes.mtu.bytes());
+        let reason = if deth.queue_key != wanted {
+            Some(DropReason::WrongQueueKey)
+        } else if length > mtu {
+            Some(DropReason::TooLongForPath { length, mtu })
+        } else if self.ensure_buffer(card, ctx, &transport.header).is_err() {
+            Some(DropReason::NoReceivePosted)
+        } else {
+            None
+        };
+        if let Some(reason) = reason {
+            return self.tell_dropped(card, ctx, packet, reason);
+        }
+        let grh = routing_header(envelope, transport);
+        let placed = self
+            .place(card, ctx, packet.psn, 0, &grh)
+            .and_then(|at| self.place(card, ctx, packet.psn, at, transport.payload));
+        match placed {
+            Ok(bytes) => {
+                let operation = CompletionOperation::Receive;
+                self.deliver(card, ctx, &transport.header, operation, bytes, deth.source, true);
+            }
+            Err(refusal @ Refusal::ReceiveTooSmall { .. }) => {
+                self.fail_receive(card, ctx, Status::LocalLength, refusal);
+            }
+            Err(refusal @ Refusal::ReceiveDenied(Denied::Unreachable { .. })) => {
+                self.fail_receive(card, ctx, Status::LocalProtection, refusal);
+            }
+            Err(refusal) => self.fail_receive(card, ctx, Status::LocalProtection, refusal),
+        }
+    }
+}
+
+/// The forty bytes before a datagram's data: the IPv6 header, or twenty unused bytes and the IPv4 header.
+fn routing_header(envelope: &Envelope, transport: &Transport<'_>) -> [u8; GRH] {
+    let mut bytes = [0; GRH];
+    let udp = (8 + transport.len() + softhca_wire::ICRC_LEN) as u16;
+    match (envelope.source, envelope.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            let ip = &mut bytes[20..];
+            ip[0] = 0x45;
+            ip[1] = envelope.traffic_class;
+            ip[2..4].copy_from_slice(&(udp + 20).to_be_bytes());
+            ip[4..6].copy_from_slice(&envelope.identification.to_be_bytes());
+            ip[6] = 0x40;
+            ip[8] = envelope.hop_limit;
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&source.octets());
+            ip[16..20].copy_from_slice(&destination.octets());
+        }
+        (source, destination) => {
+            let v6 = |address| softhca_wire::Gid::from(address).0;
+            let first = 6 << 28 | u32::from(envelope.traffic_class) << 20 | envelope.flow_label & 0xf_ffff;
+            bytes[..4].copy_from_slice(&first.to_be_bytes());
+            bytes[4..6].copy_from_slice(&udp.to_be_bytes());
+            bytes[6] = 17;
+            bytes[7] = envelope.hop_limit;
+            bytes[8..24].copy_from_slice(&v6(source));
+            bytes[24..40].copy_from_slice(&v6(destination));
+        }
+    }
+    bytes
+}

@@ -1,0 +1,412 @@
+//! The completion queue.
+//!
+//! The card produces, the application consumes. The control word says what the application wants to be
+//! woken for; the card clears it when it wakes.
+
+use crate::ring::{Ring, high, load, low, pair, store};
+use crate::{Shape, Words};
+use bitflags::bitflags;
+use core::sync::atomic::{Ordering, fence};
+use softhca_wire::Qpn;
+
+const STRIDE: u32 = 8;
+
+/// How a work request ended. The numbers are those of `enum ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names are those of every verbs text")]
+pub enum Status {
+    Success = 0,
+    LocalLength = 1,
+    LocalQueuePairOperation = 2,
+    LocalProtection = 4,
+    Flushed = 5,
+    WindowBind = 6,
+    BadResponse = 7,
+    LocalAccess = 8,
+    RemoteInvalidRequest = 9,
+    RemoteAccess = 10,
+    RemoteOperation = 11,
+    RetryExceeded = 12,
+    RnrRetryExceeded = 13,
+    RemoteAbort = 16,
+    Fatal = 19,
+    General = 21,
+}
+
+impl Status {
+    const ALL: [Status; 16] = [
+        Status::Success,
+        Status::LocalLength,
+        Status::LocalQueuePairOperation,
+        Status::LocalProtection,
+        Status::Flushed,
+        Status::WindowBind,
+        Status::BadResponse,
+        Status::LocalAccess,
+        Status::RemoteInvalidRequest,
+        Status::RemoteAccess,
+        Status::RemoteOperation,
+        Status::RetryExceeded,
+        Status::RnrRetryExceeded,
+        Status::RemoteAbort,
+        Status::Fatal,
+        Status::General,
+    ];
+
+    /// The name that traces and scenarios use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Status::Success => "success",
+            Status::LocalLength => "local-length",
+            Status::LocalQueuePairOperation => "local-qp-operation",
+            Status::LocalProtection => "local-protection",
+            Status::Flushed => "flushed",
+            Status::WindowBind => "window-bind",
+            Status::BadResponse => "bad-response",
+            Status::LocalAccess => "local-access",
+            Status::RemoteInvalidRequest => "remote-invalid-request",
+            Status::RemoteAccess => "remote-access",
+            Status::RemoteOperation => "remote-operation",
+            Status::RetryExceeded => "retry-exceeded",
+            Status::RnrRetryExceeded => "rnr-retry-exceeded",
+            Status::RemoteAbort => "remote-abort",
+            Status::Fatal => "fatal",
+            Status::General => "general",
+        }
+    }
+
+    /// Whether the work request was done.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Status::Success)
+    }
+}
+
+/// What completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the names are those of every verbs text")]
+pub enum CompletionOperation {
+    Send = 0,
+    Write = 1,
+    Read = 2,
+    CompareSwap = 3,
+    FetchAdd = 4,
+    BindWindow = 5,
+    LocalInvalidate = 6,
+    Receive = 7,
+    ReceiveWriteImmediate = 8,
+}
+
+impl CompletionOperation {
+    const ALL: [CompletionOperation; 9] = [
+        CompletionOperation::Send,
+        CompletionOperation::Write,
+        CompletionOperation::Read,
+        CompletionOperation::CompareSwap,
+        CompletionOperation::FetchAdd,
+        CompletionOperation::BindWindow,
+        CompletionOperation::LocalInvalidate,
+        CompletionOperation::Receive,
+        CompletionOperation::ReceiveWriteImmediate,
+    ];
+
+    /// The name that traces and scenarios use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CompletionOperation::Send => "send",
+            CompletionOperation::Write => "write",
+            CompletionOperation::Read => "read",
+            CompletionOperation::CompareSwap => "compare-swap",
+            CompletionOperation::FetchAdd => "fetch-add",
+            CompletionOperation::BindWindow => "bind-window",
+            CompletionOperation::LocalInvalidate => "local-invalidate",
+            CompletionOperation::Receive => "receive",
+            CompletionOperation::ReceiveWriteImmediate => "receive-write-immediate",
+        }
+    }
+
+    /// Whether this is the receiving side of something.
+    pub const fn is_receive(self) -> bool {
+        matches!(self, CompletionOperation::Receive | CompletionOperation::ReceiveWriteImmediate)
+    }
+}
+
+bitflags! {
+    /// What else a completion says.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct CompletionFlags: u8 {
+        /// A global routing header stands before the data.
+        const GRH = 1;
+        /// The immediate data is valid.
+        const IMMEDIATE = 1 << 1;
+        /// The immediate field names a key that was invalidated.
+        const INVALIDATED = 1 << 2;
+        /// The sender asked for an event.
+        const SOLICITED = 1 << 3;
+    }
+}
+
+/// A completed work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The work request's id.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What it was. Not to be relied on unless it succeeded.
+    pub operation: CompletionOperation,
+    /// Which fields are valid.
+    pub flags: CompletionFlags,
+    /// Bytes transferred.
+    pub bytes: u32,
+    /// Immediate data, or the key that was invalidated.
+    pub immediate: u32,
+    /// The local queue pair.
+    pub queue_pair: Qpn,
+    /// The sender, for datagrams.
+    pub source: Qpn,
+    /// The service level of a datagram.
+    pub service_level: u8,
+    /// Why it failed, in the card's own words: a reason code.
+    pub vendor_error: u32,
+    /// When, in the card's nanoseconds.
+    pub timestamp: u64,
+}
+
+/// What the application wants to be woken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Notify {
+    /// Completions that the sender solicited, and errors.
+    Solicited = 1,
+    /// Every completion.
+    Next = 2,
+}
+
+/// The card's end.
+pub struct CompletionProducer {
+    ring: Ring,
+    produced: u64,
+}
+
+/// The application's end.
+pub struct CompletionConsumer {
+    ring: Ring,
+    consumed: u64,
+}
+
+/// A completion queue on the heap of this process.
+pub fn completion_ring(slots: u32) -> (CompletionProducer, CompletionConsumer) {
+    let words = Words::heap(CompletionProducer::shape(slots).words());
+    (CompletionProducer::new(words.clone(), slots), CompletionConsumer::new(words, slots))
+}
+
+impl CompletionProducer {
+    /// The ring's shape.
+    pub const fn shape(slots: u32) -> Shape {
+        Shape { slots, stride: STRIDE }
+    }
+
+    /// The card's end of the ring in `words`.
+    pub fn new(words: Words, slots: u32) -> CompletionProducer {
+        CompletionProducer { ring: Ring::new(words, Self::shape(slots)), produced: 0 }
+    }
+
+    /// How many completions may wait.
+    pub fn slots(&self) -> u32 {
+        self.ring.slots()
+    }
+
+    /// How many completions wait to be polled. A consumer that lies only hurts itself.
+    #[inline]
+    pub fn waiting(&self) -> u64 {
+        let consumed = self.ring.consumed().load(Ordering::Acquire).min(self.produced);
+        self.produced - consumed
+    }
+
+    /// Adds a completion, or gives it back if the queue is full.
+    #[inline]
+    pub fn push(&mut self, completion: &Completion) -> Result<(), Completion> {
+        if self.waiting() >= u64::from(self.ring.slots()) {
+            return Err(*completion);
+        }
+        for (word, value) in self.ring.slot(self.produced).iter().zip(encode(completion)) {
+            store(word, value);
+        }
+        self.produced += 1;
+        self.ring.produced().store(self.produced, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether the application is to be woken for a completion; if so the wish is used up.
+    #[inline]
+    pub fn claim_notification(&self, solicited: bool) -> bool {
+        fence(Ordering::SeqCst);
+        let control = self.ring.control();
+        let wanted = control.load(Ordering::Relaxed);
+        let due = wanted == Notify::Next as u64 || wanted == Notify::Solicited as u64 && solicited;
+        due && control.swap(0, Ordering::AcqRel) != 0
+    }
+
+    /// Moves everything that waits, and the wish to be woken, into a new ring. False if it has too few slots.
+    pub fn move_to(&self, other: &mut CompletionProducer) -> bool {
+        let waiting = self.waiting();
+        if waiting > u64::from(other.slots()) {
+            return false;
+        }
+        for index in self.produced - waiting..self.produced {
+            for (to, from) in other.ring.slot(other.produced).iter().zip(self.ring.slot(index)) {
+                store(to, load(from));
+            }
+            other.produced += 1;
+        }
+        other.ring.produced().store(other.produced, Ordering::Release);
+        other.ring.control().store(self.ring.control().load(Ordering::Acquire), Ordering::Release);
+        true
+    }
+}
+
+impl CompletionConsumer {
+    /// The application's end of the ring in `words`.
+    pub fn new(words: Words, slots: u32) -> CompletionConsumer {
+        CompletionConsumer { ring: Ring::new(words, CompletionProducer::shape(slots)), consumed: 0 }
+    }
+
+    /// How many completions may wait.
+    pub fn slots(&self) -> u32 {
+        self.ring.slots()
+    }
+
+    /// Takes the oldest completion.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Completion> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut words = [0; STRIDE as usize];
+        for (value, word) in words.iter_mut().zip(self.ring.slot(self.consumed)) {
+            *value = load(word);
+        }
+        self.consumed += 1;
+        self.ring.consumed().store(self.consumed, Ordering::Release);
+        Some(decode(words))
+    }
+
+    /// Whether nothing waits.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.ring.produced().load(Ordering::Acquire) == self.consumed
+    }
+
+    /// Asks to be woken once. Poll again afterwards: what came before the wish does not wake.
+    pub fn request_notification(&self, notify: Notify) {
+        // "Solicited" does not weaken an earlier wish for everything (IBA C11-29).
+        self.ring.control().fetch_max(notify as u64, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+    }
+}
+
+fn encode(c: &Completion) -> [u64; STRIDE as usize] {
+    [
+        c.id,
+        pair(
+            u32::from(c.status as u8)
+                | u32::from(c.operation as u8) << 8
+                | u32::from(c.flags.bits()) << 16
+                | u32::from(c.service_level) << 24,
+            c.vendor_error,
+        ),
+        pair(c.bytes, c.immediate),
+        pair(c.queue_pair.value(), c.source.value()),
+        c.timestamp,
+        0,
+        0,
+        0,
+    ]
+}
+
+/// The words come from the card, yet a client library must not crash on a broken mapping: unknown numbers
+/// become a general error.
+fn decode(words: [u64; STRIDE as usize]) -> Completion {
+    let [id, kind, sizes, pairs, timestamp, ..] = words;
+    let [status, operation, flags, service_level] = low(kind).to_le_bytes();
+    Completion {
+        id,
+        status: Status::ALL.into_iter().find(|s| *s as u8 == status).unwrap_or(Status::General),
+        operation: *CompletionOperation::ALL
+            .get(usize::from(operation))
+            .unwrap_or(&CompletionOperation::Send),
+        flags: CompletionFlags::from_bits_truncate(flags),
+        service_level,
+        vendor_error: high(kind),
+        bytes: low(sizes),
+        immediate: high(sizes),
+        queue_pair: Qpn::new(low(pairs)),
+        source: Qpn::new(high(pairs)),
+        timestamp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completion(id: u64) -> Completion {
+        Completion {
+            id,
+            status: Status::RnrRetryExceeded,
+            operation: CompletionOperation::ReceiveWriteImmediate,
+            flags: CompletionFlags::IMMEDIATE | CompletionFlags::GRH,
+            bytes: 0x8000_0000,
+            immediate: 0xdead_beef,
+            queue_pair: Qpn::new(0xabcdef),
+            source: Qpn::new(0x123456),
+            service_level: 7,
+            vendor_error: 42,
+            timestamp: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn completions_come_out_as_they_went_in_and_overflow_is_told() {
+        let (mut producer, mut consumer) = completion_ring(2);
+        producer.push(&completion(1)).unwrap();
+        producer.push(&completion(2)).unwrap();
+        assert_eq!(producer.push(&completion(3)), Err(completion(3)));
+        assert_eq!(consumer.pop(), Some(completion(1)));
+        producer.push(&completion(3)).unwrap();
+        assert_eq!(consumer.pop(), Some(completion(2)));
+        assert_eq!(consumer.pop(), Some(completion(3)));
+        assert_eq!(consumer.pop(), None);
+    }
+
+    #[test]
+    fn a_notification_is_claimed_once_and_solicited_does_not_weaken_next() {
+        let (producer, consumer) = completion_ring(2);
+        assert!(!producer.claim_notification(true));
+        consumer.request_notification(Notify::Solicited);
+        assert!(!producer.claim_notification(false));
+        assert!(producer.claim_notification(true));
+        assert!(!producer.claim_notification(true));
+        consumer.request_notification(Notify::Next);
+        consumer.request_notification(Notify::Solicited);
+        assert!(producer.claim_notification(false));
+    }
+
+    #[test]
+    fn a_resize_keeps_what_waits_in_order() {
+        let (mut old, mut consumer) = completion_ring(3);
+        for id in 0..3 {
+            old.push(&completion(id)).unwrap();
+        }
+        consumer.pop();
+        let (mut small, _) = completion_ring(1);
+        assert!(!old.move_to(&mut small));
+        let (mut new, mut reader) = completion_ring(8);
+        assert!(old.move_to(&mut new));
+        assert_eq!(reader.pop().unwrap().id, 1);
+        assert_eq!(reader.pop().unwrap().id, 2);
+        assert_eq!(reader.pop(), None);
+    }
+}
