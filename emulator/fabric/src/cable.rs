@@ -3,29 +3,10 @@
 use crate::lane::{Lane, Shipment};
 use crate::rule::Armed;
 use crate::{
-    Action, Cause, Cut, Direction, Effect, Fault, Flows, Frame, History, Ledger, Outlet, Rule, RuleId, Seed,
-    Sighting, Tally,
+    Action, Cause, Cut, Direction, Effect, Fault, Flows, Frame, History, Ledger, Line, Outlet, Rule, RuleId,
+    Seed, Sighting, Tally,
 };
 use alloc::vec::Vec;
-use core::num::NonZeroU64;
-
-/// The physics of a cable, the same in both directions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
-    /// How fast bits leave the sender; none for at once.
-    pub bits_per_second: Option<NonZeroU64>,
-    /// How long a bit takes from end to end.
-    pub delay_ns: u64,
-    /// The most bytes of an IP packet; larger ones are lost.
-    pub mtu: u32,
-}
-
-impl Default for Line {
-    /// Takes no time and carries everything.
-    fn default() -> Line {
-        Line { bits_per_second: None, delay_ns: 0, mtu: u32::MAX }
-    }
-}
 
 /// Whether one direction of a link carries frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,7 +191,7 @@ mod tests {
     };
     use Direction::{Backward, Forward};
     use alloc::vec;
-    use core::num::NonZeroU32;
+    use core::num::{NonZeroU32, NonZeroU64};
     use proptest::prelude::*;
     use softhca_wire::{Ecn, Icrc, Operation};
 
@@ -222,6 +203,7 @@ mod tests {
     }
 
     impl Bench {
+        /// On a line that takes no time.
         fn new(rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
             Bench::on(Line::default(), rules)
         }
@@ -443,42 +425,6 @@ mod tests {
         assert_eq!(bench.out.psns(), [0, 1]);
         let cut = Effect::LinkCut { cut: Cut::BothWays, until_ns: 110 };
         assert_eq!(bench.effects(), [cut, Effect::Dropped { copies: 0 }, Effect::Dropped { copies: 0 }]);
-    }
-
-    #[test]
-    fn a_packet_larger_than_the_mtu_is_lost() {
-        let mut bench = Bench::on(Line { mtu: 500, ..Line::default() }, []);
-        bench.admit(0, Forward, Packet::rc(Operation::Write, 0).payload(440).frame());
-        bench.admit(0, Forward, Packet::rc(Operation::Write, 1).payload(444).frame());
-        assert_eq!(bench.out.psns(), [0]);
-        assert_eq!(bench.out.faults[0].cause, Cause::TooBig);
-    }
-
-    #[test]
-    fn a_rate_is_kept_to_the_nanosecond_over_many_small_frames() {
-        // 36 bytes from BTH to ICRC, 28 of IP and UDP, 38 of Ethernet: 816 bits at 400 Gb/s take 2.04 ns.
-        let rate = NonZeroU64::new(400_000_000_000);
-        let line = Line { bits_per_second: rate, delay_ns: 1000, ..Line::default() };
-        let mut bench = Bench::on(line, []);
-        let frame = Packet::rc(Operation::Send, 0).payload(20).frame();
-        assert_eq!(frame.wire_length() * 8, 816);
-        for _ in 0..1000 {
-            bench.admit(0, Forward, frame.clone());
-        }
-        assert_eq!(bench.out.times()[..3], [1002, 1004, 1006]);
-        assert_eq!(bench.out.times()[999], 1000 + 2040);
-        assert_eq!(bench.cable.free_at_ns(Forward), 2040);
-        bench.admit(5000, Forward, frame);
-        assert_eq!(bench.out.times()[1000], 6002);
-    }
-
-    #[test]
-    fn a_cable_that_becomes_shorter_does_not_reorder() {
-        let mut bench = Bench::on(Line { delay_ns: 1000, ..Line::default() }, []);
-        bench.writes(0, [0]);
-        bench.cable.set_line(Line::default());
-        bench.writes(1, [1]);
-        assert_eq!(bench.out.times(), [1000, 1000]);
     }
 
     #[test]

@@ -27,14 +27,14 @@ mod selector;
 mod testing;
 
 pub use action::{Action, Cut, Place, Seal};
-pub use cable::{Cable, Line, LinkState};
+pub use cable::{Cable, LinkState};
 pub use class::{Class, Classes, CmMessage};
 pub use fault::{Cause, Effect, Fault, Outlet};
 pub use field::{Field, Value};
 pub use flow::{Endpoint, Flow, Flows, Role, Sense};
 pub use frame::{Direction, Frame};
 pub use history::{History, Sighting};
-pub use lane::Ledger;
+pub use lane::{Ledger, Line};
 pub use repeat::{BadPattern, Burst, Choice, Pattern, Repeat, Scope};
 pub use rule::{Rule, RuleId, Tally};
 pub use seed::{PER_BILLION, Seed};
