@@ -1,7 +1,6 @@
 //! Queue pair attributes, and which of them each state transition needs and allows.
 
 use crate::{AddressVector, Error};
-use bitflags::bitflags;
 use core::fmt;
 use softhca_queue::Access;
 use softhca_wire::{Mtu, Psn, Qpn, QueueKey, RnrTimer, Service};
@@ -108,10 +107,11 @@ impl fmt::Display for State {
     }
 }
 
-bitflags! {
+#[allow(missing_docs, reason = "the names are those of the verbs")]
+mod mask {
+    bitflags::bitflags! {
     /// Which attributes a call sets. The bits are those of `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    #[allow(missing_docs, reason = "the names are those of the verbs")]
     pub struct AttributeMask: u32 {
         const STATE = 1;
         const CUR_STATE = 1 << 1;
@@ -136,7 +136,9 @@ bitflags! {
         const DEST_QPN = 1 << 20;
         const RATE_LIMIT = 1 << 25;
     }
+    }
 }
+pub use mask::AttributeMask;
 
 impl fmt::Display for AttributeMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

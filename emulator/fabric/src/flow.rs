@@ -1,0 +1,191 @@
+//! Who a packet belongs to: the queue pairs that a scenario has names for.
+//!
+//! The owner of the cables keeps one table for all of them and fills it as queue pairs connect.
+
+use alloc::collections::BTreeMap;
+use core::net::IpAddr;
+use softhca_wire::{Envelope, Header, Psn, Qpn};
+
+/// A queue pair by the place that it has in a scenario, whatever number it got in this run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Role(pub u32);
+
+/// A queue pair by address and number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Endpoint {
+    /// The host.
+    pub address: IpAddr,
+    /// The queue pair on it.
+    pub qpn: Qpn,
+}
+
+/// Whether a packet comes from a flow's queue pair as its request, or goes to it as an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Sense {
+    /// The queue pair asks.
+    Request,
+    /// The queue pair is answered, or told to slow down.
+    Response,
+}
+
+/// The requests of one queue pair and the answers to them. They share one PSN space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Its name.
+    pub role: Role,
+    /// The queue pair that sends the requests.
+    pub requester: Endpoint,
+    /// The one that answers; none for a datagram queue pair, which sends to anybody.
+    pub responder: Option<Endpoint>,
+    /// The PSN of its first request: the zero of relative PSNs.
+    pub first_psn: Psn,
+}
+
+/// What in a packet identifies its flow. Connected packets do not name their sender's queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Connected { sense: Sense, from: IpAddr, to: Endpoint },
+    Datagram { from: Endpoint },
+}
+
+/// A flow as found for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub flow: Flow,
+    pub sense: Sense,
+    /// Tells a flow from an earlier one of the same role.
+    pub serial: u64,
+}
+
+/// The table of flows.
+#[derive(Clone, Debug, Default)]
+pub struct Flows {
+    by_role: BTreeMap<Role, (Flow, u64)>,
+    by_key: BTreeMap<Key, Role>,
+    serial: u64,
+}
+
+impl Flows {
+    /// An empty table.
+    pub const fn new() -> Flows {
+        Flows { by_role: BTreeMap::new(), by_key: BTreeMap::new(), serial: 0 }
+    }
+
+    /// Adds a flow, or starts the one of that role anew: what cables remember of it counts no more.
+    pub fn insert(&mut self, flow: Flow) {
+        self.remove(flow.role);
+        self.serial += 1;
+        self.by_role.insert(flow.role, (flow, self.serial));
+        for key in Flows::keys(&flow).into_iter().flatten() {
+            self.by_key.insert(key, flow.role);
+        }
+    }
+
+    /// Takes a flow out; its packets belong to nobody from now on.
+    pub fn remove(&mut self, role: Role) -> Option<Flow> {
+        let (flow, _) = self.by_role.remove(&role)?;
+        for key in Flows::keys(&flow).into_iter().flatten() {
+            // A reused queue pair number may have given the key to another role in the meantime.
+            if self.by_key.get(&key) == Some(&role) {
+                self.by_key.remove(&key);
+            }
+        }
+        Some(flow)
+    }
+
+    /// The flow of this role.
+    pub fn flow(&self, role: Role) -> Option<&Flow> {
+        self.by_role.get(&role).map(|(flow, _)| flow)
+    }
+
+    /// Every flow, in the order of roles.
+    pub fn iter(&self) -> impl Iterator<Item = &Flow> {
+        self.by_role.values().map(|(flow, _)| flow)
+    }
+
+    fn keys(flow: &Flow) -> [Option<Key>; 2] {
+        let Flow { requester, responder, .. } = *flow;
+        match responder {
+            None => [Some(Key::Datagram { from: requester }), None],
+            Some(responder) => [
+                Some(Key::Connected { sense: Sense::Request, from: requester.address, to: responder }),
+                Some(Key::Connected { sense: Sense::Response, from: responder.address, to: requester }),
+            ],
+        }
+    }
+
+    /// The flow that a packet belongs to.
+    pub(crate) fn find(&self, envelope: &Envelope, header: &Header) -> Option<Found> {
+        let sense = match header.bth.opcode.operation().is_request() {
+            true => Sense::Request,
+            false => Sense::Response,
+        };
+        let key = match header.deth {
+            Some(deth) => Key::Datagram { from: Endpoint { address: envelope.source, qpn: deth.source } },
+            None => Key::Connected {
+                sense,
+                from: envelope.source,
+                to: Endpoint { address: envelope.destination, qpn: header.bth.destination },
+            },
+        };
+        let (flow, serial) = *self.by_role.get(self.by_key.get(&key)?)?;
+        Some(Found { flow, sense, serial })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{ALICE, BOB, Packet, flow, management_datagram};
+    use softhca_wire::Operation;
+
+    fn find(flows: &Flows, packet: Packet) -> Option<(Role, Sense)> {
+        let frame = packet.frame();
+        let (header, _) = Header::parse(&frame.bytes).expect("a header");
+        flows.find(&frame.envelope, &header).map(|found| (found.flow.role, found.sense))
+    }
+
+    #[test]
+    fn requests_and_their_answers_belong_to_the_requester() {
+        let mut flows = Flows::new();
+        flows.insert(flow(1, ALICE, BOB, 0));
+        flows.insert(flow(2, BOB, ALICE, 0));
+        let write = Packet::rc(Operation::Write, 0);
+        let ack = Packet::rc(Operation::Acknowledge, 0);
+        assert_eq!(find(&flows, write.between(ALICE, BOB)), Some((Role(1), Sense::Request)));
+        assert_eq!(find(&flows, ack.between(BOB, ALICE)), Some((Role(1), Sense::Response)));
+        assert_eq!(find(&flows, write.between(BOB, ALICE)), Some((Role(2), Sense::Request)));
+        assert_eq!(find(&flows, ack.between(ALICE, BOB)), Some((Role(2), Sense::Response)));
+    }
+
+    #[test]
+    fn a_queue_pair_connected_to_itself_still_has_two_senses() {
+        let mut flows = Flows::new();
+        flows.insert(flow(1, ALICE, ALICE, 0));
+        let write = Packet::rc(Operation::Write, 0).between(ALICE, ALICE);
+        let ack = Packet::rc(Operation::Acknowledge, 0).between(ALICE, ALICE);
+        assert_eq!(find(&flows, write), Some((Role(1), Sense::Request)));
+        assert_eq!(find(&flows, ack), Some((Role(1), Sense::Response)));
+    }
+
+    #[test]
+    fn a_datagram_belongs_to_its_sender_wherever_it_goes() {
+        let mut flows = Flows::new();
+        let requester = Endpoint { qpn: Qpn::GSI, ..ALICE };
+        flows.insert(Flow { role: Role(3), requester, responder: None, first_psn: Psn::new(0) });
+        assert_eq!(find(&flows, management_datagram(7, 0x10)), Some((Role(3), Sense::Request)));
+    }
+
+    #[test]
+    fn a_role_keeps_its_name_when_another_takes_over_its_number() {
+        let mut flows = Flows::new();
+        flows.insert(flow(1, ALICE, BOB, 0));
+        flows.insert(flow(2, ALICE, BOB, 0));
+        flows.remove(Role(1));
+        let write = Packet::rc(Operation::Write, 0).between(ALICE, BOB);
+        assert_eq!(find(&flows, write), Some((Role(2), Sense::Request)));
+        flows.remove(Role(2));
+        assert_eq!(find(&flows, write), None);
+        assert_eq!(flows.iter().count(), 0);
+    }
+}
