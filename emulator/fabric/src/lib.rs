@@ -1,4 +1,4 @@
-//! Cables with fault rules: one engine for the virtual world and for real sockets.
+//! What lies between hosts: cables with fault rules, and a [`World`] of hosts under a virtual clock.
 //!
 //! A [`Cable`] takes frames at one end, asks its [`Rule`]s what happens to each, and hands the frames on
 //! with the time at which they arrive. Every fault is told as a [`Fault`], a small `Copy` fact. Nothing
@@ -18,13 +18,17 @@ mod field;
 mod flow;
 mod frame;
 mod history;
+mod host;
 mod lane;
+mod memory;
 mod repeat;
 mod rule;
 mod seed;
 mod selector;
 #[cfg(test)]
 mod testing;
+mod verbs;
+mod world;
 
 pub use action::{Action, Cut, Place, Seal};
 pub use cable::{Cable, LinkState};
@@ -34,8 +38,12 @@ pub use field::{Field, Value};
 pub use flow::{Endpoint, Flow, Flows, Role, Sense};
 pub use frame::{Direction, Frame};
 pub use history::{History, Sighting};
+pub use host::{Host, HostId};
 pub use lane::{Ledger, Line};
+pub use memory::Store;
 pub use repeat::{BadPattern, Burst, Choice, Pattern, Repeat, Scope};
 pub use rule::{Rule, RuleId, Tally};
 pub use seed::{PER_BILLION, Seed};
 pub use selector::{Selector, Span};
+pub use verbs::{Connection, QpOptions, Verbs};
+pub use world::{CableId, Census, Observer, Stage, World};

@@ -1,0 +1,82 @@
+//! A host: a card, its memory, and the application's ends of the card's queues.
+
+use crate::{CableId, Direction, Store};
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec;
+use core::net::IpAddr;
+use softhca_engine::{ClientId, CqId, Hca, Limits, Settings, SrqId};
+use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell};
+use softhca_wire::{Gid, Qpn};
+
+/// Names a host of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId(pub u32);
+
+/// The application's ends of a queue pair's rings.
+pub(crate) struct Queues {
+    pub send: Option<SendProducer>,
+    pub receive: Option<ReceiveProducer>,
+}
+
+/// A host of a world.
+pub struct Host {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+    pub(crate) hca: Hca,
+    pub(crate) store: Store,
+    pub(crate) client: ClientId,
+    pub(crate) doorbell: DoorbellProducer,
+    pub(crate) queue_pairs: BTreeMap<Qpn, Queues>,
+    pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
+    pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
+    /// Where the card's next region begins: regions have the same addresses in every run.
+    pub(crate) next_address: u64,
+    /// The cables that leave this host, and which way.
+    pub(crate) cables: alloc::vec::Vec<(CableId, Direction)>,
+    /// The cable towards each other host.
+    pub(crate) routes: BTreeMap<IpAddr, (CableId, Direction)>,
+    /// A wake-up for this time is in the world's queue.
+    pub(crate) wakes_at: Option<u64>,
+    /// The port will be looked at when the line is free.
+    pub(crate) port_waits: bool,
+}
+
+impl Host {
+    pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
+        let mut hca = Hca::new(settings, vec![Gid::from(address)]);
+        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let client = hca.open_client(heard).expect("a new card has room for a client");
+        Host {
+            name: name.into(),
+            address,
+            hca,
+            store: Store::default(),
+            client,
+            doorbell,
+            queue_pairs: BTreeMap::new(),
+            completion_queues: BTreeMap::new(),
+            shared_receive_queues: BTreeMap::new(),
+            next_address: 0x1000_0000,
+            cables: vec::Vec::new(),
+            routes: BTreeMap::new(),
+            wakes_at: None,
+            port_waits: false,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Its card.
+    pub fn card(&self) -> &Hca {
+        &self.hca
+    }
+}

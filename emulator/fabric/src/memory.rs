@@ -1,0 +1,148 @@
+//! The memory of a host in virtual time.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec;
+use alloc::vec::Vec;
+use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
+
+const PAGE: usize = 4096;
+
+/// Memory from this size on is kept as pages that exist only once they are written.
+const SPARSE_FROM: u64 = 64 << 20;
+
+enum Block {
+    Dense(Vec<u8>),
+    Sparse { length: u64, pages: BTreeMap<u64, Box<[u8; PAGE]>> },
+}
+
+/// The memory behind the regions of one host. Large blocks are sparse: gigabytes cost only what is written.
+#[derive(Default)]
+pub struct Store {
+    blocks: Vec<Option<Block>>,
+}
+
+impl Store {
+    /// A block of zeroes.
+    pub fn allocate(&mut self, length: u64) -> MemoryId {
+        let block = match length {
+            0..SPARSE_FROM => Block::Dense(vec![0; length as usize]),
+            _ => Block::Sparse { length, pages: BTreeMap::new() },
+        };
+        self.blocks.push(Some(block));
+        MemoryId(self.blocks.len() as u32 - 1)
+    }
+
+    /// Forgets a block: the card's next access to it faults.
+    pub fn free(&mut self, memory: MemoryId) {
+        if let Some(block) = self.blocks.get_mut(memory.0 as usize) {
+            *block = None;
+        }
+    }
+
+    fn block(&self, memory: MemoryId) -> Result<&Block, MemoryFault> {
+        self.blocks.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
+    }
+}
+
+/// Splits `length` bytes at `offset` into pieces that do not cross a page: page, place in it, place in the
+/// whole, size.
+fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
+    let mut done = 0;
+    core::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let place = (at % PAGE as u64) as usize;
+        let size = (PAGE - place).min(length - done);
+        let piece = (size > 0).then_some((at / PAGE as u64, place, done, size));
+        done += size;
+        piece
+    })
+}
+
+fn range(offset: u64, length: usize, total: u64) -> Result<(), MemoryFault> {
+    match offset.checked_add(length as u64) {
+        Some(end) if end <= total => Ok(()),
+        _ => Err(MemoryFault),
+    }
+}
+
+impl Memory for Store {
+    fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        match self.block(memory)? {
+            Block::Dense(bytes) => {
+                range(offset, into.len(), bytes.len() as u64)?;
+                let at = offset as usize;
+                into.copy_from_slice(&bytes[at..at + into.len()]);
+            }
+            Block::Sparse { length, pages } => {
+                range(offset, into.len(), *length)?;
+                for (page, place, done, size) in pieces(offset, into.len()) {
+                    let into = &mut into[done..done + size];
+                    match pages.get(&page) {
+                        Some(page) => into.copy_from_slice(&page[place..place + size]),
+                        None => into.fill(0),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        match self.blocks.get_mut(memory.0 as usize).and_then(Option::as_mut).ok_or(MemoryFault)? {
+            Block::Dense(bytes) => {
+                range(offset, from.len(), bytes.len() as u64)?;
+                let at = offset as usize;
+                bytes[at..at + from.len()].copy_from_slice(from);
+            }
+            Block::Sparse { length, pages } => {
+                range(offset, from.len(), *length)?;
+                for (page, place, done, size) in pieces(offset, from.len()) {
+                    let from = &from[done..done + size];
+                    // Zeroes on a page that does not exist are there already.
+                    if pages.contains_key(&page) || from.iter().any(|byte| *byte != 0) {
+                        let page = pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
+                        page[place..place + size].copy_from_slice(from);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+        let mut bytes = [0; 8];
+        self.read(memory, offset, &mut bytes)?;
+        let old = u64::from_ne_bytes(bytes);
+        self.write(memory, offset, &operation.apply(old).to_ne_bytes())?;
+        Ok(old)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sparse_memory_reads_zero_until_written_and_keeps_what_crosses_pages() {
+        let mut store = Store::default();
+        let block = store.allocate(2 << 30);
+        let mut read = [9; 6];
+        store.read(block, PAGE as u64 - 3, &mut read).unwrap();
+        assert_eq!(read, [0; 6]);
+        store.write(block, PAGE as u64 - 3, &[1, 2, 3, 4, 5, 6]).unwrap();
+        store.read(block, PAGE as u64 - 3, &mut read).unwrap();
+        assert_eq!(read, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(store.read(block, (2 << 30) - 3, &mut read), Err(MemoryFault));
+    }
+
+    #[test]
+    fn freed_memory_faults() {
+        let mut store = Store::default();
+        let block = store.allocate(8);
+        assert_eq!(store.atomic(block, 0, Atomic::FetchAdd { add: 5 }), Ok(0));
+        assert_eq!(store.atomic(block, 0, Atomic::CompareSwap { compare: 5, swap: 7 }), Ok(5));
+        store.free(block);
+        assert_eq!(store.atomic(block, 0, Atomic::FetchAdd { add: 5 }), Err(MemoryFault));
+    }
+}

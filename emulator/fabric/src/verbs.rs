@@ -1,0 +1,528 @@
+//! The verbs of a host's application in virtual time.
+
+use crate::host::Queues;
+use crate::{Endpoint, Flow, HostId, Role, World};
+use alloc::vec::Vec;
+use core::time::Duration;
+use softhca_engine::{
+    AddressVector, AhId, Attributes, CqId, Error, Instant, Memory, MemoryId, Modify, PdId, QpInit, QpKind,
+    QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind, XrcdId,
+};
+use softhca_queue::{
+    Access, BadRequest, Completion, Notify, Receive, SendRequest, completion_ring, receive_ring, send_ring,
+};
+use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+
+/// The sizes of a queue pair's rings, and where it takes its receives from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpOptions {
+    /// Send work requests that may wait.
+    pub sends: u32,
+    /// Receive work requests that may wait.
+    pub receives: u32,
+    /// Entries of a scatter/gather list.
+    pub entries: usize,
+    /// Bytes of inline data.
+    pub inline: usize,
+    /// Every send reports its success.
+    pub signal_all: bool,
+    /// Where receives come from, if not from its own queue.
+    pub shared_receive_queue: Option<SrqId>,
+    /// The domain of an XRC target.
+    pub xrc_domain: Option<XrcdId>,
+}
+
+impl Default for QpOptions {
+    fn default() -> QpOptions {
+        QpOptions {
+            sends: 64,
+            receives: 64,
+            entries: 4,
+            inline: 64,
+            signal_all: false,
+            shared_receive_queue: None,
+            xrc_domain: None,
+        }
+    }
+}
+
+/// How two queue pairs are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Payload bytes per packet.
+    pub mtu: Mtu,
+    /// The first PSN of each direction.
+    pub psns: [Psn; 2],
+    /// What each side may do to the other.
+    pub access: Access,
+    /// Reads and atomics outstanding, both ways.
+    pub reads: u8,
+    /// The exponent of 4.096 µs that an acknowledgement may take.
+    pub timeout: u8,
+    /// How often to try again.
+    pub retry_count: u8,
+    /// How often to try again when no receive is posted.
+    pub rnr_retry: u8,
+    /// How long a peer waits when no receive is posted.
+    pub min_rnr_timer: RnrTimer,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// The roles under which rules know the two queue pairs.
+    pub roles: [Option<Role>; 2],
+}
+
+impl Default for Connection {
+    fn default() -> Connection {
+        Connection {
+            mtu: Mtu::B1024,
+            psns: [Psn::new(0), Psn::new(0)],
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            reads: 16,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::new(12),
+            traffic_class: 0,
+            roles: [None, None],
+        }
+    }
+}
+
+/// The verbs of one host.
+pub struct Verbs<'a> {
+    pub(crate) world: &'a mut World,
+    pub(crate) id: HostId,
+}
+
+impl Verbs<'_> {
+    /// Allocates a protection domain.
+    pub fn allocate_domain(&mut self) -> Result<PdId, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.allocate_domain(host.client)
+    }
+
+    /// Frees a protection domain.
+    pub fn free_domain(&mut self, domain: PdId) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.free_domain(host.client, domain)
+    }
+
+    /// Allocates zeroed memory and registers it. Returns its key and the address of its first byte.
+    pub fn register(&mut self, domain: PdId, length: u64, access: Access) -> Result<(RemoteKey, u64), Error> {
+        let host = self.world.host_mut(self.id);
+        let memory = host.store.allocate(length);
+        let base = if access.contains(Access::ZERO_BASED) { 0 } else { host.next_address };
+        let region = Region { client: host.client, domain, base, length, access, memory };
+        let key = host.hca.register(region)?;
+        // The next region begins on a page of its own, behind a page that belongs to nobody.
+        host.next_address += length.div_ceil(4096) * 4096 + 4096;
+        Ok((key, base))
+    }
+
+    /// Registers memory that is there already once more, with other rights, range or address.
+    pub fn register_again(
+        &mut self,
+        domain: PdId,
+        memory: MemoryId,
+        base: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<RemoteKey, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.register(Region { client: host.client, domain, base, length, access, memory })
+    }
+
+    /// Registers zeroed memory under a key and an address of the caller's choice. For replaying captures.
+    pub fn register_as(
+        &mut self,
+        domain: PdId,
+        base: u64,
+        length: u64,
+        access: Access,
+        key: RemoteKey,
+    ) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        let memory = host.store.allocate(length);
+        host.hca.register_as(Region { client: host.client, domain, base, length, access, memory }, key)
+    }
+
+    /// What a region was registered as.
+    pub fn region(&mut self, key: RemoteKey) -> Result<Region, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.region(host.client, key)
+    }
+
+    /// Changes a region in place.
+    pub fn reregister(
+        &mut self,
+        key: RemoteKey,
+        change: impl FnOnce(&mut Region),
+    ) -> Result<RemoteKey, Error> {
+        let host = self.world.host_mut(self.id);
+        let mut region = host.hca.region(host.client, key)?;
+        change(&mut region);
+        host.hca.reregister(host.client, key, region)
+    }
+
+    /// Removes a region.
+    pub fn deregister(&mut self, key: RemoteKey) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.deregister(host.client, key).map(|_| ())
+    }
+
+    /// Takes the memory behind a region away without deregistering it: an access to it faults.
+    pub fn unmap(&mut self, key: RemoteKey) -> Result<(), Error> {
+        let memory = self.region(key)?.memory;
+        self.world.host_mut(self.id).store.free(memory);
+        Ok(())
+    }
+
+    /// Stores bytes in a region, as the application itself would.
+    ///
+    /// # Panics
+    /// If the bytes are not inside of the region: a script that does this is wrong.
+    pub fn write(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
+        let region = self.region(key).expect("a region of this host");
+        let store = &mut self.world.host_mut(self.id).store;
+        store.write(region.memory, address - region.base, bytes).expect("bytes inside of the region");
+    }
+
+    /// Reads bytes from a region, as the application itself would.
+    ///
+    /// # Panics
+    /// If the bytes are not inside of the region: a script that does this is wrong.
+    pub fn read(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
+        let region = self.region(key).expect("a region of this host");
+        let mut bytes = alloc::vec![0; length];
+        let store = &self.world.host_mut(self.id).store;
+        store.read(region.memory, address - region.base, &mut bytes).expect("bytes inside of the region");
+        bytes
+    }
+
+    /// Allocates a memory window.
+    pub fn allocate_window(&mut self, domain: PdId, kind: WindowKind) -> Result<RemoteKey, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.allocate_window(host.client, domain, kind)
+    }
+
+    /// Frees a memory window.
+    pub fn free_window(&mut self, key: RemoteKey) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.free_window(host.client, key)
+    }
+
+    /// Creates a completion queue.
+    pub fn create_completion_queue(&mut self, slots: u32) -> Result<CqId, Error> {
+        let (producer, consumer) = completion_ring(slots);
+        let host = self.world.host_mut(self.id);
+        let cq = host.hca.create_completion_queue(host.client, producer)?;
+        host.completion_queues.insert(cq, consumer);
+        Ok(cq)
+    }
+
+    /// Changes the size of a completion queue.
+    pub fn resize_completion_queue(&mut self, cq: CqId, slots: u32) -> Result<(), Error> {
+        let (producer, consumer) = completion_ring(slots);
+        let host = self.world.host_mut(self.id);
+        host.hca.resize_completion_queue(host.client, cq, producer)?;
+        host.completion_queues.insert(cq, consumer);
+        Ok(())
+    }
+
+    /// Destroys a completion queue.
+    pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.destroy_completion_queue(host.client, cq)?;
+        host.completion_queues.remove(&cq);
+        Ok(())
+    }
+
+    /// Asks to be woken by the next completion.
+    pub fn request_notification(&mut self, cq: CqId, notify: Notify) {
+        if let Some(queue) = self.world.host_mut(self.id).completion_queues.get(&cq) {
+            queue.request_notification(notify);
+        }
+    }
+
+    /// Takes the oldest completion.
+    pub fn poll(&mut self, cq: CqId) -> Option<Completion> {
+        self.world.host_mut(self.id).completion_queues.get_mut(&cq)?.pop()
+    }
+
+    /// Takes everything that waits in a completion queue.
+    pub fn poll_all(&mut self, cq: CqId) -> Vec<Completion> {
+        core::iter::from_fn(|| self.poll(cq)).collect()
+    }
+
+    /// Creates a shared receive queue.
+    pub fn create_shared_receive_queue(
+        &mut self,
+        init: SrqInit,
+        slots: u32,
+        entries: usize,
+    ) -> Result<SrqId, Error> {
+        let (producer, consumer) = receive_ring(slots, entries);
+        let host = self.world.host_mut(self.id);
+        let srq = host.hca.create_shared_receive_queue(host.client, init, consumer)?;
+        host.shared_receive_queues.insert(srq, producer);
+        Ok(srq)
+    }
+
+    /// Arms the limit event of a shared receive queue.
+    pub fn arm_shared_receive_queue(&mut self, srq: SrqId, limit: u32) -> Result<(), Error> {
+        let client = self.world.host(self.id).client;
+        self.world.with_card(self.id, |hca, ctx| hca.arm_shared_receive_queue(ctx, client, srq, limit))
+    }
+
+    /// Destroys a shared receive queue.
+    pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.destroy_shared_receive_queue(host.client, srq)?;
+        host.shared_receive_queues.remove(&srq);
+        Ok(())
+    }
+
+    /// Opens an XRC domain.
+    pub fn open_xrc_domain(&mut self) -> Result<XrcdId, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.open_xrc_domain(host.client)
+    }
+
+    /// Closes an XRC domain.
+    pub fn close_xrc_domain(&mut self, domain: XrcdId) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.close_xrc_domain(host.client, domain)
+    }
+
+    /// Creates an address handle.
+    pub fn create_address_handle(&mut self, domain: PdId, vector: AddressVector) -> Result<AhId, Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.create_address_handle(host.client, domain, vector)
+    }
+
+    /// Destroys an address handle.
+    pub fn destroy_address_handle(&mut self, handle: AhId) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.destroy_address_handle(host.client, handle)
+    }
+
+    /// Creates a queue pair whose sends and receives complete to `cq`.
+    pub fn create_queue_pair(
+        &mut self,
+        kind: QpKind,
+        domain: PdId,
+        cq: CqId,
+        options: QpOptions,
+    ) -> Result<Qpn, Error> {
+        self.create_queue_pair_with(kind, domain, [cq, cq], options, None)
+    }
+
+    /// Creates a queue pair with a completion queue for sends and one for receives, under a number of the
+    /// caller's choice if one is given.
+    pub fn create_queue_pair_with(
+        &mut self,
+        kind: QpKind,
+        domain: PdId,
+        [send_cq, receive_cq]: [CqId; 2],
+        options: QpOptions,
+        number: Option<Qpn>,
+    ) -> Result<Qpn, Error> {
+        let QpOptions { sends, receives, entries, inline, .. } = options;
+        let mut rings = QpRings::default();
+        let mut queues = Queues { send: None, receive: None };
+        let is_target = kind == QpKind::XrcTarget;
+        if !is_target {
+            let (producer, consumer) = send_ring(sends, entries, inline);
+            (queues.send, rings.send) = (Some(producer), Some(consumer));
+        }
+        if options.shared_receive_queue.is_none() && !matches!(kind, QpKind::XrcInitiator | QpKind::XrcTarget)
+        {
+            let (producer, consumer) = receive_ring(receives, entries);
+            (queues.receive, rings.receive) = (Some(producer), Some(consumer));
+        }
+        let init = QpInit {
+            kind,
+            domain: Some(domain),
+            send_cq: (!is_target).then_some(send_cq),
+            receive_cq: (!is_target).then_some(receive_cq),
+            shared_receive_queue: options.shared_receive_queue,
+            xrc_domain: options.xrc_domain,
+            signal_all: options.signal_all,
+        };
+        let host = self.world.host_mut(self.id);
+        let number = match number {
+            Some(number) => host.hca.create_queue_pair_as(host.client, init, rings, number)?,
+            None => host.hca.create_queue_pair(host.client, init, rings)?,
+        };
+        host.queue_pairs.insert(number, queues);
+        Ok(number)
+    }
+
+    /// Changes a queue pair's attributes and state.
+    pub fn modify(&mut self, number: Qpn, modify: Modify) -> Result<State, Error> {
+        let client = self.world.host(self.id).client;
+        self.world.with_card(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
+    }
+
+    /// What a queue pair is doing.
+    pub fn query(&self, number: Qpn) -> Result<QpView, Error> {
+        let host = self.world.host(self.id);
+        host.hca.query_queue_pair(host.client, number)
+    }
+
+    /// The attributes of a queue pair.
+    pub fn attributes(&self, number: Qpn) -> Result<Attributes, Error> {
+        self.query(number).map(|view| view.attributes)
+    }
+
+    /// Destroys a queue pair.
+    pub fn destroy_queue_pair(&mut self, number: Qpn) -> Result<(), Error> {
+        let client = self.world.host(self.id).client;
+        self.world.with_card(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, number))?;
+        self.world.host_mut(self.id).queue_pairs.remove(&number);
+        Ok(())
+    }
+
+    /// Makes a datagram queue pair a member of a multicast group.
+    pub fn attach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.attach_multicast(host.client, number, group)
+    }
+
+    /// Takes a queue pair out of a multicast group.
+    pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), Error> {
+        let host = self.world.host_mut(self.id);
+        host.hca.detach_multicast(host.client, number, group)
+    }
+
+    /// Posts send work requests; all or none.
+    ///
+    /// # Panics
+    /// If the queue pair is not of this host or has no send queue: a script that does this is wrong.
+    pub fn post_sends(&mut self, number: Qpn, requests: &[SendRequest<'_>]) -> Result<(), BadRequest> {
+        let host = self.world.host_mut(self.id);
+        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let ring = queues.send.as_mut().expect("a queue pair with a send queue");
+        for request in requests {
+            if let Err(why) = ring.place(request) {
+                ring.abandon();
+                return Err(why);
+            }
+        }
+        ring.publish();
+        ring.ring(&host.doorbell, number);
+        self.world.pump(self.id);
+        Ok(())
+    }
+
+    /// Posts one send work request.
+    pub fn post_send(&mut self, number: Qpn, request: &SendRequest<'_>) -> Result<(), BadRequest> {
+        self.post_sends(number, core::slice::from_ref(request))
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Panics
+    /// If the queue pair is not of this host or has no receive queue: a script that does this is wrong.
+    pub fn post_receive(&mut self, number: Qpn, receive: &Receive<'_>) -> Result<(), BadRequest> {
+        let host = self.world.host_mut(self.id);
+        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
+        ring.place(receive)?;
+        if ring.publish()
+            && let Some(send) = &queues.send
+        {
+            send.ring(&host.doorbell, number);
+        }
+        self.world.pump(self.id);
+        Ok(())
+    }
+
+    /// Posts a receive to a shared queue.
+    ///
+    /// # Panics
+    /// If the queue is not of this host: a script that does this is wrong.
+    pub fn post_shared_receive(&mut self, srq: SrqId, receive: &Receive<'_>) -> Result<(), BadRequest> {
+        let host = self.world.host_mut(self.id);
+        let ring = host.shared_receive_queues.get_mut(&srq).expect("a shared receive queue of this host");
+        ring.place(receive)?;
+        let _ = ring.publish();
+        Ok(())
+    }
+
+    /// Takes a datagram queue pair to RTS.
+    pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), Error> {
+        let modify = Modify::default();
+        self.modify(number, modify.state(State::Init).partition_index(0).port(1).queue_key(queue_key))?;
+        self.modify(number, modify.state(State::ReadyToReceive))?;
+        self.modify(number, modify.state(State::ReadyToSend).send_psn(psn))?;
+        Ok(())
+    }
+
+    /// Takes a queue pair to RTS towards a peer.
+    pub fn connect(
+        &mut self,
+        number: Qpn,
+        (peer, peer_number): (HostId, Qpn),
+        connection: &Connection,
+        [send_psn, receive_psn]: [Psn; 2],
+    ) -> Result<(), Error> {
+        let destination = Gid::from(self.world.host(peer).address);
+        let kind = self.query(number)?.kind;
+        let path =
+            AddressVector { traffic_class: connection.traffic_class, ..AddressVector::to(destination) };
+        let modify = Modify::default();
+        self.modify(number, modify.state(State::Init).partition_index(0).port(1).access(connection.access))?;
+        let mut receive = modify
+            .state(State::ReadyToReceive)
+            .path(path)
+            .mtu(connection.mtu)
+            .destination(peer_number)
+            .receive_psn(receive_psn);
+        if matches!(kind, QpKind::Rc | QpKind::XrcTarget) {
+            receive = receive.max_reads_in(connection.reads).min_rnr_timer(connection.min_rnr_timer);
+        }
+        self.modify(number, receive)?;
+        let mut send = modify.state(State::ReadyToSend).send_psn(send_psn);
+        if matches!(kind, QpKind::Rc | QpKind::XrcInitiator) {
+            send = send
+                .timeout(connection.timeout)
+                .retry_count(connection.retry_count)
+                .rnr_retry(connection.rnr_retry)
+                .max_reads_out(connection.reads);
+        } else if kind == QpKind::XrcTarget {
+            send = send.timeout(connection.timeout);
+        }
+        self.modify(number, send)?;
+        Ok(())
+    }
+}
+
+impl World {
+    /// Connects two queue pairs, and lets rules know them by their roles.
+    pub fn connect(
+        &mut self,
+        first: (HostId, Qpn),
+        second: (HostId, Qpn),
+        connection: &Connection,
+    ) -> Result<(), Error> {
+        let [a, b] = connection.psns;
+        self.on(first.0).connect(first.1, second, connection, [a, b])?;
+        self.on(second.0).connect(second.1, first, connection, [b, a])?;
+        let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
+        for (index, role) in connection.roles.into_iter().enumerate() {
+            if let Some(role) = role {
+                let (requester, responder) = (ends[index], Some(ends[1 - index]));
+                let first_psn = connection.psns[index];
+                self.flows_mut().insert(Flow { role, requester, responder, first_psn });
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes on for this long.
+    pub fn run_for(&mut self, duration: Duration) -> bool {
+        let until: Instant = self.now().plus(duration);
+        self.run_until(until)
+    }
+}
