@@ -135,10 +135,7 @@ impl Aeth {
     /// Reads the header from the start of `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<Aeth, Malformed> {
         let b = take::<{ Self::LEN }>(bytes, "AETH")?;
-        Ok(Aeth {
-            syndrome: Syndrome::from_byte(b[0])?,
-            msn: u32::from_be_bytes([0, b[1], b[2], b[3]]),
-        })
+        Ok(Aeth { syndrome: Syndrome::from_byte(b[0])?, msn: u32::from_be_bytes([0, b[1], b[2], b[3]]) })
     }
 
     /// Writes the header to the start of `bytes`, which must have room.

@@ -1,7 +1,7 @@
 //! The extended transport headers, except the AETH.
 
 use crate::malformed::take;
-use crate::{Malformed, QueueKey, Qpn, RemoteKey};
+use crate::{Malformed, Qpn, QueueKey, RemoteKey};
 use core::fmt;
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

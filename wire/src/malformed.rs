@@ -73,6 +73,9 @@ pub enum Malformed {
 }
 
 /// The first `N` bytes, or why they are not there.
-pub(crate) fn take<'a, const N: usize>(bytes: &'a [u8], what: &'static str) -> Result<&'a [u8; N], Malformed> {
+pub(crate) fn take<'a, const N: usize>(
+    bytes: &'a [u8],
+    what: &'static str,
+) -> Result<&'a [u8; N], Malformed> {
     bytes.first_chunk().ok_or(Malformed::Truncated { what, needed: N, available: bytes.len() })
 }
