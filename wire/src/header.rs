@@ -124,6 +124,14 @@ impl Header {
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bth.fmt(f)?;
+        if let (Operation::FetchAdd, Some(AtomicEth { address, key, swap_or_add, .. })) =
+            (self.bth.opcode.operation(), self.atomic)
+        {
+            if let Some(xrceth) = self.xrceth {
+                write!(f, " {xrceth}")?;
+            }
+            return write!(f, " va={address:#x} rkey={key} add={swap_or_add:#x}");
+        }
         macro_rules! show {
             ($field:ident, $flag:ident, $kind:ty) => {
                 if let Some(header) = &self.$field {

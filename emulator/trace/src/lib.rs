@@ -4,5 +4,10 @@
 //! of text or, through serde, as a JSON object; [`Tally`] counts them. Nothing here opens a socket.
 
 mod capture;
+mod json;
+mod packet;
+mod tally;
 
 pub use capture::{Capture, CaptureError, Cause, LinkType, Record};
+pub use packet::{Contents, Management, Packet, Roce};
+pub use tally::Tally;
