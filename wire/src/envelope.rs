@@ -73,6 +73,22 @@ impl Ecn {
             _ => Ecn::CongestionExperienced,
         }
     }
+
+    /// The name that traces use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Ecn::NotCapable => "not-ect",
+            Ecn::Capable1 => "ect1",
+            Ecn::Capable0 => "ect0",
+            Ecn::CongestionExperienced => "ce",
+        }
+    }
+}
+
+impl fmt::Display for Ecn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// Everything in the IP and UDP headers that a sender chooses.

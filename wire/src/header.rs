@@ -1,7 +1,8 @@
 //! A whole transport header, and a whole transport packet: from the BTH to the pad bytes.
 
 use crate::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Headers, Ieth, Immediate, Malformed, Reth, XrcEth,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Headers, Ieth, Immediate, Malformed, Opcode, Operation,
+    Reth, XrcEth,
 };
 use core::fmt;
 
@@ -36,8 +37,22 @@ macro_rules! in_wire_order {
     };
 }
 
+/// Bytes of a BTH and these extended headers.
+pub(crate) const fn length(headers: Headers) -> usize {
+    let mut length = Bth::LEN;
+    macro_rules! add {
+        ($field:ident, $flag:ident, $kind:ty) => {
+            if headers.contains(Headers::$flag) {
+                length += <$kind>::LEN;
+            }
+        };
+    }
+    in_wire_order!(add);
+    length
+}
+
 impl Header {
-    /// The most that a header can take: an XRC atomic or an immediate WRITE, with room to spare.
+    /// The most that a header can take: that of an XRC atomic.
     pub const MAX_LEN: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
 
     /// A header with no extended headers yet; whoever emits it fills what the opcode asks for.
@@ -62,17 +77,19 @@ impl Header {
     pub fn parse(bytes: &[u8]) -> Result<(Header, usize), Malformed> {
         let mut header = Header::new(Bth::parse(bytes)?);
         let wanted = header.bth.opcode.headers();
-        let mut at = Bth::LEN;
+        let mut rest = &bytes[Bth::LEN..];
         macro_rules! parse {
             ($field:ident, $flag:ident, $kind:ty) => {
                 if wanted.contains(Headers::$flag) {
-                    header.$field = Some(<$kind>::parse(&bytes[at..])?);
-                    at += <$kind>::LEN;
+                    header.$field = Some(<$kind>::parse(rest)?);
+                    rest = &rest[<$kind>::LEN..];
                 }
             };
         }
-        in_wire_order!(parse);
-        Ok((header, at))
+        if !wanted.is_empty() {
+            in_wire_order!(parse);
+        }
+        Ok((header, bytes.len() - rest.len()))
     }
 
     /// Writes the header to the start of `bytes`, which must have room; returns its length.
@@ -107,6 +124,14 @@ impl Header {
 impl fmt::Display for Header {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bth.fmt(f)?;
+        if let (Operation::FetchAdd, Some(AtomicEth { address, key, swap_or_add, .. })) =
+            (self.bth.opcode.operation(), self.atomic)
+        {
+            if let Some(xrceth) = self.xrceth {
+                write!(f, " {xrceth}")?;
+            }
+            return write!(f, " va={address:#x} rkey={key} add={swap_or_add:#x}");
+        }
         macro_rules! show {
             ($field:ident, $flag:ident, $kind:ty) => {
                 if let Some(header) = &self.$field {
@@ -137,15 +162,19 @@ impl<'a> Transport<'a> {
         let (header, at) = Header::parse(bytes)?;
         let rest = &bytes[at..];
         let bth = &header.bth;
+        let opcode = bth.opcode;
         let wrong_padding = Malformed::Padding { pad: bth.pad, payload: rest.len() };
         let payload = rest.len().checked_sub(usize::from(bth.pad)).ok_or(wrong_padding)?;
         // A CNP carries 16 reserved bytes where others have payload.
-        if bth.opcode != crate::Opcode::CNP && !bth.opcode.has_payload() && !rest.is_empty() {
+        if !rest.is_empty() && !opcode.has_payload() && opcode != Opcode::CNP {
             return Err(Malformed::Length {
                 what: "a packet without payload",
                 stated: 0,
                 actual: rest.len(),
             });
+        }
+        if opcode.operation() == Operation::AtomicWrite && payload != 8 {
+            return Err(Malformed::Length { what: "ATOMIC_WRITE payload", stated: 8, actual: payload });
         }
         if rest.len() % 4 != 0 {
             return Err(wrong_padding);
@@ -156,8 +185,7 @@ impl<'a> Transport<'a> {
 
     /// How many bytes [`Transport::emit`] writes.
     pub fn len(&self) -> usize {
-        let mut scratch = [0; 64];
-        self.header.emit(&mut scratch) + self.payload.len() + self.padding.len()
+        self.header.bth.opcode.header_length() + self.payload.len() + self.padding.len()
     }
 
     /// Whether there is no payload.

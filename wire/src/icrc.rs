@@ -3,7 +3,7 @@
 //! The IP and UDP headers enter with the fields masked that change on the way; the IPv4 identification,
 //! flags and length are not among them, which is why an [`Envelope`] names the identification.
 
-use crate::{Bth, Envelope, Malformed};
+use crate::{Bth, Envelope, Grh, Ipv4, Malformed};
 use core::net::IpAddr;
 use crc32fast::Hasher;
 
@@ -21,7 +21,7 @@ impl Icrc {
     /// If `transport` is shorter than a BTH.
     #[inline]
     pub fn compute(envelope: &Envelope, transport: &[u8]) -> Icrc {
-        Self::compute_with_flags(envelope, DONT_FRAGMENT, transport)
+        Self::compute_with_flags(envelope, Ipv4::DONT_FRAGMENT, transport)
     }
 
     /// The same with the IPv4 flags and fragment offset as captured; every RoCE sender sets DF alone.
@@ -32,7 +32,7 @@ impl Icrc {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let ip: &mut [u8; 20] = (&mut masked[8..28]).try_into().expect("twenty bytes");
                 ip[0] = 0x45;
-                ip[2..4].copy_from_slice(&(udp_length + 20).to_be_bytes());
+                ip[2..4].copy_from_slice(&udp_length.wrapping_add(20).to_be_bytes());
                 ip[4..6].copy_from_slice(&envelope.identification.to_be_bytes());
                 ip[6..8].copy_from_slice(&flags.to_be_bytes());
                 ip[9] = 17;
@@ -64,8 +64,22 @@ impl Icrc {
         Self::finish(&masked[..at + 8 + Bth::LEN], rest)
     }
 
+    /// The CRC of `transport` behind this header of RoCE v1, where the masked GRH stands for all addressing.
+    ///
+    /// # Panics
+    /// If `transport` is shorter than a BTH.
+    pub fn compute_v1(grh: &Grh, transport: &[u8]) -> Icrc {
+        let mut masked = [0xff; 8 + Grh::LEN + Bth::LEN];
+        let (head, bth) = masked.split_at_mut(8 + Grh::LEN);
+        Grh { traffic_class: 0xff, flow_label: 0xf_ffff, hop_limit: 0xff, ..*grh }.emit(&mut head[8..]);
+        let (transport_bth, rest) = transport.split_at(Bth::LEN);
+        bth.copy_from_slice(transport_bth);
+        bth[4] = 0xff;
+        Self::finish(&masked, rest)
+    }
+
     /// The CRC of a packet whose masked headers are at hand.
-    pub(crate) fn finish(masked: &[u8], rest: &[u8]) -> Icrc {
+    fn finish(masked: &[u8], rest: &[u8]) -> Icrc {
         let mut hasher = Hasher::new();
         hasher.update(masked);
         hasher.update(rest);
@@ -77,6 +91,36 @@ impl Icrc {
     pub fn seal(envelope: &Envelope, packet: &mut [u8]) {
         let (transport, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
         icrc.copy_from_slice(&Icrc::compute(envelope, transport).0);
+    }
+
+    /// Whether `packet`, from the BTH to the ICRC, ends with the right CRC for this envelope.
+    #[inline]
+    pub fn verify(envelope: &Envelope, packet: &[u8]) -> bool {
+        Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(envelope, transport))
+    }
+
+    /// The IPv4 identification with which `packet` ends with the right CRC, if there is one below `limit`.
+    ///
+    /// For receivers that are not told the identification. The envelope's own is tried first and costs no
+    /// more than [`Icrc::verify`]; any other is not searched for but solved for, since a CRC is linear: the
+    /// difference between the CRC that came and the one computed is the difference between the two
+    /// identifications, times a power of x that depends on the packet's length alone.
+    ///
+    /// Each identification that is let in lets one more of 2^32 wrong packets through: 2^-26 of them with a
+    /// limit of 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
+    pub fn identify(envelope: &Envelope, packet: &[u8], limit: u32) -> Option<u16> {
+        let (transport, icrc) = Icrc::split(packet).ok()?;
+        let difference =
+            u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(envelope, transport).0);
+        let change = match (difference, envelope.source) {
+            (0, _) => 0,
+            (_, IpAddr::V4(_)) => {
+                polynomial::message_change(difference, AFTER_IDENTIFICATION + transport.len())?
+            }
+            (_, IpAddr::V6(_)) => return None,
+        };
+        let identification = envelope.identification ^ change;
+        (u32::from(identification) < limit).then_some(identification)
     }
 
     /// Splits `packet`, from the BTH to the ICRC, into the bytes before the CRC and the CRC.
@@ -92,5 +136,99 @@ impl Icrc {
     }
 }
 
-/// The IPv4 flags of every RoCE sender: don't fragment, offset zero.
-pub const DONT_FRAGMENT: u16 = 0x4000;
+/// Bytes that the ICRC covers between the IPv4 identification and the BTH.
+const AFTER_IDENTIFICATION: usize = 14 + 8;
+
+/// CRC-32 as arithmetic of polynomials over GF(2), modulo the generator. A word holds the coefficient of
+/// x^0 in its uppermost bit.
+mod polynomial {
+    const GENERATOR: u32 = 0xedb8_8320;
+    const ONE: u32 = 1 << 31;
+
+    /// The change of two bytes that changes the CRC by `difference` when `after` bytes follow them, if any.
+    pub(super) fn message_change(difference: u32, after: usize) -> Option<u16> {
+        // Two bytes m in front of n others enter the CRC as m * x^(8n + 32).
+        let bytes = after + 4;
+        let low = INVERSE_POWERS[0][bytes & 0xff];
+        let high = INVERSE_POWERS[1].get(bytes >> 8)?;
+        let change = multiply(multiply(difference, low), *high);
+        (change & 0xffff == 0).then_some(((change >> 16) as u16).swap_bytes())
+    }
+
+    /// x^(-8 * i) and x^(-8 * 256 * i), which two factors cover every length of a datagram.
+    static INVERSE_POWERS: [[u32; 256]; 2] = {
+        let mut powers = [[ONE; 256]; 2];
+        let mut i = 1;
+        while i < 256 {
+            powers[0][i] = without_zero_byte(powers[0][i - 1]);
+            i += 1;
+        }
+        let step = without_zero_byte(powers[0][255]);
+        let mut i = 1;
+        while i < 256 {
+            powers[1][i] = multiply(powers[1][i - 1], step);
+            i += 1;
+        }
+        powers
+    };
+
+    /// Division by x^8.
+    const fn without_zero_byte(mut word: u32) -> u32 {
+        let mut bit = 0;
+        while bit < 8 {
+            word = if word & ONE != 0 { (word ^ GENERATOR) << 1 | 1 } else { word << 1 };
+            bit += 1;
+        }
+        word
+    }
+
+    /// The product, without branches that depend on the data.
+    const fn multiply(mut a: u32, mut b: u32) -> u32 {
+        let mut product = 0;
+        let mut bit = 0;
+        while bit < 32 {
+            product ^= b & 0u32.wrapping_sub(a >> 31);
+            a <<= 1;
+            b = b >> 1 ^ GENERATOR & 0u32.wrapping_sub(b & 1);
+            bit += 1;
+        }
+        product
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use core::net::Ipv4Addr;
+
+    #[test]
+    fn an_unknown_identification_is_found_for_every_length() {
+        let envelope =
+            Envelope::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
+        for length in (Bth::LEN..5000).step_by(4).chain([65_000]) {
+            let mut packet = vec![0x5a; length + ICRC_LEN];
+            for identification in [0, 1, 2, 63, 64, 255, 256, 0x1234, 0xffff] {
+                Icrc::seal(&Envelope { identification, ..envelope }, &mut packet);
+                assert_eq!(Icrc::identify(&envelope, &packet, 1 << 16), Some(identification), "{length}");
+                let small = (identification < 64).then_some(identification);
+                assert_eq!(Icrc::identify(&envelope, &packet, 64), small);
+                assert_eq!(Icrc::verify(&envelope, &packet), identification == 0);
+            }
+        }
+    }
+
+    #[test]
+    fn few_damaged_packets_are_taken_for_another_identification() {
+        let envelope =
+            Envelope::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
+        let mut packet = vec![7; 1024];
+        Icrc::seal(&envelope, &mut packet);
+        for bit in 0..packet.len() * 8 {
+            packet[bit / 8] ^= 1 << (bit % 8);
+            let masked = bit / 8 == 4;
+            assert_eq!(Icrc::identify(&envelope, &packet, 64).is_some(), masked, "bit {bit}");
+            packet[bit / 8] ^= 1 << (bit % 8);
+        }
+    }
+}

@@ -8,23 +8,41 @@ extern crate alloc;
 
 mod aeth;
 mod bth;
+pub mod cm;
 mod envelope;
+mod ethernet;
 mod extended;
+mod frame;
+mod grh;
 mod header;
 mod icrc;
+mod ipv4;
+mod ipv6;
+mod layout;
+mod mad;
 mod malformed;
 mod number;
 mod opcode;
+mod pfc;
+mod udp;
 
 pub use aeth::{Aeth, NakCode, RnrTimer, Syndrome};
 pub use bth::Bth;
 pub use envelope::{Ecn, Envelope, Gid};
+pub use ethernet::{EtherType, Ethernet, MacAddress, Vlan};
 pub use extended::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, XrcEth};
+pub use frame::{Frame, Link, Network};
+pub use grh::Grh;
 pub use header::{Header, Transport};
 pub use icrc::{ICRC_LEN, Icrc};
+pub use ipv4::Ipv4;
+pub use ipv6::Ipv6;
+pub use mad::MadHeader;
 pub use malformed::Malformed;
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QueueKey, RemoteKey};
 pub use opcode::{Headers, Opcode, Operation, Position, Service, Trailer};
+pub use pfc::Pfc;
+pub use udp::Udp;
 
 /// The UDP port that IANA assigned to RoCEv2.
 pub const ROCE_PORT: u16 = 4791;

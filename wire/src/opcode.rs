@@ -201,9 +201,9 @@ impl Service {
     const ALL: [Service; 5] = [Service::Rc, Service::Uc, Service::Ud, Service::Cnp, Service::Xrc];
 
     /// Whether the service has the opcode with these lower five bits.
-    const fn defines(self, low: u8) -> bool {
+    const fn defines(self, low: usize) -> bool {
         match self {
-            Service::Rc | Service::Xrc => TABLE_HAS[low as usize],
+            Service::Rc | Service::Xrc => TABLE[low].is_some(),
             Service::Uc => low <= 0x0b,
             Service::Ud => low == 0x04 || low == 0x05,
             Service::Cnp => low == 0x01,
@@ -236,22 +236,64 @@ impl Service {
     }
 }
 
-const TABLE_HAS: [bool; 32] = {
-    let mut has = [false; 32];
-    let mut low = 0;
-    while low < 32 {
-        has[low] = low <= 0x14 || low == 0x16 || low == 0x17 || low == 0x1c || low == 0x1d;
-        low += 1;
-    }
-    has
-};
-
 const CNP: Row = Row {
     operation: Operation::CongestionNotification,
     position: Position::Only,
     trailer: Trailer::None,
     headers: Headers::empty(),
     name: "CNP",
+};
+
+/// What an opcode stands for, found by its number alone.
+#[derive(Clone, Copy)]
+struct Meaning {
+    defined: bool,
+    service: Service,
+    operation: Operation,
+    position: Position,
+    trailer: Trailer,
+    headers: Headers,
+    /// Bytes from the BTH to the last extended header.
+    length: u8,
+}
+
+/// The table for every service, so that the data path looks up and never searches.
+static MEANINGS: [Meaning; 256] = {
+    const UNDEFINED: Meaning = Meaning {
+        defined: false,
+        service: Service::Cnp,
+        operation: CNP.operation,
+        position: CNP.position,
+        trailer: CNP.trailer,
+        headers: CNP.headers,
+        length: 0,
+    };
+    let mut meanings = [UNDEFINED; 256];
+    let mut which = 0;
+    while which < Service::ALL.len() {
+        let service = Service::ALL[which];
+        let mut low = 0;
+        while low < 32 {
+            let row = if matches!(service, Service::Cnp) { Some(CNP) } else { TABLE[low] };
+            if let Some(row) = row
+                && service.defines(low)
+            {
+                let headers = row.headers.union(service.headers(row.operation));
+                meanings[service as usize | low] = Meaning {
+                    defined: true,
+                    service,
+                    operation: row.operation,
+                    position: row.position,
+                    trailer: row.trailer,
+                    headers,
+                    length: crate::header::length(headers) as u8,
+                };
+            }
+            low += 1;
+        }
+        which += 1;
+    }
+    meanings
 };
 
 /// A defined opcode.
@@ -265,8 +307,7 @@ impl Opcode {
     /// The opcode with this number, if it is defined.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
-        let service = Service::of(byte)?;
-        service.defines(byte & 0x1f).then_some(Opcode(byte))
+        MEANINGS[usize::from(byte)].defined.then_some(Opcode(byte))
     }
 
     /// The opcode for this combination, if there is one.
@@ -284,7 +325,7 @@ impl Opcode {
         let low = TABLE.iter().position(|row| {
             row.is_some_and(|r| (r.operation, r.position, r.trailer) == (operation, position, trailer))
         })? as u8;
-        service.defines(low).then_some(Opcode(service as u8 | low))
+        Opcode::from_byte(service as u8 | low)
     }
 
     /// Every defined opcode, in numerical order.
@@ -299,42 +340,44 @@ impl Opcode {
     }
 
     #[inline]
-    fn row(self) -> &'static Row {
-        if self.0 == Opcode::CNP.0 {
-            return &CNP;
-        }
-        TABLE[usize::from(self.0 & 0x1f)].as_ref().expect("an Opcode is only made for a defined row")
+    fn meaning(self) -> &'static Meaning {
+        &MEANINGS[usize::from(self.0)]
     }
 
     /// The transport service.
     #[inline]
     pub fn service(self) -> Service {
-        Service::of(self.0).expect("an Opcode is only made for a known service")
+        self.meaning().service
     }
 
     /// What the packet asks for or answers.
     #[inline]
     pub fn operation(self) -> Operation {
-        self.row().operation
+        self.meaning().operation
     }
 
     /// Where in its message the packet stands.
     #[inline]
     pub fn position(self) -> Position {
-        self.row().position
+        self.meaning().position
     }
 
     /// What the packet carries besides data.
     #[inline]
     pub fn trailer(self) -> Trailer {
-        self.row().trailer
+        self.meaning().trailer
     }
 
     /// The extended headers that follow the BTH.
     #[inline]
     pub fn headers(self) -> Headers {
-        let row = self.row();
-        row.headers.union(self.service().headers(row.operation))
+        self.meaning().headers
+    }
+
+    /// Bytes of the BTH and the extended headers: where the payload starts.
+    #[inline]
+    pub fn header_length(self) -> usize {
+        usize::from(self.meaning().length)
     }
 
     /// Whether the packet may carry payload.
@@ -348,14 +391,10 @@ impl Opcode {
 
     /// The name without the service, such as `WRITE_FIRST`.
     pub fn name(self) -> &'static str {
-        self.row().name
-    }
-}
-
-impl Service {
-    #[inline]
-    fn of(byte: u8) -> Option<Service> {
-        Service::ALL.into_iter().find(|service| *service as u8 == byte & 0xe0)
+        match TABLE[usize::from(self.0 & 0x1f)] {
+            Some(row) if self != Opcode::CNP => row.name,
+            _ => CNP.name,
+        }
     }
 }
 
@@ -377,13 +416,6 @@ impl fmt::Debug for Opcode {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_table_and_its_index_of_defined_rows_agree() {
-        for (row, has) in TABLE.iter().zip(TABLE_HAS) {
-            assert_eq!(row.is_some(), has);
-        }
-    }
 
     #[test]
     fn every_opcode_is_found_again_by_its_parts() {

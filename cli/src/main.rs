@@ -1,0 +1,31 @@
+//! The command `softhca`: each subcommand is a module with its arguments and a `run`.
+//!
+//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
+
+mod trace;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// SoftHCA: an RDMA network card made of software.
+#[derive(Parser)]
+#[command(name = "softhca", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Tell the RoCE packets of a capture, one line each
+    Trace(trace::Arguments),
+}
+
+/// The exit code for input that cannot be used.
+const BAD_INPUT: u8 = 2;
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Trace(arguments) => trace::run(&arguments),
+    }
+}

@@ -1,0 +1,181 @@
+//! What `softhca trace` prints, for captures that are whole and for ones that are not.
+
+use softhca_wire::{
+    Bth, Envelope, EtherType, Ethernet, Frame, Gid, Grh, Icrc, MacAddress, Network, Opcode, Pfc, Psn, Qpn,
+};
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn softhca(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
+    command.args(arguments).output().expect("the command runs")
+}
+
+/// Standard output, then standard error and exit code where they say something.
+fn told(arguments: &[&str], file: &Path) -> String {
+    let file = file.to_str().expect("a path in UTF-8");
+    let output = softhca(&[arguments, &[file]].concat());
+    let mut text = String::from_utf8(output.stdout).expect("UTF-8");
+    let complaint = String::from_utf8(output.stderr).expect("UTF-8").replace(file, "FILE");
+    if !complaint.is_empty() {
+        text += &format!("stderr: {complaint}");
+    }
+    text + &format!("exit {}", output.status.code().expect("an exit code"))
+}
+
+fn capture(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures");
+    folder.join(name).with_extension("pcap")
+}
+
+/// A capture of these frames, a microsecond apart, each with the length that it had on the wire.
+fn write_capture(name: &str, link: u32, frames: &[(Vec<u8>, usize)]) -> PathBuf {
+    let words = [0xa1b2_c3d4u32, 0x0004_0002, 0, 0, 65535, link];
+    let mut file: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    for (number, (frame, original)) in frames.iter().enumerate() {
+        let words = [1, number as u32, frame.len() as u32, *original as u32];
+        file.extend(words.into_iter().flat_map(u32::to_le_bytes));
+        file.extend(frame);
+    }
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&path, file).expect("a file in the target folder");
+    path
+}
+
+fn whole(frame: Vec<u8>) -> (Vec<u8>, usize) {
+    let length = frame.len();
+    (frame, length)
+}
+
+fn envelope() -> Envelope {
+    let host = |last| Ipv4Addr::new(10, 0, 0, last).into();
+    Envelope { traffic_class: 3, ..Envelope::between(host(1), host(2)) }
+}
+
+/// From the BTH to where the ICRC goes.
+fn packet(opcode: u8, payload: &[u8]) -> Vec<u8> {
+    let opcode = Opcode::from_byte(opcode).expect("a defined opcode");
+    let mut packet = vec![0; Bth::LEN];
+    Bth::new(opcode, Qpn::new(0x11), Psn::new(0xff_ffff)).emit(&mut packet);
+    packet.extend(payload);
+    packet.extend([0; 4]);
+    packet
+}
+
+fn sealed(opcode: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = packet(opcode, payload);
+    Icrc::seal(&envelope(), &mut packet);
+    packet
+}
+
+fn framed(packet: &[u8]) -> Vec<u8> {
+    Frame::around(&envelope(), packet).to_vec()
+}
+
+fn version_1_frame() -> Vec<u8> {
+    let packet = packet(0x04, b"RoCE version one");
+    let (transport, _) = Icrc::split(&packet).expect("long enough");
+    let gid = |last| Gid::from(std::net::IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last)));
+    let grh = Grh {
+        source: gid(1),
+        destination: gid(2),
+        traffic_class: 0,
+        flow_label: 0,
+        payload_length: packet.len() as u16,
+        hop_limit: 1,
+    };
+    let sealed = [transport, &Icrc::compute_v1(&grh, transport).0].concat();
+    let ethernet = Ethernet {
+        destination: MacAddress([2, 0, 0, 0, 0, 2]),
+        source: MacAddress([2, 0, 0, 0, 0, 1]),
+        vlan: None,
+        kind: EtherType::ROCE,
+    };
+    let frame = Frame { ethernet: Some(ethernet), network: Network::V1(grh), packet: &sealed, trailer: &[] };
+    frame.to_vec()
+}
+
+#[test]
+fn a_connection_is_told_from_request_to_disconnect() {
+    insta::assert_snapshot!(told(&["trace", "--check"], &capture("rdma_client")));
+}
+
+#[test]
+fn every_operation_has_its_fields() {
+    insta::assert_snapshot!(told(&["trace"], &capture("vt_odd")));
+}
+
+#[test]
+fn json_has_the_keys_of_the_contract() {
+    insta::assert_snapshot!(told(&["trace", "--json"], &capture("rdma_client")));
+}
+
+#[test]
+fn other_protocols_are_packets_but_not_roce() {
+    insta::assert_snapshot!(told(&["trace"], &capture("mckey")));
+}
+
+fn troubled() -> PathBuf {
+    let good = framed(&sealed(0x04, b"good"));
+    let mut damaged = good.clone();
+    *damaged.last_mut().expect("an ICRC") ^= 1;
+    let mut opcode = sealed(0x04, b"good");
+    opcode[0] = 0x1f;
+    let mut checksum = good.clone();
+    checksum[24] ^= 1;
+    let mut foreign = good.clone();
+    foreign[36..38].copy_from_slice(&53u16.to_be_bytes());
+    let pause = Pfc {
+        source: MacAddress([2, 0, 0, 0, 0, 1]),
+        pause: [None, None, None, Some(65535), Some(0), None, None, None],
+    };
+    let length = good.len();
+    let padded = [&good[..], &[0; 6]].concat();
+    let frames = [
+        whole(good.clone()),
+        whole(padded),
+        whole(version_1_frame()),
+        whole(framed(&sealed(0x81, &[0; 16]))),
+        whole(damaged),
+        whole(framed(&opcode)),
+        whole(framed(&sealed(0x04, b"odd"))),
+        whole(checksum),
+        (good[..length - 1].to_vec(), length),
+        (good[..20].to_vec(), length),
+        (foreign[..40].to_vec(), length),
+        whole(foreign),
+        whole(pause.emit().to_vec()),
+    ];
+    write_capture("troubled.pcap", 1, &frames)
+}
+
+#[test]
+fn trouble_is_counted_and_given_a_reason() {
+    let file = troubled();
+    insta::assert_snapshot!(told(&["trace"], &file));
+    insta::assert_snapshot!("trouble_in_json", told(&["trace", "--json"], &file));
+    assert!(told(&["trace", "--check"], &file).ends_with("exit 1"));
+}
+
+#[test]
+fn raw_ip_captures_are_read() {
+    let ip = framed(&sealed(0x04, b"good")).split_off(14);
+    for link in [101, 228] {
+        let file = write_capture(&format!("raw{link}.pcap"), link, &[whole(ip.clone())]);
+        let text = told(&["trace", "--check"], &file);
+        assert!(text.ends_with("1 packets, 1 roce, 1 icrc ok, 0 icrc bad, 0 malformed\nexit 0"), "{text}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_a_capture_is_refused_with_a_sentence() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let cut = folder.join("cut.pcap");
+    let bytes = std::fs::read(capture("vt_oob")).expect("a capture");
+    std::fs::write(&cut, &bytes[..bytes.len() - 5]).expect("a file in the target folder");
+    let text = folder.join("text.pcap");
+    std::fs::write(&text, "This is not a capture.").expect("a file in the target folder");
+    let outputs = [&folder.join("missing.pcap"), &text, &cut].map(|file| told(&["trace"], file));
+    insta::assert_snapshot!(outputs.join("\n\n"));
+}

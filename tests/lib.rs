@@ -1,0 +1,13 @@
+//! What the end-to-end tests share: where their data is.
+
+use std::path::PathBuf;
+
+/// The capture with this name, without its ending.
+pub fn capture(name: &str) -> PathBuf {
+    captures_folder().join(name).with_extension("pcap")
+}
+
+/// The folder of captures.
+pub fn captures_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("captures")
+}

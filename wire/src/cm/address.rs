@@ -1,0 +1,129 @@
+//! How the RDMA CM says IP addresses and ports in messages that know neither.
+
+use crate::Malformed;
+use crate::layout::number_field;
+use crate::malformed::take;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// The kinds of service that the RDMA CM tells apart, with its own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u16)]
+pub enum PortSpace {
+    /// IP over InfiniBand, of datagrams.
+    IpOverIb = 0x0002,
+    /// Connections.
+    Tcp = 0x0106,
+    /// Datagrams.
+    Udp = 0x0111,
+    /// Anything, for services with native identifiers.
+    Ib = 0x013f,
+}
+
+impl PortSpace {
+    const ALL: [PortSpace; 4] = [PortSpace::IpOverIb, PortSpace::Tcp, PortSpace::Udp, PortSpace::Ib];
+
+    /// The name that traces use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PortSpace::IpOverIb => "ipoib",
+            PortSpace::Tcp => "tcp",
+            PortSpace::Udp => "udp",
+            PortSpace::Ib => "ib",
+        }
+    }
+}
+
+/// Names a service: what a REQ asks to be connected to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct ServiceId(pub u64);
+
+impl ServiceId {
+    /// The identifier of a port.
+    pub const fn new(space: PortSpace, port: u16) -> ServiceId {
+        ServiceId((space as u64) << 16 | port as u64)
+    }
+
+    /// The port space, if the identifier is one of the RDMA CM's.
+    pub fn port_space(self) -> Option<PortSpace> {
+        PortSpace::ALL.into_iter().find(|space| *space as u64 == self.0 >> 16)
+    }
+
+    /// The port: the lower 16 bits.
+    pub const fn port(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+impl fmt::Display for ServiceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port_space() {
+            Some(space) => write!(f, "{}/{}", space.name(), self.port()),
+            None => write!(f, "{:#018x}", self.0),
+        }
+    }
+}
+
+number_field! { ServiceId, 64, ServiceId, |n: ServiceId| n.0; }
+
+/// The addresses that the RDMA CM puts in front of the private data of a REQ and a SIDR_REQ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RdmaCmHeader {
+    /// Who asks. Of the same family as `destination`.
+    pub source: IpAddr,
+    /// The asker's port.
+    pub source_port: u16,
+    /// Who is asked; the port is the service's.
+    pub destination: IpAddr,
+}
+
+impl RdmaCmHeader {
+    /// Bytes on the wire; the user's private data follows.
+    pub const LEN: usize = 36;
+
+    /// Reads the header from the start of `bytes`.
+    pub fn parse(bytes: &[u8]) -> Result<RdmaCmHeader, Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "RDMA CM header")?;
+        if b[0] != 0 {
+            return Err(Malformed::Version { what: "RDMA CM", version: b[0] });
+        }
+        let address = |at: usize| -> Result<IpAddr, Malformed> {
+            let octets: [u8; 16] = b[at..at + 16].try_into().expect("sixteen bytes");
+            match b[1] >> 4 {
+                4 => Ok(Ipv4Addr::new(octets[12], octets[13], octets[14], octets[15]).into()),
+                6 => Ok(Ipv6Addr::from(octets).into()),
+                version => Err(Malformed::Version { what: "RDMA CM IP", version }),
+            }
+        };
+        Ok(RdmaCmHeader {
+            source: address(4)?,
+            source_port: u16::from_be_bytes([b[2], b[3]]),
+            destination: address(20)?,
+        })
+    }
+
+    /// The header's bytes.
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[2..4].copy_from_slice(&self.source_port.to_be_bytes());
+        for (at, address) in [(4, self.source), (20, self.destination)] {
+            match address {
+                IpAddr::V4(v4) => {
+                    bytes[1] = 4 << 4;
+                    bytes[at + 12..at + 16].copy_from_slice(&v4.octets());
+                }
+                IpAddr::V6(v6) => {
+                    bytes[1] = 6 << 4;
+                    bytes[at..at + 16].copy_from_slice(&v6.octets());
+                }
+            }
+        }
+        bytes
+    }
+}
+
+impl fmt::Display for RdmaCmHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {}", SocketAddr::new(self.source, self.source_port), self.destination)
+    }
+}

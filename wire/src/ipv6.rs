@@ -1,0 +1,104 @@
+//! The IPv6 header. Extension headers are left to the caller, who sees them as another protocol.
+
+use crate::malformed::take;
+use crate::{Envelope, Malformed, Udp};
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+
+/// The IPv6 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ipv6 {
+    /// The sender.
+    pub source: Ipv6Addr,
+    /// The receiver, or a group.
+    pub destination: Ipv6Addr,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// Stands for the flow, 20 bits.
+    pub flow_label: u32,
+    /// Bytes behind this header.
+    pub payload_length: u16,
+    /// The protocol inside: 17 for UDP.
+    pub next_header: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+}
+
+impl Ipv6 {
+    /// Bytes on the wire.
+    pub const LEN: usize = 40;
+
+    /// The header in front of a UDP header and `payload` bytes.
+    ///
+    /// # Panics
+    /// If the addresses are not of version 6: only a bug mixes the families.
+    pub fn around(envelope: &Envelope, payload: usize) -> Ipv6 {
+        let (IpAddr::V6(source), IpAddr::V6(destination)) = (envelope.source, envelope.destination) else {
+            panic!("an IPv6 header for {envelope}");
+        };
+        Ipv6 {
+            source,
+            destination,
+            traffic_class: envelope.traffic_class,
+            flow_label: envelope.flow_label & 0xf_ffff,
+            payload_length: (Udp::LEN + payload) as u16,
+            next_header: Udp::PROTOCOL,
+            hop_limit: envelope.hop_limit,
+        }
+    }
+
+    /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
+    pub fn parse(bytes: &[u8]) -> Result<(Ipv6, &[u8], &[u8]), Malformed> {
+        let b = take::<{ Self::LEN }>(bytes, "IPv6 header")?;
+        let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
+        if first >> 28 != 6 {
+            return Err(Malformed::Version { what: "IPv6", version: (first >> 28) as u8 });
+        }
+        let address = |at: usize| {
+            let octets: [u8; 16] = b[at..at + 16].try_into().expect("sixteen bytes");
+            Ipv6Addr::from(octets)
+        };
+        let header = Ipv6 {
+            source: address(8),
+            destination: address(24),
+            traffic_class: (first >> 20) as u8,
+            flow_label: first & 0xf_ffff,
+            payload_length: u16::from_be_bytes([b[4], b[5]]),
+            next_header: b[6],
+            hop_limit: b[7],
+        };
+        let length = usize::from(header.payload_length);
+        let rest = &bytes[Self::LEN..];
+        match rest.split_at_checked(length) {
+            Some((payload, trailer)) => Ok((header, payload, trailer)),
+            None => Err(Malformed::Length { what: "IPv6 payload", stated: length, actual: rest.len() }),
+        }
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        let b: &mut [u8; Self::LEN] = bytes.first_chunk_mut().expect("room for an IPv6 header");
+        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff;
+        b[..4].copy_from_slice(&first.to_be_bytes());
+        b[4..6].copy_from_slice(&self.payload_length.to_be_bytes());
+        b[6] = self.next_header;
+        b[7] = self.hop_limit;
+        b[8..24].copy_from_slice(&self.source.octets());
+        b[24..40].copy_from_slice(&self.destination.octets());
+    }
+}
+
+impl fmt::Display for Ipv6 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} > {} class={:#04x} hops={} flow={:#x} len={}",
+            self.source,
+            self.destination,
+            self.traffic_class,
+            self.hop_limit,
+            self.flow_label,
+            self.payload_length
+        )
+    }
+}

@@ -1,0 +1,148 @@
+//! Headers whose layout is a list: each field named with its byte and, where it shares one, its bits.
+
+use crate::{Gid, PartitionKey, Psn, Qpn, QueueKey};
+
+/// Where a field lies. Bits count from the most significant one of `byte`.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    pub(crate) byte: usize,
+    pub(crate) bit: usize,
+    pub(crate) width: usize,
+}
+
+/// Something that fills a span of bits.
+pub(crate) trait Field {
+    /// Bits it takes where the layout does not say otherwise.
+    const WIDTH: usize;
+    fn read(bytes: &[u8], at: At) -> Self;
+    fn write(&self, bytes: &mut [u8], at: At);
+}
+
+/// Up to 64 bits as a number.
+pub(crate) fn read_bits(bytes: &[u8], at: At) -> u64 {
+    let end = at.bit + at.width;
+    let span = &bytes[at.byte..at.byte + end.div_ceil(8)];
+    let all = span.iter().fold(0u128, |number, byte| number << 8 | u128::from(*byte));
+    let number = all >> (span.len() * 8 - end);
+    (number & ((1 << at.width) - 1)) as u64
+}
+
+/// Puts a number into these bits and leaves the others as they are.
+pub(crate) fn write_bits(number: u64, bytes: &mut [u8], at: At) {
+    let end = at.bit + at.width;
+    let span = &mut bytes[at.byte..at.byte + end.div_ceil(8)];
+    let shift = span.len() * 8 - end;
+    let mask = ((1u128 << at.width) - 1) << shift;
+    let value = u128::from(number) << shift & mask;
+    for (place, byte) in span.iter_mut().rev().enumerate() {
+        *byte = *byte & !((mask >> (8 * place)) as u8) | (value >> (8 * place)) as u8;
+    }
+}
+
+/// A field that is a number in disguise.
+macro_rules! number_field {
+    ($($kind:ty, $width:literal, $from:expr, $to:expr;)*) => {$(
+        impl $crate::layout::Field for $kind {
+            const WIDTH: usize = $width;
+            fn read(bytes: &[u8], at: $crate::layout::At) -> Self {
+                $from($crate::layout::read_bits(bytes, at))
+            }
+            fn write(&self, bytes: &mut [u8], at: $crate::layout::At) {
+                $crate::layout::write_bits($to(*self), bytes, at);
+            }
+        }
+    )*};
+}
+pub(crate) use number_field;
+
+number_field! {
+    bool, 1, |n| n != 0, u64::from;
+    u8, 8, |n| n as u8, u64::from;
+    u16, 16, |n| n as u16, u64::from;
+    u32, 32, |n| n as u32, u64::from;
+    u64, 64, |n| n, |n| n;
+    Qpn, 24, |n| Qpn::new(n as u32), |n: Qpn| n.value().into();
+    Psn, 24, |n| Psn::new(n as u32), |n: Psn| n.value().into();
+    QueueKey, 32, |n| QueueKey(n as u32), |n: QueueKey| n.0.into();
+    PartitionKey, 16, |n| PartitionKey(n as u16), |n: PartitionKey| n.0.into();
+}
+
+impl<const N: usize> Field for [u8; N] {
+    const WIDTH: usize = N * 8;
+    fn read(bytes: &[u8], at: At) -> Self {
+        *bytes[at.byte..].first_chunk().expect("the layout lies inside of the message")
+    }
+    fn write(&self, bytes: &mut [u8], at: At) {
+        bytes[at.byte..at.byte + N].copy_from_slice(self);
+    }
+}
+
+impl Field for Gid {
+    const WIDTH: usize = 128;
+    fn read(bytes: &[u8], at: At) -> Self {
+        Gid(Field::read(bytes, at))
+    }
+    fn write(&self, bytes: &mut [u8], at: At) {
+        self.0.write(bytes, at);
+    }
+}
+
+/// Declares a plain struct and, from the same list, how it is read and written. Bits that no field names
+/// are reserved: written as zero and not looked at.
+macro_rules! layout {
+    (
+        $(#[$doc:meta])*
+        pub struct $name:ident: $length:literal bytes {
+            $( $(#[$field_doc:meta])* $field:ident: $kind:ty = $byte:literal $([$from:literal .. $to:literal])?, )*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+        pub struct $name { $( $(#[$field_doc])* pub $field: $kind, )* }
+
+        impl $crate::layout::Field for $name {
+            const WIDTH: usize = $length * 8;
+            fn read(bytes: &[u8], at: $crate::layout::At) -> Self {
+                let bytes = &bytes[at.byte..];
+                $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)), )* }
+            }
+            fn write(&self, bytes: &mut [u8], at: $crate::layout::At) {
+                let bytes = &mut bytes[at.byte..];
+                $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)); )*
+            }
+        }
+    };
+}
+pub(crate) use layout;
+
+macro_rules! place {
+    ($kind:ty, $byte:literal) => {
+        $crate::layout::At { byte: $byte, bit: 0, width: <$kind as $crate::layout::Field>::WIDTH }
+    };
+    ($kind:ty, $byte:literal [$from:literal .. $to:literal]) => {
+        $crate::layout::At { byte: $byte, bit: $from, width: $to - $from }
+    };
+}
+pub(crate) use place;
+
+/// Where a whole struct lies that starts at the first byte.
+pub(crate) const START: At = At { byte: 0, bit: 0, width: 0 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_are_read_where_they_were_written_and_nowhere_else() {
+        for (byte, bit, width) in [(0, 0, 64), (1, 5, 3), (2, 0, 20), (2, 26, 6), (3, 7, 1), (0, 4, 64)] {
+            let at = At { byte, bit, width };
+            let mut bytes = [0xff; 12];
+            write_bits(0, &mut bytes, at);
+            let cleared: u32 = bytes.iter().map(|byte| byte.count_zeros()).sum();
+            assert_eq!(cleared as usize, width);
+            let number = 0x9bcd_ef01_2345_678b & (u64::MAX >> (64 - width));
+            write_bits(number, &mut bytes, at);
+            assert_eq!(read_bits(&bytes, at), number);
+        }
+    }
+}

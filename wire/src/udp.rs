@@ -1,0 +1,65 @@
+//! The UDP header.
+
+use crate::malformed::take;
+use crate::{Envelope, Malformed, ROCE_PORT};
+use core::fmt;
+
+/// The UDP header. RoCE senders leave the checksum at zero, for IPv6 too: the ICRC does its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Udp {
+    /// Stands for the flow.
+    pub source_port: u16,
+    /// 4791 for RoCEv2.
+    pub destination_port: u16,
+    /// Bytes of header and payload.
+    pub length: u16,
+    /// As on the wire; not checked here, since captures show it before the network card fills it in.
+    pub checksum: u16,
+}
+
+impl Udp {
+    /// Bytes on the wire.
+    pub const LEN: usize = 8;
+    /// UDP's number in an IP header.
+    pub const PROTOCOL: u8 = 17;
+
+    /// The header in front of `payload` bytes.
+    pub const fn around(envelope: &Envelope, payload: usize) -> Udp {
+        Udp {
+            source_port: envelope.source_port,
+            destination_port: ROCE_PORT,
+            length: (Self::LEN + payload) as u16,
+            checksum: 0,
+        }
+    }
+
+    /// Reads the header; also returns the payload, which must be all that follows.
+    pub fn parse(bytes: &[u8]) -> Result<(Udp, &[u8]), Malformed> {
+        let [s0, s1, d0, d1, l0, l1, c0, c1] = *take::<{ Self::LEN }>(bytes, "UDP header")?;
+        let header = Udp {
+            source_port: u16::from_be_bytes([s0, s1]),
+            destination_port: u16::from_be_bytes([d0, d1]),
+            length: u16::from_be_bytes([l0, l1]),
+            checksum: u16::from_be_bytes([c0, c1]),
+        };
+        if usize::from(header.length) != bytes.len() {
+            let stated = usize::from(header.length);
+            return Err(Malformed::Length { what: "UDP length", stated, actual: bytes.len() });
+        }
+        Ok((header, &bytes[Self::LEN..]))
+    }
+
+    /// Writes the header to the start of `bytes`, which must have room.
+    pub fn emit(&self, bytes: &mut [u8]) {
+        let fields = [self.source_port, self.destination_port, self.length, self.checksum];
+        for (chunk, field) in bytes[..Self::LEN].chunks_exact_mut(2).zip(fields) {
+            chunk.copy_from_slice(&field.to_be_bytes());
+        }
+    }
+}
+
+impl fmt::Display for Udp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {} len={}", self.source_port, self.destination_port, self.length)
+    }
+}
