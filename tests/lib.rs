@@ -1,6 +1,11 @@
-//! What the end-to-end tests share: where their data is.
+//! What the end-to-end tests share: where their data is, and two connected hosts with a record of all that
+//! happened.
+
+#![allow(missing_docs, reason = "test support: the tests that use it are its documentation")]
 
 use std::path::PathBuf;
+
+pub mod pair;
 
 /// The capture with this name, without its ending.
 pub fn capture(name: &str) -> PathBuf {
