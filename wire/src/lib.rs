@@ -12,6 +12,7 @@ mod envelope;
 mod extended;
 mod header;
 mod icrc;
+pub mod link;
 mod malformed;
 mod number;
 mod opcode;
