@@ -88,7 +88,7 @@ pub struct Granter {
     /// The sum over all senders.
     outstanding: u64,
     /// What forgotten senders may still have in the socket, and when the last was forgotten.
-    retired: u64,
+    retired: BTreeMap<IpAddr, u64>,
     retired_at: u64,
     /// The next claim that an empty socket may settle.
     settle_at: Option<u64>,
@@ -107,7 +107,7 @@ impl Granter {
             senders: BTreeMap::new(),
             waiting: VecDeque::new(),
             outstanding: 0,
-            retired: 0,
+            retired: BTreeMap::new(),
             retired_at: 0,
             settle_at: None,
             press_at: None,
@@ -124,7 +124,7 @@ impl Granter {
 
     /// How much of it is in senders' hands or in the socket.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding + self.retired
+        self.outstanding + self.retired.values().sum::<u64>()
     }
 
     /// Takes in what a sender says.
@@ -153,7 +153,14 @@ impl Granter {
     }
 
     /// Counts a chunk that was taken out of the socket.
-    pub fn received(&mut self, from: IpAddr, charge: u64) {
+    pub fn received(&mut self, from: IpAddr, mut charge: u64) {
+        // What was there when the sender was forgotten comes first.
+        if let Some(retired) = self.retired.get_mut(&from) {
+            let old = charge.min(*retired);
+            *retired -= old;
+            charge -= old;
+            self.changed = true;
+        }
         if let Some(sender) = self.senders.get_mut(&from) {
             let drained = charge.min(sender.outstanding());
             sender.drained += drained;
@@ -168,7 +175,7 @@ impl Granter {
         if let Some(sender) = self.senders.remove(&from) {
             self.waiting.retain(|waiting| *waiting != from);
             self.outstanding -= sender.outstanding();
-            self.retired += sender.outstanding();
+            *self.retired.entry(from).or_default() += sender.outstanding();
             self.retired_at = now;
             self.changed = true;
         }
@@ -176,8 +183,8 @@ impl Granter {
 
     /// Learns that nothing is left in the socket.
     pub fn socket_empty(&mut self, now: u64) {
-        if self.retired > 0 && now >= self.retired_at + SETTLE {
-            self.retired = 0;
+        if !self.retired.is_empty() && now >= self.retired_at + SETTLE {
+            self.retired.clear();
             self.changed = true;
         }
         if self.settle_at.is_none_or(|at| now < at) {
@@ -199,7 +206,7 @@ impl Granter {
 
     /// When to look again, even if nothing arrives: then read the socket, and say if it was empty.
     pub fn next_timeout(&self) -> Option<u64> {
-        let retired = (self.retired > 0).then(|| self.retired_at + SETTLE);
+        let retired = (!self.retired.is_empty()).then(|| self.retired_at + SETTLE);
         [retired, self.settle_at, self.press_at].into_iter().flatten().min()
     }
 

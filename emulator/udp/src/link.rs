@@ -138,11 +138,11 @@ impl Peer {
         matches!(self.state, PeerState::Alive | PeerState::Stalled)
     }
 
+    /// Begins to say HELLO, though not more often than its pauses allow: nobody may be there.
     fn greet(&mut self, now: u64) {
         self.state = PeerState::Greeting;
         self.silence = 0;
-        self.hello_pause = GREET;
-        self.hello_at = now;
+        self.hello_at = self.hello_at.max(now);
     }
 
     fn leased(&self, now: u64) -> bool {
@@ -333,12 +333,16 @@ impl Links {
     /// Counts a chunk that was taken out of the RoCE socket.
     pub fn received(&mut self, peer: IpAddr, charge: u64, now: u64) {
         self.granter.received(peer, charge);
-        if let Some(known) = self.peers.get_mut(&peer) {
-            known.active_at = now;
-            known.turn_used = 0;
-            if known.answers() {
-                self.heard(peer);
+        match self.peers.get_mut(&peer) {
+            Some(known) if known.state != PeerState::Dead => {
+                known.active_at = now;
+                known.turn_used = 0;
+                if known.answers() {
+                    self.heard(peer);
+                }
             }
+            // It may take us for another make; tell it better.
+            _ => self.watch(peer, now),
         }
     }
 
@@ -405,6 +409,7 @@ impl Links {
         peer.state = PeerState::Alive;
         peer.theirs = Some(sender);
         peer.speaks = true;
+        peer.hello_pause = GREET;
         peer.silence = 0;
         peer.active_at = now;
         peer.beat_due = true;
@@ -419,12 +424,13 @@ impl Links {
     /// Learns from an ICMP message that nobody listens there. Take these from the error queues before the
     /// messages that came after them.
     pub fn unreachable(&mut self, peer: IpAddr, port: UnreachablePort, now: u64) {
-        let Some(state) = self.state(peer) else { return };
-        match (port, state) {
-            (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => {}
-            (UnreachablePort::Link, PeerState::Greeting) => self.become_silent(peer, PeerState::Foreign, now),
-            _ => self.become_silent(peer, PeerState::Dead, now),
-        }
+        let Some(known) = self.peers.get(&peer) else { return };
+        let state = match (port, known.state) {
+            (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => return,
+            (UnreachablePort::Link, PeerState::Greeting) if !known.speaks => PeerState::Foreign,
+            _ => PeerState::Dead,
+        };
+        self.become_silent(peer, state, now);
     }
 
     /// Ends all understanding with a peer.
