@@ -33,13 +33,13 @@ impl Context<'_> {
 /// Says whether the driver may send to a destination now. A queue pair that may not is parked until
 /// [`Hca::unpark`].
 pub trait Gate {
-    /// How many bytes, IP headers excluded, may go to `destination` now; zero parks.
-    fn room(&mut self, destination: IpAddr) -> usize;
+    /// How many packets of up to `size` bytes, IP headers excluded, may go to `destination` now; zero parks.
+    fn packets(&mut self, destination: IpAddr, size: usize) -> usize;
 }
 
 /// Lets everything through.
 impl Gate for () {
-    fn room(&mut self, _: IpAddr) -> usize {
+    fn packets(&mut self, _: IpAddr, _: usize) -> usize {
         usize::MAX
     }
 }
@@ -248,6 +248,23 @@ impl Hca {
         }
     }
 
+    /// The port at `destination` does not answer: timers towards it stand still.
+    pub fn stall(&mut self, destination: IpAddr) {
+        self.card.stalled.insert(destination);
+    }
+
+    /// The port at `destination` answers again: timers towards it start anew.
+    pub fn resume(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
+        if !self.card.stalled.remove(&destination) {
+            return;
+        }
+        for number in self.queue_pairs.numbers(|qp| qp.envelope.destination == destination) {
+            if let Some(qp) = self.queue_pairs.get_mut(number) {
+                qp.restart_timers(&mut self.card, ctx);
+            }
+        }
+    }
+
     /// When [`Hca::expire`] is to be called next.
     pub fn next_timeout(&self) -> Option<Instant> {
         self.card.timers.next()
@@ -332,21 +349,21 @@ impl QueuePair {
         most: usize,
     ) -> Option<Run> {
         let mut run: Option<Run> = None;
-        let mut room = usize::MAX;
+        let mut most = most;
         self.replies_last = !self.replies_last;
         loop {
             let used = run.map_or(0, |run| run.bytes);
             let Some(plan) = self.plan(card, ctx) else { return run };
-            if run.is_none() {
-                room = gate.room(plan.envelope.destination).min(buffer.len());
-            }
             let count = run.map_or(0, |run| run.count);
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
-            if run.is_none() && largest > room {
-                card.parked.entry(plan.envelope.destination).or_default().push(self.number);
-                return None;
+            if run.is_none() {
+                most = most.min(gate.packets(plan.envelope.destination, largest));
+                if most == 0 {
+                    card.parked.entry(plan.envelope.destination).or_default().push(self.number);
+                    return None;
+                }
             }
-            if count == most || used + largest > room {
+            if count == most || used + largest > buffer.len() {
                 break;
             }
             let at = used + plan.header.emit(&mut buffer[used..]);

@@ -4,13 +4,13 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Acks, AddressVector, ClientId, Context, CqId, Hca, Instant, Limits, Modify, PdId, QpInit, QpKind, QpRings,
-    Region, Settings, State,
+    Acks, AddressVector, ClientId, Context, CqId, Hca, Instant, Limits, Modify, PdId, QpInit, QpKind,
+    QpRings, Region, Settings, State,
 };
 use softhca_fabric::{Connection, Line, QpOptions, Store, World};
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendRequest,
-    Sge, completion_ring, doorbell, receive_ring, send_ring,
+    Access, CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer,
+    SendRequest, Sge, completion_ring, doorbell, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey, RnrTimer};
 use std::time::Instant as Clock;
@@ -217,7 +217,10 @@ fn main() {
     let alone = per_packet(Mtu::B1024, 64, 0, 1);
     let crowded = per_packet(Mtu::B1024, 64, 10_000, 1);
     let spread = per_packet(Mtu::B1024, 64, 10_000, 10_000);
-    println!("64 B: 1 queue pair {alone:.0} ns, beside 10,000 idle ones {crowded:.0} ns (ratio {:.2})", crowded / alone);
+    println!(
+        "64 B: 1 queue pair {alone:.0} ns, beside 10,000 idle ones {crowded:.0} ns (ratio {:.2})",
+        crowded / alone
+    );
     println!("64 B: round robin over 10,000 queue pairs {spread:.0} ns (ratio {:.2})", spread / alone);
     println!("simulated data packets per second in a world, one core:");
     for (name, mtu, message) in [
