@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use crate::backend::Backend;
+use crate::channel::{Channel, CompletionChannel};
 use crate::executor::{Wait, waiting_for};
 use crate::notifier::Notifier;
 use crate::rendezvous::refuse_to_block;
@@ -8,8 +9,10 @@ use crate::{Completion, Context, Error, Notify};
 use parking_lot::Mutex;
 use softhca_engine::{CqId, Instant};
 use softhca_queue::CompletionConsumer;
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -22,19 +25,59 @@ pub struct CompletionQueue {
     inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     backend: Arc<dyn Backend>,
     id: CqId,
     ring: Mutex<CompletionConsumer>,
     news: Arc<Notifier>,
+    /// The channel that it is on, and under which token.
+    channel: Option<Arc<Channel>>,
+    token: u64,
+}
+
+impl Inner {
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+}
+
+/// Two handles are equal if they are of the same queue.
+impl PartialEq for CompletionQueue {
+    fn eq(&self, other: &CompletionQueue) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for CompletionQueue {}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompletionQueue({:#x})", self.inner.id.0)
+    }
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(context: &Context, slots: u32) -> Result<CompletionQueue, Error> {
+    pub(crate) fn new(
+        context: &Context,
+        slots: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, Error> {
+        static TOKENS: AtomicU64 = AtomicU64::new(0);
+        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
         let backend = context.backend.clone();
-        let news = Arc::new(Notifier::default());
+        let channel = channel.map(|channel| channel.inner().clone());
+        let news = channel.as_ref().map_or_else(Notifier::default, |channel| Notifier::on(channel, token));
+        let news = Arc::new(news);
         let (id, ring) = backend.create_completion_queue(slots, news.clone())?;
-        Ok(CompletionQueue { inner: Arc::new(Inner { backend, id, ring: Mutex::new(ring), news }) })
+        let inner = Arc::new(Inner { backend, id, ring: Mutex::new(ring), news, channel, token });
+        if let Some(channel) = &inner.channel {
+            channel.attach(&inner);
+        }
+        Ok(CompletionQueue { inner })
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> CompletionQueue {
+        CompletionQueue { inner }
     }
 
     pub(crate) fn id(&self) -> CqId {
@@ -157,6 +200,9 @@ impl CompletionQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if let Some(channel) = &self.channel {
+            channel.detach(self.token);
+        }
         // Every queue pair that completes here holds a handle: none is left.
         let _ = self.backend.destroy_completion_queue(self.id);
     }

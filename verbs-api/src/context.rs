@@ -3,7 +3,7 @@
 use crate::backend::Backend;
 use crate::executor::{Wait, waiting_for};
 use crate::rendezvous::refuse_to_block;
-use crate::{CompletionQueue, Counters, Error, ProtectionDomain};
+use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::AsyncEvent;
 use softhca_wire::Gid;
 use std::future::poll_fn;
@@ -46,7 +46,26 @@ impl Context {
 
     /// Creates a completion queue with room for `slots` completions.
     pub fn create_completion_queue(&self, slots: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, slots)
+        CompletionQueue::new(self, slots, None)
+    }
+
+    /// Creates a completion queue that tells a channel when it has news.
+    pub fn create_completion_queue_on(
+        &self,
+        slots: u32,
+        channel: &CompletionChannel,
+    ) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, slots, Some(channel))
+    }
+
+    /// Creates a channel for completion queues.
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::new(self)
+    }
+
+    /// Opens an XRC domain.
+    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
+        XrcDomain::new(self)
     }
 
     /// Takes the oldest asynchronous event, if there is one.

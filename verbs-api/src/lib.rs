@@ -6,6 +6,9 @@
 //! so that they may be dropped in any order. Registered memory is shared with peers by design: it is read
 //! and written through the region, never through a reference.
 //!
+//! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
+//! the simulated cards of a [`World`], where the async code of several hosts runs under virtual time.
+//!
 //! ```
 //! use softhca::{Access, Device, QpKind, SendRequest};
 //!
@@ -32,6 +35,7 @@
 //! ```
 
 mod backend;
+mod channel;
 mod completion;
 mod context;
 mod device;
@@ -52,7 +56,9 @@ mod simulated;
 mod time;
 mod work;
 mod world;
+mod xrc;
 
+pub use channel::CompletionChannel;
 pub use completion::CompletionQueue;
 pub use context::Context;
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
@@ -68,6 +74,7 @@ pub use shared_receive::SharedReceiveQueue;
 pub use time::{Sleep, now, sleep, timeout};
 pub use work::{ReceiveRequest, SendRequest};
 pub use world::{Outcome, World};
+pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
     Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Event, Instant, Modify, QpKind,
