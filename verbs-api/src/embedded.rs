@@ -14,12 +14,15 @@ use softhca_wire::Envelope;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The thread takes over when no caller drove for this long.
 const TAKE_OVER: Duration = Duration::from_micros(50);
+
+/// Turns in vain after which a caller that polls lets other threads run.
+const SPINS: u32 = 64;
 
 /// Reads the card's events for the board, and passes everything on.
 struct Reader {
@@ -56,6 +59,8 @@ struct Core {
     asleep: AtomicBool,
     stop: AtomicBool,
     waker: Waker,
+    /// Turns of callers in a row that moved nothing.
+    idle_turns: AtomicU32,
 }
 
 impl Core {
@@ -139,6 +144,7 @@ pub(crate) fn start(
         asleep: AtomicBool::new(false),
         stop: AtomicBool::new(false),
         waker: Waker::new().map_err(system("making an event descriptor"))?,
+        idle_turns: AtomicU32::new(0),
     });
     let thread = std::thread::Builder::new()
         .name("softhca".into())
@@ -209,8 +215,15 @@ impl Seat for Station {
     }
 
     fn drive(&self) {
-        if self.core.turn().is_none() {
-            std::hint::spin_loop();
+        let idle = match self.core.turn() {
+            Some(true) => 0,
+            _ => self.core.idle_turns.load(Ordering::Relaxed).saturating_add(1),
+        };
+        self.core.idle_turns.store(idle, Ordering::Relaxed);
+        match idle {
+            0..SPINS => std::hint::spin_loop(),
+            // The peer may need this core to answer.
+            _ => std::thread::yield_now(),
         }
     }
 

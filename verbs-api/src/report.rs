@@ -130,14 +130,17 @@ fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
         Event::PacketDropped { qp, reason, .. } => write!(f, "{qp} dropped a packet: {reason}"),
         Event::Refused { qp, psn, refusal } => write!(f, "{qp} refused PSN {psn}: {refusal}"),
         Event::StateChanged { qp, from, to, reason } => write!(f, "{qp} went from {from} to {to}: {reason}"),
-        Event::Completed { completion, reason, .. } if completion.status.is_success() => {
-            let _ = reason;
+        Event::Completed { completion, .. } if completion.status.is_success() => {
             write!(f, "{} completed request {}: success", completion.queue_pair, completion.id)
         }
         Event::Completed { completion, reason, .. } => {
             let (qp, id, status) = (completion.queue_pair, completion.id, completion.status);
             write!(f, "{qp} completed request {id}: {status:?}, {reason}")
         }
+        Event::MemoryWritten { qp, address, length, .. } => {
+            write!(f, "{qp} wrote {length} bytes at {address:#x}")
+        }
+        Event::Notified { cq } => write!(f, "completion queue {:#x} notified its owner", cq.0),
         Event::Raised { event, .. } => write!(f, "raised {event:?}"),
         other => write!(f, "{other:?}"),
     }
