@@ -142,6 +142,7 @@ impl CompletionQueue {
         refuse_to_block("CompletionQueue::wait", "queue.next().await");
         let backend = &self.inner.backend;
         let spin_until = backend.now().plus(SPIN);
+        let mut last = None;
         loop {
             if let Some(completion) = self.poll() {
                 return Some(completion);
@@ -150,7 +151,8 @@ impl CompletionQueue {
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return None;
             }
-            if now < spin_until {
+            // Virtual time does not go on by spinning.
+            if now < spin_until && last.replace(now) != Some(now) {
                 continue;
             }
             let seen = self.inner.news.count();
