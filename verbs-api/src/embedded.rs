@@ -19,12 +19,15 @@ use softhca_wire::{Envelope, Gid, Qpn, RemoteKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// The thread takes over when no caller drove for this long.
 const TAKE_OVER: Duration = Duration::from_micros(50);
+
+/// After so many turns without anything to do, a caller that polls lets others have its processor now and then.
+const EMPTY_TURNS: u32 = 64;
 
 /// Where the card's news for the application is put up.
 #[derive(Default)]
@@ -83,6 +86,8 @@ struct Core {
     started: std::time::Instant,
     /// When somebody last drove, in nanoseconds since the start.
     driven_at: AtomicU64,
+    /// Turns in a row that callers took for nothing.
+    empty: AtomicU32,
     /// The thread sleeps until something arrives: a doorbell must wake it.
     asleep: AtomicBool,
     stop: AtomicBool,
@@ -172,6 +177,7 @@ impl Embedded {
             driver: Mutex::new(driver),
             started: std::time::Instant::now(),
             driven_at: AtomicU64::new(0),
+            empty: AtomicU32::new(0),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             waker: Waker::new().map_err(system("making an event descriptor"))?,
@@ -411,8 +417,10 @@ impl Backend for Embedded {
     }
 
     fn drive(&self) {
-        if self.core.turn().is_none() {
-            std::hint::spin_loop();
+        if self.core.turn() == Some(true) {
+            self.core.empty.store(0, Ordering::Relaxed);
+        } else if self.core.empty.fetch_add(1, Ordering::Relaxed) >= EMPTY_TURNS {
+            std::thread::yield_now();
         }
     }
 }
