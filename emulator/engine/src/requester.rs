@@ -36,11 +36,13 @@ impl QueuePair {
             if !self.state.takes_responses() || self.outbound.rnr_until.is_some() {
                 return None;
             }
-            if self.outbound.cursor == self.outbound.works.len()
-                && (self.state == State::SendQueueDrained || !self.take(card, ctx))
-            {
-                self.note_drained(ctx);
-                return None;
+            if self.outbound.cursor == self.outbound.works.len() {
+                if self.state == State::SendQueueDrained || !self.take(card, ctx) {
+                    self.note_drained(ctx);
+                    return None;
+                }
+                // What was taken may have failed at once, and the queue pair with it.
+                continue;
             }
             let work = &self.outbound.works[self.outbound.cursor];
             match work.outcome {
