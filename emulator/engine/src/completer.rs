@@ -41,7 +41,7 @@ impl QueuePair {
         match (packet.opcode.operation(), syndrome) {
             (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(card, ctx, packet, timer),
             (_, Syndrome::Nak(NakCode::SequenceError)) => self.on_sequence_nak(card, ctx, packet),
-            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, psn, code),
+            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, packet, code),
             (Operation::ReadResponse, Syndrome::Ack(_)) => {
                 self.on_read_response(card, ctx, transport, packet)
             }
@@ -49,10 +49,24 @@ impl QueuePair {
                 let original = transport.header.atomic_ack.map_or(0, |ack| ack.0);
                 self.on_atomic_response(card, ctx, packet, original);
             }
-            (_, Syndrome::Ack(_)) => match self.acknowledge_before(card, ctx, psn.plus(1)) {
-                Ok(()) => self.retire(card, ctx),
-                Err(gap) => self.on_gap(card, ctx, gap, psn),
-            },
+            (_, Syndrome::Ack(_)) => {
+                self.advance_to(card, ctx, psn.plus(1), packet);
+            }
+        }
+    }
+
+    /// Takes note that everything before `psn` was done, because `packet` says so. False if that was a gap, or
+    /// if a request that comes to its end by it stops the queue pair.
+    fn advance_to(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, packet: Packet) -> bool {
+        match self.acknowledge_before(card, ctx, psn) {
+            Ok(()) => {
+                self.retire(card, ctx);
+                self.state.takes_responses()
+            }
+            Err(gap) => {
+                self.on_gap(card, ctx, gap, packet);
+                false
+            }
         }
     }
 
@@ -174,10 +188,9 @@ impl QueuePair {
         if self.outbound.rnr_until.is_some() {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if !self.advance_to(card, ctx, psn, packet) {
+            return;
         }
-        self.retire(card, ctx);
         match self.outbound.rnr_retries {
             0 => {
                 card.counters.rnr_nak_retry_err += 1;
@@ -201,17 +214,15 @@ impl QueuePair {
         if self.outbound.rnr_until.is_some() {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, psn, packet) {
+            self.recover(card, ctx, psn, BackCause::SequenceNak, Reason::SequenceNak { psn });
         }
-        self.retire(card, ctx);
-        self.recover(card, ctx, psn, BackCause::SequenceNak, Reason::SequenceNak { psn });
     }
 
-    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, got: Psn) {
+    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, packet: Packet) {
         card.counters.implied_nak_seq_err += 1;
         self.retire(card, ctx);
-        let expected = gap.expected;
+        let (expected, got) = (gap.expected, packet.psn);
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
     }
 
@@ -246,7 +257,8 @@ impl QueuePair {
         self.wake(card);
     }
 
-    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, code: NakCode) {
+    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, packet: Packet, code: NakCode) {
+        let psn = packet.psn;
         let (status, counter) = match code {
             NakCode::InvalidRequest => {
                 (Status::RemoteInvalidRequest, &mut card.counters.resp_remote_invalid_request)
@@ -255,11 +267,9 @@ impl QueuePair {
             _ => (Status::RemoteOperation, &mut card.counters.req_remote_op_errors),
         };
         *counter += 1;
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, psn, packet) {
+            self.fail(card, ctx, status, Reason::Nak { code, psn });
         }
-        self.retire(card, ctx);
-        self.fail(card, ctx, status, Reason::Nak { code, psn });
     }
 
     fn on_read_response(
@@ -273,13 +283,12 @@ impl QueuePair {
         let Some((first, packets, length)) = self.answered_work(psn, Operation::ReadRequest) else {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
-        if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+        if !self.advance_to(card, ctx, first, packet) {
+            return;
         }
-        self.retire(card, ctx);
         let expected = self.outbound.unacked;
         if psn != expected {
-            return self.on_gap(card, ctx, Gap { expected }, psn);
+            return self.on_gap(card, ctx, Gap { expected }, packet);
         }
         let index = psn.since(first);
         let mtu = self.attributes.mtu.bytes();
@@ -297,11 +306,9 @@ impl QueuePair {
         let Some((first, ..)) = self.answered_work(psn, Operation::FetchAdd) else {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
-        if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, first, packet) {
+            self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
         }
-        self.retire(card, ctx);
-        self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
     }
 
     /// First PSN, packets and length of the work at `psn`, if it wants this kind of answer.
