@@ -100,6 +100,7 @@ impl QueuePair {
 
     /// The peer answered something new: counts of tries and the ack timer start again.
     fn note_progress(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
+        self.outbound.gap_answered = false;
         self.outbound.retries = self.attributes.retry_count;
         self.outbound.rnr_retries = self.attributes.rnr_retry;
         // What was sent before the acknowledged PSN need not be sent again.
@@ -223,6 +224,10 @@ impl QueuePair {
         card.counters.implied_nak_seq_err += 1;
         self.retire(card, ctx);
         let (expected, got) = (gap.expected, packet.psn);
+        if self.outbound.gap_answered {
+            return self.tell_dropped(card, ctx, packet, DropReason::StaleResponse { oldest: expected });
+        }
+        self.outbound.gap_answered = true;
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
     }
 
