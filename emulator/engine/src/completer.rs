@@ -29,7 +29,7 @@ impl QueuePair {
             Some(DropReason::StateDoesNotReceive(self.state))
         } else if self.kind == QpKind::XrcTarget || !self.outbound.is_outstanding() {
             Some(DropReason::NothingOutstanding)
-        } else if !self.outbound.is_sent(psn) {
+        } else if !self.outbound.is_sent(psn) && !self.restarts_message(card, packet) {
             Some(DropReason::StaleResponse { oldest: self.outbound.unacked })
         } else {
             None
@@ -53,6 +53,13 @@ impl QueuePair {
                 self.advance_to(card, ctx, psn.plus(1), packet);
             }
         }
+    }
+
+    /// Whether a peer in `go-back-0` forgot its part of a message that it had acknowledged in part.
+    fn restarts_message(&self, card: &Card, packet: Packet) -> bool {
+        card.settings.recovery == Recovery::GoBack0
+            && packet.syndrome == Some(Syndrome::Nak(NakCode::SequenceError))
+            && self.outbound.works.front().is_some_and(|work| work.packets > 0 && work.first == packet.psn)
     }
 
     /// Takes note that everything before `psn` was done, because `packet` says so. False if that was a gap, or
