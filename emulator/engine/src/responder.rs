@@ -458,19 +458,21 @@ impl QueuePair {
     }
 
     /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
-    fn answer_again(&mut self, psn: Psn, packets: u32, remote: Reth) {
+    fn answer_again(&mut self, psn: Psn, count: u32, asked: Reth) {
         for owed in &mut self.inbound.owed {
-            if let Owed::Read { first, next, packets, .. } = owed
+            if let Owed::Read { first, next, packets, remote, .. } = owed
                 && psn.is_within(*first, *packets)
             {
+                // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
                 if psn.is_before(*next) {
-                    *next = psn;
+                    (*first, *next, *packets, *remote) = (psn, psn, count, asked);
                 }
                 return;
             }
         }
         let msn = self.inbound.msn;
-        self.inbound.owed.push_back(Owed::Read { first: psn, next: psn, packets, remote, msn, again: true });
+        let (first, next, packets, remote) = (psn, psn, count, asked);
+        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, msn, again: true });
     }
 
     /// Refuses a request: one NAK, and what the reason does to the queue pair.
