@@ -273,7 +273,7 @@ impl QueuePair {
         let psn = packet.psn;
         let (status, counter) = match code {
             NakCode::InvalidRequest => {
-                (Status::RemoteInvalidRequest, &mut card.counters.resp_remote_invalid_request)
+                (Status::RemoteInvalidRequest, &mut card.counters.req_remote_invalid_request)
             }
             NakCode::RemoteAccess => (Status::RemoteAccess, &mut card.counters.req_remote_access_errors),
             _ => (Status::RemoteOperation, &mut card.counters.req_remote_op_errors),

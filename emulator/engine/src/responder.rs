@@ -509,7 +509,7 @@ impl QueuePair {
             | Refusal::TooManyReads { .. }
             | Refusal::Misaligned { .. }
             | Refusal::NoSharedReceiveQueue { .. } => {
-                card.counters.req_remote_invalid_request += 1;
+                card.counters.resp_remote_invalid_request += 1;
                 let event = AsyncEvent::QueuePairRequestError(number);
                 (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
             }
