@@ -57,7 +57,7 @@ impl QueuePair {
         }
     }
 
-    fn note_established(&mut self, ctx: &mut Context<'_>) {
+    pub(crate) fn note_established(&mut self, ctx: &mut Context<'_>) {
         if self.state == State::ReadyToReceive && !self.inbound.established {
             self.inbound.established = true;
             let event = AsyncEvent::CommunicationEstablished(self.number);
