@@ -531,7 +531,10 @@ impl Hca {
                 return Ok(to);
             }
             State::Error => {
+                // Nobody is answered any more; what a refusal owes is another matter.
+                qp.inbound.owed.clear();
                 qp.enter_error(card, ctx, Reason::Asked, None);
+                self.settle(ctx);
                 return Ok(to);
             }
             _ => {}
@@ -549,7 +552,9 @@ impl Hca {
         }
         qp.outbound.retries = qp.attributes.retry_count;
         qp.outbound.rnr_retries = qp.attributes.rnr_retry;
-        qp.outbound.drained = false;
+        if from != State::SendQueueDrained {
+            qp.outbound.drained = false;
+        }
         qp.change_state(ctx, to, Reason::Asked);
         // What was posted before may be sent now; a queue that drains may have finished.
         qp.wake(card);
