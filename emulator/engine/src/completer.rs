@@ -374,6 +374,7 @@ impl QueuePair {
             let psn = self.outbound.unacked;
             card.counters.local_ack_timeout_err += 1;
             self.outbound.ack_deadline = None;
+            self.outbound.gap_answered = false;
             ctx.tell(Event::AckTimedOut { qp: self.number, oldest: psn });
             self.recover(card, ctx, psn, BackCause::Timeout, Reason::TimedOut { psn });
         }
