@@ -295,7 +295,10 @@ impl Hca {
     /// Stops the queue pairs of completion queues that overflowed.
     pub(crate) fn settle(&mut self, ctx: &mut Context<'_>) {
         while let Some(cq) = self.card.overflowed.pop() {
-            let users = self.queue_pairs.numbers(|qp| qp.send_cq == Some(cq) || qp.receive_cq == Some(cq));
+            let card = &self.card;
+            let users = self
+                .queue_pairs
+                .numbers(|qp| qp.send_cq == Some(cq) || qp.receive_completion_queue(card) == Some(cq));
             for number in users {
                 let Some(qp) = self.queue_pairs.get_mut(number) else { continue };
                 if matches!(qp.state, State::Reset | State::Init | State::Error) {
