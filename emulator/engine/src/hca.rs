@@ -143,11 +143,13 @@ impl Hca {
         transport: &Transport<'_>,
         packet: Packet,
     ) {
-        let members = self.card.groups.get(&Gid::from(envelope.destination)).cloned().unwrap_or_default();
+        let group = Gid::from(envelope.destination);
         let sender = transport.header.deth.map(|deth| deth.source);
         let from_here = self.card.gids.contains(&Gid::from(envelope.source));
         let mut delivered = false;
-        for number in members {
+        let mut index = 0;
+        while let Some(number) = self.card.groups.get(&group).and_then(|members| members.get(index).copied()) {
+            index += 1;
             // The sender itself does not get its own datagram back (IBA 10.5.2.2).
             if from_here && Some(number) == sender {
                 continue;
@@ -346,7 +348,10 @@ impl QueuePair {
             let count = run.map_or(0, |run| run.count);
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.is_none() && largest > room {
-                card.parked.entry(plan.envelope.destination).or_default().push(self.number);
+                let parked = card.parked.entry(plan.envelope.destination).or_default();
+                if !parked.contains(&self.number) {
+                    parked.push(self.number);
+                }
                 return None;
             }
             if count == most || used + largest > room {

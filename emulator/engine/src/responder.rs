@@ -515,7 +515,14 @@ impl QueuePair {
             Refusal::NotReady => {
                 card.counters.sent_rnr_err += 1;
                 self.inbound.refused = true;
-                self.owe_acknowledge_at(card, at, Syndrome::RnrNak(self.attributes.min_rnr_timer));
+                let syndrome = Syndrome::RnrNak(self.attributes.min_rnr_timer);
+                let waits = matches!(
+                    self.inbound.owed.back(),
+                    Some(Owed::Acknowledge { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
+                );
+                if !waits {
+                    self.owe_acknowledge_at(card, at, syndrome);
+                }
                 return self.wake(card);
             }
             Refusal::OpcodeOutOfPlace { .. }
