@@ -41,7 +41,7 @@ impl QueuePair {
         match (packet.opcode.operation(), syndrome) {
             (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(card, ctx, packet, timer),
             (_, Syndrome::Nak(NakCode::SequenceError)) => self.on_sequence_nak(card, ctx, packet),
-            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, psn, code),
+            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, packet, code),
             (Operation::ReadResponse, Syndrome::Ack(_)) => {
                 self.on_read_response(card, ctx, transport, packet)
             }
@@ -51,7 +51,7 @@ impl QueuePair {
             }
             (_, Syndrome::Ack(_)) => match self.acknowledge_before(card, ctx, psn.plus(1)) {
                 Ok(()) => self.retire(card, ctx),
-                Err(gap) => self.on_gap(card, ctx, gap, psn),
+                Err(gap) => self.on_gap(card, ctx, gap, packet),
             },
         }
     }
@@ -88,6 +88,7 @@ impl QueuePair {
     fn note_progress(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
         self.outbound.retries = self.attributes.retry_count;
         self.outbound.rnr_retries = self.attributes.rnr_retry;
+        self.outbound.went_back = false;
         // What was sent before the acknowledged PSN need not be sent again.
         if self.outbound.next.is_before(self.outbound.unacked) {
             self.outbound.next = self.outbound.unacked;
@@ -175,7 +176,7 @@ impl QueuePair {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
         if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+            return self.on_gap(card, ctx, gap, packet);
         }
         self.retire(card, ctx);
         match self.outbound.rnr_retries {
@@ -202,16 +203,20 @@ impl QueuePair {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
         if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+            return self.on_gap(card, ctx, gap, packet);
         }
         self.retire(card, ctx);
         self.recover(card, ctx, psn, BackCause::SequenceNak, Reason::SequenceNak { psn });
     }
 
-    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, got: Psn) {
-        card.counters.implied_nak_seq_err += 1;
+    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, packet: Packet) {
         self.retire(card, ctx);
-        let expected = gap.expected;
+        let Gap { expected } = gap;
+        if self.outbound.went_back {
+            return self.tell_dropped(card, ctx, packet, DropReason::AskedAgain { expected });
+        }
+        card.counters.implied_nak_seq_err += 1;
+        let got = packet.psn;
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
     }
 
@@ -232,6 +237,7 @@ impl QueuePair {
             return self.fail(card, ctx, Status::RetryExceeded, reason);
         }
         self.outbound.retries -= 1;
+        self.outbound.went_back = true;
         let to = match card.settings.recovery {
             Recovery::GoBack0 => {
                 let index = self.outbound.find(psn);
@@ -246,7 +252,8 @@ impl QueuePair {
         self.wake(card);
     }
 
-    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, code: NakCode) {
+    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, packet: Packet, code: NakCode) {
+        let psn = packet.psn;
         let (status, counter) = match code {
             NakCode::InvalidRequest => {
                 (Status::RemoteInvalidRequest, &mut card.counters.resp_remote_invalid_request)
@@ -256,7 +263,7 @@ impl QueuePair {
         };
         *counter += 1;
         if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+            return self.on_gap(card, ctx, gap, packet);
         }
         self.retire(card, ctx);
         self.fail(card, ctx, status, Reason::Nak { code, psn });
@@ -274,12 +281,12 @@ impl QueuePair {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
         if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+            return self.on_gap(card, ctx, gap, packet);
         }
         self.retire(card, ctx);
         let expected = self.outbound.unacked;
         if psn != expected {
-            return self.on_gap(card, ctx, Gap { expected }, psn);
+            return self.on_gap(card, ctx, Gap { expected }, packet);
         }
         let index = psn.since(first);
         let mtu = self.attributes.mtu.bytes();
@@ -298,7 +305,7 @@ impl QueuePair {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
         if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+            return self.on_gap(card, ctx, gap, packet);
         }
         self.retire(card, ctx);
         self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
