@@ -153,10 +153,6 @@ pub fn check_unreliable(walk: &Walk) -> Verdict {
         prop_assert!(outcome.target == effect.target, "the target is not what the packets carried");
         let delivered = check_delivered(lane, &outcome, 0, index)?;
         prop_assert!(delivered.is_sorted_by(|a, b| a < b), "{:?}", delivered);
-        if walk.troubles.is_empty() {
-            let wanted: Vec<_> = (0..lane.deeds.len()).filter(|n| lane.deeds[*n].takes_receive()).collect();
-            prop_assert!(delivered.len() <= wanted.len());
-        }
     }
     Ok(())
 }

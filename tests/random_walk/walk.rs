@@ -84,6 +84,8 @@ pub enum Weather {
     Echoes,
     /// So few faults that no retry count is exhausted.
     Showers,
+    /// One packet in a hundred or so: independent tries do not all fail.
+    Drizzle,
     /// Anything.
     Storm,
 }
@@ -148,8 +150,11 @@ fn any_trouble(weather: Weather) -> impl Strategy<Value = Trouble> {
     let once = (0..30u64).prop_map(|skip| Repeat { skip, times: Some(1), ..Repeat::default() });
     let often = (1..150u32)
         .prop_map(|per_mille| Repeat::choice(Choice::Chance { per_billion: per_mille * 1_000_000 }));
+    let rarely = (1..15u32)
+        .prop_map(|per_mille| Repeat::choice(Choice::Chance { per_billion: per_mille * 1_000_000 }));
     let repeat = match weather {
         Weather::Showers => once.boxed(),
+        Weather::Drizzle => rarely.boxed(),
         _ => prop_oneof![once, often].boxed(),
     };
     (classes, repeat, any_action(weather)).prop_map(|(classes, repeat, action)| Trouble {
