@@ -315,6 +315,11 @@ impl World {
         true
     }
 
+    /// A frame reaches a host out of nowhere, over no cable. For replaying captures.
+    pub fn inject(&mut self, host: HostId, frame: Frame) {
+        self.arrive(host, frame);
+    }
+
     fn arrive(&mut self, host: HostId, frame: Frame) {
         self.with_card(host, |hca, ctx| match Icrc::split(&frame.bytes) {
             Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
