@@ -411,7 +411,7 @@ impl World {
         self.schedule(self.now.nanos(), Happening::Looped);
     }
 
-    /// Brings a host a frame that nobody sent, as a hostile network would.
+    /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
         self.arrive(to, frame);
     }
