@@ -160,8 +160,7 @@ fn a_host_that_talks_to_itself_hears_everything_in_order() {
     let mut verbs = world.on(host);
     let domain = verbs.allocate_domain().unwrap();
     let cq = verbs.create_completion_queue(64).unwrap();
-    let [x, y] = [0; 2]
-        .map(|_| verbs.create_queue_pair(QpKind::Rc, domain, cq, Default::default()).unwrap());
+    let [x, y] = [0; 2].map(|_| verbs.create_queue_pair(QpKind::Rc, domain, cq, Default::default()).unwrap());
     let (key, base) = verbs.register(domain, 1 << 20, softhca_tests::pair::ALL).unwrap();
     world.connect((host, x), (host, y), &Default::default()).unwrap();
     let data = pattern(5, 300_000);

@@ -3,7 +3,7 @@
 //! Every drop, refusal, state change and failed completion is an event with its reason, so that "why did
 //! this fail" can be answered from events alone.
 
-use crate::{ClientId, CqId, Denied, Instant, SrqId, State};
+use crate::{AsyncEvent, ClientId, CqId, Denied, Instant, State};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_queue::{Completion, CompletionOperation, Impossible, Status};
@@ -274,25 +274,6 @@ pub enum BackCause {
     ResponseGap,
     Timeout,
     ReceiverNotReady,
-}
-
-/// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum AsyncEvent {
-    CompletionQueueError(CqId),
-    QueuePairFatal(Qpn),
-    QueuePairRequestError(Qpn),
-    QueuePairAccessError(Qpn),
-    CommunicationEstablished(Qpn),
-    SendQueueDrained(Qpn),
-    LastWorkRequestReached(Qpn),
-    SharedReceiveQueueError(SrqId),
-    SharedReceiveQueueLimit(SrqId),
-    PortActive,
-    PortDown,
-    GidChange,
-    DeviceFatal,
 }
 
 /// Something that happened in the card.
