@@ -44,7 +44,7 @@ impl Default for SocketOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The send buffer is full: try again when the socket is writable.
+    /// The send buffer is full: try again after [`wait_writable`](crate::wait_writable).
     #[error("the socket's send buffer is full")]
     WouldBlock,
     /// The kernel had no memory, or a local queue overflowed.
