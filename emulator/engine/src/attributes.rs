@@ -181,14 +181,14 @@ pub struct Attributes {
 
 impl Attributes {
     /// Those of a queue pair in RESET.
-    pub(crate) fn reset() -> Attributes {
+    pub(crate) fn reset(mtu: Mtu) -> Attributes {
         Attributes {
             access: Access::empty(),
             partition_index: 0,
             port: 1,
             queue_key: QueueKey(0),
             path: AddressVector::default(),
-            mtu: Mtu::B1024,
+            mtu,
             destination: Qpn::new(0),
             receive_psn: Psn::new(0),
             send_psn: Psn::new(0),

@@ -12,7 +12,7 @@ use crate::{
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{CompletionProducer, DoorbellConsumer, ReceiveConsumer, SendConsumer};
-use softhca_wire::{Envelope, Gid, Qpn, RemoteKey};
+use softhca_wire::{Envelope, Gid, Mtu, Qpn, RemoteKey};
 
 /// What a queue pair is created with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -421,10 +421,10 @@ impl Hca {
         if let Some(domain) = init.domain {
             self.card.protection.hold(client, domain)?;
         }
-        let mut rings = Some(rings);
+        let (mut rings, mtu) = (Some(rings), self.card.settings.mtu);
         let mut make = |number| {
             let rings = rings.take().unwrap_or_default();
-            new_queue_pair(client, Qpn::new(number), &init, rings)
+            new_queue_pair(client, Qpn::new(number), &init, rings, mtu)
         };
         let Some(number) = insert(&mut self.queue_pairs, &mut make) else {
             if let Some(domain) = init.domain {
@@ -520,6 +520,9 @@ impl Hca {
         if let Some(path) = &modify.path {
             self.check_path(path)?;
         }
+        if let Some(mtu) = modify.mtu {
+            at_most("path MTU", mtu.bytes().into(), self.card.settings.mtu.bytes().into())?;
+        }
         let gids = self.card.gids.clone();
         let card = &mut self.card;
         let qp = self.queue_pairs.get_mut(number.value()).expect("it was found above");
@@ -527,11 +530,14 @@ impl Hca {
             State::Reset => {
                 qp.change_state(ctx, to, Reason::Asked);
                 qp.reset();
-                qp.attributes = Attributes::reset();
+                qp.attributes = Attributes::reset(card.settings.mtu);
                 return Ok(to);
             }
             State::Error => {
+                // Nobody is answered any more; what a refusal owes is another matter.
+                qp.inbound.owed.clear();
                 qp.enter_error(card, ctx, Reason::Asked, None);
+                self.settle(ctx);
                 return Ok(to);
             }
             _ => {}
@@ -549,7 +555,9 @@ impl Hca {
         }
         qp.outbound.retries = qp.attributes.retry_count;
         qp.outbound.rnr_retries = qp.attributes.rnr_retry;
-        qp.outbound.drained = false;
+        if from != State::SendQueueDrained {
+            qp.outbound.drained = false;
+        }
         qp.change_state(ctx, to, Reason::Asked);
         // What was posted before may be sent now; a queue that drains may have finished.
         qp.wake(card);
@@ -636,7 +644,7 @@ fn check_receive(ring: &ReceiveConsumer) -> Result<(), Error> {
     at_most("receive entries", ring.entries() as u64, crate::Limits::CARD.entries as u64)
 }
 
-fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings) -> QueuePair {
+fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, mtu: Mtu) -> QueuePair {
     let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     QueuePair {
         number,
@@ -649,11 +657,12 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings) 
         xrc_domain: init.xrc_domain,
         signal_all: init.signal_all,
         state: State::Reset,
-        attributes: Attributes::reset(),
+        attributes: Attributes::reset(mtu),
         envelope: Envelope::between(nowhere, nowhere),
         outbound: Outbound::new(rings.send),
         inbound: Inbound::new(rings.receive),
         is_ready: false,
+        is_parked: false,
         timer_at: None,
         replies_last: true,
     }

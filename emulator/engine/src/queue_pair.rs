@@ -24,6 +24,8 @@ pub(crate) struct QueuePair {
     pub inbound: Inbound,
     /// It stands in the ready list.
     pub is_ready: bool,
+    /// It waits until the driver may send to its destination.
+    pub is_parked: bool,
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
     /// Whose turn it is when both halves have something to send.

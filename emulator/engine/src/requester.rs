@@ -36,11 +36,13 @@ impl QueuePair {
             if !self.state.takes_responses() || self.outbound.rnr_until.is_some() {
                 return None;
             }
-            if self.outbound.cursor == self.outbound.works.len()
-                && (self.state == State::SendQueueDrained || !self.take(card, ctx))
-            {
-                self.note_drained(ctx);
-                return None;
+            if self.outbound.cursor == self.outbound.works.len() {
+                if self.state == State::SendQueueDrained || !self.take(card, ctx) {
+                    self.note_drained(ctx);
+                    return None;
+                }
+                // What was taken may have failed at once, and the queue pair with it.
+                continue;
             }
             let work = &self.outbound.works[self.outbound.cursor];
             match work.outcome {
@@ -309,7 +311,13 @@ impl QueuePair {
             }
         };
         let ends = position.ends() || work.is_read_or_atomic();
-        header.bth.solicited = ends && work.flags.contains(SendFlags::SOLICITED);
+        // Only what takes a receive can ask for an event there (IBA 9.2.3).
+        let takes_receive = match work.operation.0 {
+            Operation::Send(_) => true,
+            Operation::Write { immediate, .. } => immediate.is_some(),
+            _ => false,
+        };
+        header.bth.solicited = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
         header.bth.ack_request = self.kind.is_reliable()
             && (ends || self.outbound.unrequested + 1 >= card.settings.ack_request_every);

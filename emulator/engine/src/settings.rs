@@ -1,6 +1,7 @@
 //! What is set once per device.
 
 use core::time::Duration;
+use softhca_wire::Mtu;
 
 /// What a lost packet does to a reliable connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -51,6 +52,8 @@ pub struct Settings {
     pub least_ack_timeout: Duration,
     /// Packets without an acknowledgement request after which one is made in the middle of a message.
     pub ack_request_every: u32,
+    /// The most payload that a packet of the port carries: the size of datagrams, the limit of path MTUs.
+    pub mtu: Mtu,
     /// Where the numbers of queue pairs and keys begin.
     pub seed: u64,
 }
@@ -62,6 +65,7 @@ impl Default for Settings {
             acks: Acks::default(),
             least_ack_timeout: Duration::ZERO,
             ack_request_every: 64,
+            mtu: Mtu::B4096,
             seed: 0,
         }
     }

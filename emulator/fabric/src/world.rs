@@ -7,7 +7,7 @@ use crate::host::{Host, HostId};
 use crate::verbs::Verbs;
 use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed};
 use alloc::boxed::Box;
-use alloc::collections::BinaryHeap;
+use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
@@ -54,6 +54,8 @@ enum Happening {
     Line { host: HostId },
     Timer { host: HostId },
     Held { cable: CableId },
+    /// The oldest frame that a host sent to itself comes back.
+    Looped,
 }
 
 /// A cable and the hosts at its two ends.
@@ -98,8 +100,8 @@ pub struct World {
     /// Buffers of frames that have arrived.
     buffers: Vec<Vec<u8>>,
     observer: Box<dyn Observer>,
-    /// Frames that a host sent to itself: they pass no cable.
-    looped: Vec<(HostId, Frame)>,
+    /// Frames that a host sent to itself, oldest first: they pass no cable.
+    looped: VecDeque<(HostId, Frame)>,
     scratch: Vec<u8>,
 }
 
@@ -122,7 +124,7 @@ impl World {
             arrivals: 0,
             buffers: Vec::new(),
             observer: Box::new(()),
-            looped: Vec::new(),
+            looped: VecDeque::new(),
             scratch: vec![0; FRAME],
         }
     }
@@ -311,13 +313,12 @@ impl World {
                 let now = self.now.nanos();
                 self.through(cable, |cable, _, outlet| cable.expire(now, outlet));
             }
+            Happening::Looped => {
+                let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
+                self.arrive(host, frame);
+            }
         }
         true
-    }
-
-    /// A frame reaches a host out of nowhere, over no cable. For replaying captures.
-    pub fn inject(&mut self, host: HostId, frame: Frame) {
-        self.arrive(host, frame);
     }
 
     fn arrive(&mut self, host: HostId, frame: Frame) {
@@ -369,9 +370,6 @@ impl World {
             self.send(id, Frame { envelope: run.envelope, bytes });
         }
         self.watch_timers(id);
-        while let Some((host, frame)) = self.looped.pop() {
-            self.arrive(host, frame);
-        }
     }
 
     fn watch_timers(&mut self, id: HostId) {
@@ -397,15 +395,25 @@ impl World {
             for (cable, direction) in cables {
                 self.admit(cable, direction, frame.clone());
             }
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if destination == host.address {
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if let Some((cable, direction)) = host.routes.get(&destination).copied() {
             self.admit(cable, direction, frame);
         } else {
             // Nobody has this address: the frame goes nowhere, as on a network without a route.
             self.buffers.push(frame.bytes);
         }
+    }
+
+    fn loop_back(&mut self, id: HostId, frame: Frame) {
+        self.looped.push_back((id, frame));
+        self.schedule(self.now.nanos(), Happening::Looped);
+    }
+
+    /// Brings a host a frame that nobody sent, as a hostile network would.
+    pub fn inject(&mut self, to: HostId, frame: Frame) {
+        self.arrive(to, frame);
     }
 
     fn admit(&mut self, cable: CableId, direction: Direction, frame: Frame) {
