@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
+mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -17,7 +18,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell the RoCE packets of a capture, one line each
+    /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
 

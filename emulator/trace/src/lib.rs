@@ -2,11 +2,12 @@
 //!
 //! [`Capture`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is what one record says, as a line
 //! of text or, through serde, as a JSON object; [`Tally`] counts them. [`CaptureWriter`] writes pcapng, and
-//! [`Tap`] lets a world do so. Nothing here opens a socket.
+//! [`Tap`] lets a world do so. [`Ladders`] draws who told whom what. Nothing here opens a socket.
 
 mod capture;
 mod cast;
 mod json;
+mod ladder;
 mod packet;
 mod tally;
 mod tap;
@@ -16,6 +17,7 @@ pub use capture::{
     Capture, CaptureError, CaptureWriter, Cause, Framing, Heading, InterfaceId, LinkType, Record,
 };
 pub use cast::Cast;
+pub use ladder::{Fate, Ladder, Ladders, Paint, Side, Sight, Step, Style, Tone};
 pub use packet::{Contents, Management, Packet, Roce};
 pub use tally::Tally;
 pub use tap::{Points, Tap};
