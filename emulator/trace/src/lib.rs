@@ -2,12 +2,14 @@
 //!
 //! [`Capture`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is what one record says, as a line
 //! of text or, through serde, as a JSON object; [`Tally`] counts them. [`CaptureWriter`] writes pcapng, and
-//! [`Tap`] lets a world do so. [`Ladders`] draws who told whom what. Nothing here opens a socket.
+//! [`Tap`] lets a world do so. [`Ladders`] draws who told whom what, and
+//! [`log`] keeps it for programs. Nothing here opens a socket.
 
 mod capture;
 mod cast;
 mod json;
 mod ladder;
+pub mod log;
 mod packet;
 mod tally;
 mod tap;
@@ -18,6 +20,7 @@ pub use capture::{
 };
 pub use cast::Cast;
 pub use ladder::{Fate, Ladder, Ladders, Paint, Side, Sight, Step, Style, Tone};
+pub use log::{EventLog, EventLogReader};
 pub use packet::{Contents, Management, Packet, Roce};
 pub use tally::Tally;
 pub use tap::{Points, Tap};
