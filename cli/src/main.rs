@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
+mod bench;
 mod time;
 mod trace;
 
@@ -18,6 +19,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Measure the card beside bare UDP sockets
+    Bench(bench::Arguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
@@ -27,6 +30,7 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }

@@ -7,7 +7,7 @@ use crate::host::{Host, HostId};
 use crate::verbs::Verbs;
 use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed};
 use alloc::boxed::Box;
-use alloc::collections::BinaryHeap;
+use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -82,10 +82,23 @@ impl<O: Observer> Observer for Rc<RefCell<O>> {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Arrival { slot: u32, host: HostId, cable: CableId, direction: Direction },
-    Line { host: HostId },
-    Timer { host: HostId },
-    Held { cable: CableId },
+    Arrival {
+        slot: u32,
+        host: HostId,
+        cable: CableId,
+        direction: Direction,
+    },
+    Line {
+        host: HostId,
+    },
+    Timer {
+        host: HostId,
+    },
+    Held {
+        cable: CableId,
+    },
+    /// The oldest frame that a host sent to itself comes back.
+    Looped,
 }
 
 /// A cable and the hosts at its two ends.
@@ -130,8 +143,8 @@ pub struct World {
     /// Buffers of frames that have arrived.
     buffers: Vec<Vec<u8>>,
     observer: Box<dyn Observer>,
-    /// Frames that a host sent to itself: they pass no cable.
-    looped: Vec<(HostId, Frame)>,
+    /// Frames that a host sent to itself, oldest first: they pass no cable.
+    looped: VecDeque<(HostId, Frame)>,
     scratch: Vec<u8>,
 }
 
@@ -154,7 +167,7 @@ impl World {
             arrivals: 0,
             buffers: Vec::new(),
             observer: Box::new(()),
-            looped: Vec::new(),
+            looped: VecDeque::new(),
             scratch: vec![0; FRAME],
         }
     }
@@ -348,6 +361,10 @@ impl World {
                 let now = self.now.nanos();
                 self.through(cable, |cable, _, outlet| cable.expire(now, outlet));
             }
+            Happening::Looped => {
+                let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
+                self.arrive(host, frame);
+            }
         }
         true
     }
@@ -401,9 +418,6 @@ impl World {
             self.send(id, Frame { envelope: run.envelope, bytes });
         }
         self.watch_timers(id);
-        while let Some((host, frame)) = self.looped.pop() {
-            self.arrive(host, frame);
-        }
     }
 
     fn watch_timers(&mut self, id: HostId) {
@@ -429,15 +443,25 @@ impl World {
             for (cable, direction) in cables {
                 self.admit(cable, direction, frame.clone());
             }
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if destination == host.address {
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if let Some((cable, direction)) = host.routes.get(&destination).copied() {
             self.admit(cable, direction, frame);
         } else {
             // Nobody has this address: the frame goes nowhere, as on a network without a route.
             self.buffers.push(frame.bytes);
         }
+    }
+
+    fn loop_back(&mut self, id: HostId, frame: Frame) {
+        self.looped.push_back((id, frame));
+        self.schedule(self.now.nanos(), Happening::Looped);
+    }
+
+    /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
+    pub fn inject(&mut self, to: HostId, frame: Frame) {
+        self.arrive(to, frame);
     }
 
     fn admit(&mut self, cable: CableId, direction: Direction, frame: Frame) {
