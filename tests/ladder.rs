@@ -2,11 +2,12 @@
 
 use softhca_engine::{QpKind, Recovery};
 use softhca_fabric::{
-    Action, Class, Classes, Direction, Endpoint, Flow, Repeat, Role, RuleId, Selector, Span,
+    Action, Class, Classes, Direction, Endpoint, Flow, Place, Repeat, Role, RuleId, Seal, Selector, Span,
 };
 use softhca_queue::{Datagram, Operation, Receive, SendFlags, SendRequest, SendTrailer};
+use softhca_tests::captures_folder;
 use softhca_tests::pair::{Pair, Setup};
-use softhca_trace::{Cast, Ladders, Paint, Style};
+use softhca_trace::{Capture, Cast, Contents, Ladders, Packet, Paint, Style};
 use softhca_wire::{Mtu, Psn, QueueKey, RnrTimer};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -193,4 +194,70 @@ fn datagrams_are_not_answered() {
     }
     pair.run();
     insta::assert_snapshot!(drawn(&ladders, WIDE));
+}
+
+#[test]
+fn what_rules_do_to_packets_that_arrive_stands_below_them() {
+    let mut pair = setup().recovery(Recovery::GoBackN).build();
+    let ladders = watch(&mut pair);
+    let nth = |psn| Selector {
+        direction: Some(Direction::Forward),
+        psn: Some(Span::exactly(psn)),
+        ..Selector::default()
+    };
+    pair.rule(nth(0), Repeat::times(1), Action::MarkCe);
+    pair.rule(nth(1), Repeat::times(1), Action::Duplicate { copies: 1 });
+    let corrupt = Action::Corrupt { place: Place::PayloadBit(3), seal: Seal::Stale };
+    pair.rule(nth(2), Repeat::times(1), corrupt);
+    pair.rule(nth(3), Repeat::times(1), Action::Delay { ns: 500 });
+    pair.post_write(7, 0, 0, 4000);
+    pair.run();
+    insta::assert_snapshot!(drawn(&ladders, WIDE));
+}
+
+#[test]
+fn connecting_is_one_line_per_side() {
+    let mut pair = Setup::default().build();
+    let ladders = watch(&mut pair);
+    let (a, b) = (pair.a, pair.b);
+    let (options, connection) = (Setup::default().options, Setup::default().connection);
+    let [one, other] = [a, b].map(|end| {
+        let mut verbs = pair.world.on(end.host);
+        verbs.create_queue_pair(QpKind::Rc, end.domain, end.cq, options).unwrap()
+    });
+    pair.world.connect((a.host, one), (b.host, other), &connection).unwrap();
+    let request = SendRequest::new(1, Operation::Send(SendTrailer::None), &[]);
+    pair.world.on(b.host).post_receive(other, &Receive { id: 1, scatter: &[] }).unwrap();
+    pair.world.on(a.host).post_send(one, &request).unwrap();
+    pair.run();
+    insta::assert_snapshot!(drawn(&ladders, NARROW));
+}
+
+#[test]
+fn every_capture_of_rxe_has_ladders_that_fit_every_width() {
+    for file in std::fs::read_dir(captures_folder()).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|end| end != "pcap") {
+            continue;
+        }
+        let mut ladders = Ladders::new(Cast::new());
+        let (mut start, mut connected) = (None, 0);
+        for record in Capture::open(&path).unwrap() {
+            let record = record.unwrap();
+            let packet = Packet::new(&record, *start.get_or_insert(record.time_ns));
+            connected += usize::from(matches!(packet.contents, Contents::Roce(_)));
+            ladders.packet(&packet);
+        }
+        let ladders = ladders.ladders();
+        let steps: usize = ladders.iter().map(|ladder| ladder.steps.len()).sum();
+        assert!(steps <= connected && (steps > 0) == (connected > 0), "{}", path.display());
+        for width in [60, 100] {
+            for ladder in &ladders {
+                let text = ladder.draw(Style { width, paint: Paint::None });
+                let fits = |line: &str| line.chars().count() == width;
+                // The heading takes two lines where one is too narrow.
+                assert!(text.lines().skip(2).all(fits), "{}\n{text}", path.display());
+            }
+        }
+    }
 }

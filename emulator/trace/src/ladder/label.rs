@@ -37,11 +37,8 @@ pub(super) struct Extra {
 impl Extra {
     pub fn of(header: &Header, ecn: Ecn) -> Extra {
         let mut words = Vec::new();
-        if let Some(reth) = header.reth {
-            if header.bth.opcode.operation() == Operation::ReadRequest {
-                words.push(format!("asks for {} B", reth.length));
-            }
-        }
+        let is_read = header.bth.opcode.operation() == Operation::ReadRequest;
+        words.extend(header.reth.filter(|_| is_read).map(|reth| format!("asks for {} B", reth.length)));
         if let Some(atomic) = header.atomic {
             words.push(match header.bth.opcode.operation() {
                 Operation::FetchAdd => format!("adds {:#x}", atomic.swap_or_add),

@@ -143,6 +143,9 @@ fn drop_reason(reason: DropReason, zero: Option<Psn>) -> String {
         DropReason::StaleResponse { oldest } => {
             format!("an old response, {} is awaited", relative(oldest, zero))
         }
+        DropReason::AskedAgain { expected } => {
+            format!("it was on its way when {} was asked for again", relative(expected, zero))
+        }
         DropReason::UnreliableGap { expected } => {
             format!("the message lacks its packet {}", relative(expected, zero))
         }

@@ -1,6 +1,6 @@
 //! The event log: JSON lines in the manner of qlog, one object per event, the same bytes in every run.
 //!
-//! [`vocabulary`] declares every name with its fields; the reference page is checked against it.
+//! [`VOCABULARY`] lists every name with its fields; the reference page is checked against it.
 
 mod entry;
 mod reader;
