@@ -2,8 +2,8 @@
 
 use crate::BAD_INPUT;
 use crate::time::Time;
-use softhca_trace::{Capture, CaptureError, Cause, Ladders, Packet, Paint, Style, Tally};
-use std::io::{self, BufWriter, IsTerminal, Write};
+use softhca_trace::{Capture, CaptureError, Cause, Ladders, Packet, Tally};
+use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -129,7 +129,7 @@ fn sum_up(
 fn draw(arguments: &Arguments, ladders: &mut Ladders, output: &mut impl Write) -> io::Result<()> {
     let from = arguments.from.map_or(i64::MIN, Time::nanoseconds);
     let to = arguments.to.map_or(i64::MAX, Time::nanoseconds);
-    let style = style();
+    let style = crate::terminal::style();
     for mut ladder in ladders.ladders() {
         ladder.keep(from, to);
         let is_wanted = arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
@@ -138,16 +138,4 @@ fn draw(arguments: &Arguments, ladders: &mut Ladders, output: &mut impl Write) -
         }
     }
     Ok(())
-}
-
-/// As wide as the terminal, and in colour there unless NO_COLOR asks for none.
-fn style() -> Style {
-    let terminal = io::stdout().is_terminal();
-    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let width = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    let default = Style::default();
-    Style {
-        width: width.filter(|_| terminal).unwrap_or(default.width),
-        paint: if terminal && !plain { Paint::Ansi } else { Paint::None },
-    }
 }

@@ -113,11 +113,6 @@ impl Device {
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
         self.card.rules()
     }
-
-    /// Lets the card's time begin at `started`, so that the traces of several cards share one clock.
-    pub fn start_clock_at(&self, started: std::time::Instant) {
-        self.card.start_clock_at(started);
-    }
 }
 
 /// What a card offers.

@@ -228,10 +228,6 @@ impl Embedded {
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
         self.core.driver.lock().rules().map(|(rule, tally)| (rule.clone(), tally)).collect()
     }
-
-    pub fn start_clock_at(&self, started: std::time::Instant) {
-        self.core.driver.lock().start_clock_at(started);
-    }
 }
 
 impl Drop for Embedded {

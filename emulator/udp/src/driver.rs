@@ -181,11 +181,6 @@ impl<M: Memory> Driver<M> {
         Instant::from_nanos(self.started.elapsed().as_nanos() as u64)
     }
 
-    /// Lets the card's time begin where another's did, so that the traces of both can be laid side by side.
-    pub fn start_clock_at(&mut self, started: std::time::Instant) {
-        self.started = started;
-    }
-
     /// The card.
     pub fn card(&self) -> &Hca {
         &self.hca
