@@ -232,7 +232,7 @@ impl QueuePair {
         self.retire(card, ctx);
         let (expected, got) = (gap.expected, packet.psn);
         if self.outbound.gap_answered {
-            return self.tell_dropped(card, ctx, packet, DropReason::StaleResponse { oldest: expected });
+            return self.tell_dropped(card, ctx, packet, DropReason::AskedAgain { expected });
         }
         self.outbound.gap_answered = true;
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
