@@ -3,8 +3,9 @@
 //! A lane is one direction of a connection. It has memory of its own at both ends, so lanes do not depend
 //! on each other, and within a lane the order of execution is the order of posting.
 
-use crate::walk::{Request, Step, Verb, Walk};
+use crate::walk::{Flaw, Request, Step, Verb, Walk};
 use softhca_engine::QpKind;
+use softhca_queue::Status;
 use softhca_tests::pair::pattern;
 
 /// Bytes at the sender that are sent and never change.
@@ -31,6 +32,8 @@ pub struct Deed {
     pub immediate: Option<u32>,
     pub fence: bool,
     pub inline: bool,
+    /// How it fails, if something is wrong with it.
+    pub failure: Option<Status>,
 }
 
 impl Deed {
@@ -127,6 +130,15 @@ impl Lane {
             self.sender += u64::from(length);
         }
         let fence = reliable && (request.fence || relayed.is_some() || changes && overlaps);
+        // Nobody looks at the key of no bytes.
+        let is_empty = length == 0;
+        let failure = match request.flaw {
+            Some(Flaw::LocalKey) if reliable && !is_empty && !inline => Some(Status::LocalProtection),
+            Some(Flaw::RemoteKey) if reliable && !is_empty && verb != Verb::Send => {
+                Some(Status::RemoteAccess)
+            }
+            _ => None,
+        };
         let deed = Deed {
             request: request.clone(),
             length,
@@ -137,8 +149,14 @@ impl Lane {
             immediate: immediate.then_some(number as u32 + 1),
             fence,
             inline,
+            failure,
         };
         self.deeds.push(deed);
+    }
+
+    /// The first request that cannot succeed.
+    pub fn flawed(&self) -> Option<usize> {
+        self.deeds.iter().position(|deed| deed.failure.is_some())
     }
 
     /// PSNs of all requests together.

@@ -6,7 +6,7 @@ use softhca_engine::{Event, QpKind, Settings, State};
 use softhca_fabric::{Connection, HostId, Line, QpOptions, Role, Rule, RuleId, Selector, World};
 use softhca_queue::{
     Completion, Datagram, Operation, Payload, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer,
-    Sge,
+    Sge, Status,
 };
 use softhca_tests::pair::{ALL, Record, Recorder};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
@@ -159,8 +159,12 @@ impl<'a> Play<'a> {
         let number = self.posted[lane];
         self.posted[lane] += 1;
         let deed = &self.lanes[lane].deeds[number];
-        let remote =
-            RemoteAddress { address: receiver.base + receiver.inbox + deed.remote, key: receiver.key };
+        // A key like the right one, of a variant that is no longer or not yet.
+        let spoil = |status| if deed.failure == Some(status) { 0xff } else { 0 };
+        let remote = RemoteAddress {
+            address: receiver.base + receiver.inbox + deed.remote,
+            key: RemoteKey(receiver.key.0 ^ spoil(Status::RemoteAccess)),
+        };
         let (compare, operand) = deed.operands();
         let operation = match deed.request.verb {
             Verb::Send => Operation::Send(deed.immediate.map_or(SendTrailer::None, SendTrailer::Immediate)),
@@ -169,7 +173,8 @@ impl<'a> Play<'a> {
             Verb::CompareSwap => Operation::CompareSwap { remote, compare, swap: operand },
             Verb::FetchAdd => Operation::FetchAdd { remote, add: operand },
         };
-        let gather = sender.entries(&deed.pieces);
+        let mut gather = sender.entries(&deed.pieces);
+        gather.iter_mut().for_each(|entry| entry.key.0 ^= spoil(Status::LocalProtection));
         let inline = deed.inline.then(|| self.lanes[lane].data(deed, &Lane::source(lane)));
         let mut request = SendRequest::new(number as u64, operation, &gather);
         request.flags.set(SendFlags::SIGNALED, deed.request.signalled);

@@ -64,6 +64,14 @@ pub struct Request {
     pub inline: bool,
     /// Sends what the last READ brought; needs a fence.
     pub relay: bool,
+    pub flaw: Option<Flaw>,
+}
+
+/// What is wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    LocalKey,
+    RemoteKey,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,8 +106,9 @@ fn any_request(kind: QpKind) -> impl Strategy<Value = Request> {
     };
     let sizes = (select(verbs), 0..=4u32, -1..=3i32, 1..=3usize, 0..=600u64);
     let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.2));
-    (sizes, flags, prop::bool::weighted(0.2)).prop_map(
-        |((verb, packets, odd, pieces, place), (immediate, signalled, fence, inline), relay)| Request {
+    let flaw = prop::option::weighted(0.01, select(vec![Flaw::LocalKey, Flaw::RemoteKey]));
+    (sizes, flags, prop::bool::weighted(0.2), flaw).prop_map(
+        |((verb, packets, odd, pieces, place), (immediate, signalled, fence, inline), relay, flaw)| Request {
             verb,
             packets,
             odd,
@@ -110,6 +119,7 @@ fn any_request(kind: QpKind) -> impl Strategy<Value = Request> {
             fence,
             inline,
             relay,
+            flaw,
         },
     )
 }
