@@ -1,7 +1,8 @@
 //! Two hosts, a cable, two connected queue pairs with a region each, and a record of all that happened.
 
 use softhca_engine::{
-    AddressVector, AsyncEvent, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings, SrqId, SrqInit, State,
+    AddressVector, AsyncEvent, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings,
+    SrqId, SrqInit, State,
 };
 use softhca_fabric::{
     Action, CableId, Connection, Direction, Fault, Frame, HostId, Line, Observer, QpOptions, Repeat, Role,
@@ -315,7 +316,10 @@ impl Pair {
     pub fn raised(&self, end: End) -> Vec<&'static str> {
         let record = self.record.borrow();
         let raised = record.events.iter().filter(|(_, host, _)| *host == end.host);
-        raised.filter_map(|(.., event)| if let Event::Raised { event, .. } = event { Some(name(event)) } else { None })
+        raised
+            .filter_map(
+                |(.., event)| if let Event::Raised { event, .. } = event { Some(name(event)) } else { None },
+            )
             .collect()
     }
 

@@ -115,9 +115,8 @@ fn a_solicited_write_wakes_only_with_immediate_data() {
     pair.run();
     assert_eq!(wakes(&pair, b), 1);
     let record = pair.record.borrow();
-    let marked = record.sent.iter().filter(|(_, frame)| {
-        softhca_wire::Bth::parse(&frame.bytes).unwrap().solicited
-    });
+    let marked =
+        record.sent.iter().filter(|(_, frame)| softhca_wire::Bth::parse(&frame.bytes).unwrap().solicited);
     assert_eq!(marked.count(), 1, "the last packet of the second");
 }
 
@@ -165,7 +164,8 @@ fn sends_and_receives_may_complete_to_different_queues() {
     let (a, b) = (pair.a, pair.b);
     let [sends, receives] = [0; 2].map(|_| pair.on(b).create_completion_queue(8).unwrap());
     let options = QpOptions::default();
-    let qb = pair.on(b).create_queue_pair_with(QpKind::Rc, b.domain, [sends, receives], options, None).unwrap();
+    let qb =
+        pair.on(b).create_queue_pair_with(QpKind::Rc, b.domain, [sends, receives], options, None).unwrap();
     let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, options).unwrap();
     pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
     let scatter = [b.sge(0, 8)];

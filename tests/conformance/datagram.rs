@@ -192,9 +192,15 @@ fn a_multicast_reaches_every_member_but_the_sender() {
         assert_eq!(received.iter().map(|c| (c.id, c.bytes, c.source)).collect::<Vec<_>>(), [(7, 44, a.qp)]);
     }
     assert_eq!(pair.world.on(b.host).poll_all(stranger.1), []);
-    let own = pair.record.borrow().events.iter().filter(|(_, host, event)| {
-        *host == a.host && matches!(event, Event::PacketReceived { qp, .. } if *qp == a.qp)
-    }).count();
+    let own = pair
+        .record
+        .borrow()
+        .events
+        .iter()
+        .filter(|(_, host, event)| {
+            *host == a.host && matches!(event, Event::PacketReceived { qp, .. } if *qp == a.qp)
+        })
+        .count();
     assert_eq!(own, 0);
 }
 

@@ -40,16 +40,19 @@ fn a_duplicate_write_is_acknowledged_but_not_executed() {
     pair.rule(requests(Span::exactly(0)), Repeat::times(1), late);
     pair.post_write(1, 0, 0, 3);
     pair.run();
-    let written = pair.record.borrow().events.iter().filter(|(.., event)| {
-        matches!(event, softhca_engine::Event::MemoryWritten { .. })
-    }).count();
+    let written = pair
+        .record
+        .borrow()
+        .events
+        .iter()
+        .filter(|(.., event)| matches!(event, softhca_engine::Event::MemoryWritten { .. }))
+        .count();
     assert_eq!(written, 1);
     assert_eq!(pair.read(b, 0, 3), b"new");
-    assert_eq!(pair.packets(), [
-        "-> WRITE_ONLY 0 3B",
-        "<- ACKNOWLEDGE 0 ack msn=1",
-        "<- ACKNOWLEDGE 0 ack msn=1",
-    ]);
+    assert_eq!(
+        pair.packets(),
+        ["-> WRITE_ONLY 0 3B", "<- ACKNOWLEDGE 0 ack msn=1", "<- ACKNOWLEDGE 0 ack msn=1",]
+    );
 }
 
 #[test]
@@ -94,7 +97,8 @@ fn a_read_that_is_asked_for_again_while_it_is_answered_starts_with_a_first_packe
     pair.run();
     assert_eq!(pair.outcomes(a), [(1, "success")]);
     assert_eq!(pair.read(a, 0, 50_000), data);
-    let resumed = pair.packets().into_iter().filter(|packet| packet.starts_with("<-") && packet.contains(" 3 "));
+    let resumed =
+        pair.packets().into_iter().filter(|packet| packet.starts_with("<-") && packet.contains(" 3 "));
     let resumed: Vec<String> = resumed.map(|packet| packet.split(' ').nth(1).unwrap().to_owned()).collect();
     assert_eq!(resumed, ["READ_RESPONSE_MIDDLE", "READ_RESPONSE_FIRST"]);
 }

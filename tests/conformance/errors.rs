@@ -15,7 +15,8 @@ fn table() -> Vec<Vec<String>> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/errors.md");
     let text = std::fs::read_to_string(path).unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ") && line.ends_with("` |"));
-    let cells = |row: &str| row.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', "")).collect();
+    let cells =
+        |row: &str| row.trim_matches('|').split('|').map(|cell| cell.trim().replace('`', "")).collect();
     rows.map(cells).collect()
 }
 
@@ -133,7 +134,8 @@ fn every_row_has_its_test_and_every_test_its_row() {
     let distinct: BTreeSet<String> = rows.iter().cloned().collect();
     assert_eq!(distinct.len(), rows.len(), "a test stands in two rows");
     let source = include_str!("errors.rs");
-    let named = source.lines().filter_map(|line| line.trim().strip_prefix("pair.is_row(\"")?.strip_suffix("\");"));
+    let named =
+        source.lines().filter_map(|line| line.trim().strip_prefix("pair.is_row(\"")?.strip_suffix("\");"));
     assert_eq!(distinct, named.map(String::from).collect());
     for name in &distinct {
         assert!(source.contains(&format!("#[test]\nfn {name}() {{")), "{name}");

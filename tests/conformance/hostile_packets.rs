@@ -34,9 +34,11 @@ fn forgeries() -> impl Strategy<Value = Forgery> {
         (prop::sample::select(opcodes), near, any::<bool>(), lengths, payloads),
         (any::<bool>(), prop_oneof![0u64..4096, any::<u64>()], any::<u8>(), 0u32..4),
     )
-        .prop_map(|((opcode, psn, ack_request, length, payload), (known_key, offset, syndrome, extended))| {
-            Forgery { opcode, psn, ack_request, length, payload, known_key, offset, syndrome, extended }
-        })
+        .prop_map(
+            |((opcode, psn, ack_request, length, payload), (known_key, offset, syndrome, extended))| {
+                Forgery { opcode, psn, ack_request, length, payload, known_key, offset, syndrome, extended }
+            },
+        )
 }
 
 fn forge(pair: &Pair, to: End, from: End, forgery: Forgery) -> Frame {
@@ -252,7 +254,8 @@ fn corrupted_conversations_never_panic_and_no_frame_vanishes() {
                 pair.post_read(id, 0, 0, 3000);
                 pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
                 let gather = [b.sge(0, 3000)];
-                let back = SendRequest::new(id, Operation::Write { remote: a.remote(0), immediate: None }, &gather);
+                let back =
+                    SendRequest::new(id, Operation::Write { remote: a.remote(0), immediate: None }, &gather);
                 pair.on(b).post_send(b.qp, &back).unwrap();
             }
             pair.world.run_for(std::time::Duration::from_secs(1));
@@ -277,7 +280,8 @@ fn a_flood_of_requests_that_find_no_receive_owes_one_answer() {
         extended: 0,
     };
     // The line is busy for a long time, so that nothing can be sent.
-    let slow = softhca_fabric::Line { bits_per_second: std::num::NonZeroU64::new(1000), ..Default::default() };
+    let slow =
+        softhca_fabric::Line { bits_per_second: std::num::NonZeroU64::new(1000), ..Default::default() };
     let cable = pair.cable;
     *pair.world.cable_mut(cable) = softhca_fabric::Cable::new(softhca_fabric::Seed(1), slow);
     for _ in 0..1000 {

@@ -120,7 +120,8 @@ fn a_long_message_that_was_acknowledged_in_part_starts_again_in_go_back_0_withou
 fn the_tries_are_counted_and_start_again_with_progress() {
     for recovery in BOTH {
         let losing = |times| {
-            let setup = Setup::default().recovery(recovery).connection(|c| (c.retry_count, c.timeout) = (2, 8));
+            let setup =
+                Setup::default().recovery(recovery).connection(|c| (c.retry_count, c.timeout) = (2, 8));
             let mut pair = setup.build();
             pair.lose(requests(Span::exactly(0)), times);
             pair.lose(requests(Span::exactly(1)), times);

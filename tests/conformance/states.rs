@@ -1,8 +1,6 @@
 //! The state machine of queue pairs: which attributes each transition needs and allows.
 
-use softhca_engine::{
-    AddressVector, AttributeMask, Error, Modify, QpKind, State, Transition, transition,
-};
+use softhca_engine::{AddressVector, AttributeMask, Error, Modify, QpKind, State, Transition, transition};
 use softhca_fabric::{HostId, QpOptions, World};
 use softhca_queue::Access;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
@@ -116,7 +114,8 @@ fn the_card_follows_the_matrix() {
                 assert_eq!(attempt(required | optional), Some(Ok(to)), "{context}");
                 for missing in required.iter() {
                     let result = attempt(required - missing);
-                    let told = matches!(result, Some(Err(Error::Attributes { missing: m, .. })) if m == missing);
+                    let told =
+                        matches!(result, Some(Err(Error::Attributes { missing: m, .. })) if m == missing);
                     assert!(told, "{context} without {missing}: {result:?}");
                 }
                 if matches!(to, State::Reset | State::Error) {

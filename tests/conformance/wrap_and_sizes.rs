@@ -1,6 +1,6 @@
 //! PSNs that wrap, and messages of every size.
 //!
-//! Messages of 2 GiB at every path MTU take minutes: `SOFTHCA_SLOW_TESTS=1` runs them.
+//! Messages of 2 GiB at every path MTU take minutes: `cargo test -- --ignored` runs them.
 
 use softhca_engine::{QpKind, Recovery};
 use softhca_fabric::{Span, World};
@@ -140,10 +140,8 @@ fn a_read_of_2_gib_arrives_at_the_largest_path_mtu() {
 }
 
 #[test]
+#[ignore = "moves 60 GiB, which takes minutes"]
 fn every_operation_of_2_gib_arrives_at_every_path_mtu() {
-    if std::env::var_os("SOFTHCA_SLOW_TESTS").is_none() {
-        return eprintln!("skipped: set SOFTHCA_SLOW_TESTS=1 to move 2 GiB at every path MTU");
-    }
     for mtu in Mtu::ALL {
         for operation in ["send", "write", "read"] {
             for length in [(1 << 31) - 1, 1 << 31] {
@@ -160,8 +158,7 @@ fn a_host_that_talks_to_itself_hears_everything_in_order() {
     let mut verbs = world.on(host);
     let domain = verbs.allocate_domain().unwrap();
     let cq = verbs.create_completion_queue(64).unwrap();
-    let [x, y] = [0; 2]
-        .map(|_| verbs.create_queue_pair(QpKind::Rc, domain, cq, Default::default()).unwrap());
+    let [x, y] = [0; 2].map(|_| verbs.create_queue_pair(QpKind::Rc, domain, cq, Default::default()).unwrap());
     let (key, base) = verbs.register(domain, 1 << 20, softhca_tests::pair::ALL).unwrap();
     world.connect((host, x), (host, y), &Default::default()).unwrap();
     let data = pattern(5, 300_000);

@@ -21,7 +21,11 @@ fn every_operation_works() {
     pair.post_write(2, 0, 10_000, 3000);
     pair.post_read(3, 50_000, 50_000, 3000);
     pair.post(4, Operation::FetchAdd { remote: b.remote(60_000), add: 3 }, &[a.sge(60_000, 8)]);
-    pair.post(5, Operation::CompareSwap { remote: b.remote(60_000), compare: 3, swap: 9 }, &[a.sge(60_008, 8)]);
+    pair.post(
+        5,
+        Operation::CompareSwap { remote: b.remote(60_000), compare: 3, swap: 9 },
+        &[a.sge(60_008, 8)],
+    );
     pair.post(6, Operation::Write { remote: b.remote(20_000), immediate: Some(8) }, &[a.sge(0, 2000)]);
     pair.run();
     let done: Vec<_> = (1..=6).map(|id| (id, "success")).collect();

@@ -148,7 +148,8 @@ impl Hca {
         let from_here = self.card.gids.contains(&Gid::from(envelope.source));
         let mut delivered = false;
         let mut index = 0;
-        while let Some(number) = self.card.groups.get(&group).and_then(|members| members.get(index).copied()) {
+        while let Some(number) = self.card.groups.get(&group).and_then(|members| members.get(index).copied())
+        {
             index += 1;
             // The sender itself does not get its own datagram back (IBA 10.5.2.2).
             if from_here && Some(number) == sender {

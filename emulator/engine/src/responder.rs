@@ -165,9 +165,10 @@ impl QueuePair {
     /// use it.
     fn extended_queue(&self, card: &Card, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), Refusal> {
         let number = number & 0xff_ffff;
-        let found = card.shared_receive_queues.get(number).filter(|queue| {
-            queue.extended.is_some_and(|(_, domain)| Some(domain) == self.xrc_domain)
-        });
+        let found = card
+            .shared_receive_queues
+            .get(number)
+            .filter(|queue| queue.extended.is_some_and(|(_, domain)| Some(domain) == self.xrc_domain));
         let found = found.map(|queue| (SrqId(number), queue.domain));
         found.ok_or(Refusal::NoSharedReceiveQueue { number })
     }

@@ -50,10 +50,21 @@ impl Observer for () {}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Arrival { slot: u32, host: HostId, cable: CableId, direction: Direction },
-    Line { host: HostId },
-    Timer { host: HostId },
-    Held { cable: CableId },
+    Arrival {
+        slot: u32,
+        host: HostId,
+        cable: CableId,
+        direction: Direction,
+    },
+    Line {
+        host: HostId,
+    },
+    Timer {
+        host: HostId,
+    },
+    Held {
+        cable: CableId,
+    },
     /// The oldest frame that a host sent to itself comes back.
     Looped,
 }
