@@ -2,14 +2,14 @@
 
 use softhca_engine::{
     AddressVector, AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, Modify, PdId, QpInit, QpKind,
-    QpRings, Settings, State,
+    QpRings, Settings, SrqInit, State,
 };
 use softhca_fabric::Store;
 use softhca_queue::{
     CompletionConsumer, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer,
     ReceiveProducer, SendConsumer, SendProducer, Words,
 };
-use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
+use softhca_wire::{Bth, Envelope, Gid, Header, Mtu, Opcode, Psn, Qpn, RnrTimer};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
@@ -35,6 +35,11 @@ fn address(last: u8) -> Gid {
 
 impl Card {
     fn new() -> Card {
+        Card::with(false)
+    }
+
+    /// A card whose queue pair takes its receives from a shared queue, or from its own.
+    fn with(shared: bool) -> Card {
         let mut hca = Hca::new(Settings::default(), vec![address(1)]);
         let doorbell = Words::heap(DoorbellProducer::words(8));
         let client = hca.open_client(DoorbellConsumer::new(doorbell.clone(), 8)).unwrap();
@@ -45,19 +50,21 @@ impl Card {
         let domain: PdId = hca.allocate_domain(client).unwrap();
         let producer = CompletionProducer::new(completions.clone(), 64);
         let cq: CqId = hca.create_completion_queue(client, producer).unwrap();
+        let mut receive = Some(ReceiveConsumer::new(receives.clone(), SLOTS, 2));
+        let shared_receive_queue = shared.then(|| {
+            let init = SrqInit { domain, limit: 0, extended: None };
+            hca.create_shared_receive_queue(client, init, receive.take().unwrap()).unwrap()
+        });
         let init = QpInit {
             kind: QpKind::Rc,
             domain: Some(domain),
             send_cq: Some(cq),
             receive_cq: Some(cq),
-            shared_receive_queue: None,
+            shared_receive_queue,
             xrc_domain: None,
             signal_all: true,
         };
-        let rings = QpRings {
-            send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)),
-            receive: Some(ReceiveConsumer::new(receives.clone(), SLOTS, 2)),
-        };
+        let rings = QpRings { send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)), receive };
         let qp = hca.create_queue_pair(client, init, rings).unwrap();
         let (store, events) = (Store::default(), Vec::new());
         let mut card =
@@ -208,4 +215,25 @@ fn a_doorbell_for_somebody_elses_queue_pair_is_ignored() {
     }
     card.act(|hca, ctx| hca.ring(ctx));
     assert_eq!(card.state(), State::ReadyToSend, "the other client's word does not count");
+}
+
+#[test]
+fn an_impossible_index_of_a_shared_queue_stops_who_takes_from_it_with_an_event_for_the_queue() {
+    let mut card = Card::with(true);
+    card.receives[0].store(99, Ordering::SeqCst);
+    let opcode = Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap();
+    let mut packet = [0; 16];
+    Header::new(Bth::new(opcode, card.qp, Psn::new(0))).emit(&mut packet);
+    let envelope = Envelope::between(address(2).ip(), address(1).ip());
+    card.act(|hca, ctx| hca.receive(ctx, &envelope, &packet));
+    assert_eq!(card.state(), State::Error);
+    let raised: Vec<AsyncEvent> = card
+        .events
+        .iter()
+        .filter_map(|event| if let Event::Raised { event, .. } = event { Some(*event) } else { None })
+        .collect();
+    let [AsyncEvent::SharedReceiveQueueError(_), AsyncEvent::QueuePairFatal(qp), ..] = raised[..] else {
+        panic!("{raised:?}")
+    };
+    assert_eq!(qp, card.qp);
 }
