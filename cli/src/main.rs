@@ -2,6 +2,8 @@
 //!
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
+mod bench;
+mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -17,7 +19,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell the RoCE packets of a capture, one line each
+    /// Measure the card beside bare UDP sockets
+    Bench(bench::Arguments),
+    /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
 
@@ -26,6 +30,7 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }

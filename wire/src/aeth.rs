@@ -94,6 +94,7 @@ impl Syndrome {
     }
 
     /// The syndrome with this byte, unless it is reserved.
+    #[inline]
     pub fn from_byte(byte: u8) -> Result<Syndrome, Malformed> {
         let low = byte & 0x1f;
         match byte >> 5 {
@@ -133,12 +134,14 @@ impl Aeth {
     pub const LEN: usize = 4;
 
     /// Reads the header from the start of `bytes`.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Aeth, Malformed> {
         let b = take::<{ Self::LEN }>(bytes, "AETH")?;
         Ok(Aeth { syndrome: Syndrome::from_byte(b[0])?, msn: u32::from_be_bytes([0, b[1], b[2], b[3]]) })
     }
 
     /// Writes the header to the start of `bytes`, which must have room.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8]) {
         bytes[..4].copy_from_slice(&(self.msn & 0xff_ffff).to_be_bytes());
         bytes[0] = self.syndrome.byte();

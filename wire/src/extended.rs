@@ -26,12 +26,14 @@ impl Deth {
     pub const LEN: usize = 8;
 
     /// Reads the header from the start of `bytes`.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Deth, Malformed> {
         let b = take::<{ Self::LEN }>(bytes, "DETH")?;
         Ok(Deth { queue_key: QueueKey(u32_at(b, 0)), source: Qpn::new(u32_at(b, 4)) })
     }
 
     /// Writes the header to the start of `bytes`, which must have room.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8]) {
         bytes[..4].copy_from_slice(&self.queue_key.0.to_be_bytes());
         bytes[4..8].copy_from_slice(&self.source.value().to_be_bytes());
@@ -60,12 +62,14 @@ impl Reth {
     pub const LEN: usize = 16;
 
     /// Reads the header from the start of `bytes`.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Reth, Malformed> {
         let b = take::<{ Self::LEN }>(bytes, "RETH")?;
         Ok(Reth { address: u64_at(b, 0), key: RemoteKey(u32_at(b, 8)), length: u32_at(b, 12) })
     }
 
     /// Writes the header to the start of `bytes`, which must have room.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8]) {
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.key.0.to_be_bytes());
@@ -97,6 +101,7 @@ impl AtomicEth {
     pub const LEN: usize = 28;
 
     /// Reads the header from the start of `bytes`.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<AtomicEth, Malformed> {
         let b = take::<{ Self::LEN }>(bytes, "AtomicETH")?;
         Ok(AtomicEth {
@@ -108,6 +113,7 @@ impl AtomicEth {
     }
 
     /// Writes the header to the start of `bytes`, which must have room.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8]) {
         bytes[..8].copy_from_slice(&self.address.to_be_bytes());
         bytes[8..12].copy_from_slice(&self.key.0.to_be_bytes());
@@ -134,11 +140,13 @@ macro_rules! word {
             pub const LEN: usize = $bytes;
 
             /// Reads the header from the start of `bytes`.
+            #[inline]
             pub fn parse(bytes: &[u8]) -> Result<$name, Malformed> {
                 Ok($name(<$inner>::from_be_bytes(*take::<{ Self::LEN }>(bytes, $label)?)))
             }
 
             /// Writes the header to the start of `bytes`, which must have room.
+            #[inline]
             pub fn emit(&self, bytes: &mut [u8]) {
                 bytes[..Self::LEN].copy_from_slice(&self.0.to_be_bytes());
             }

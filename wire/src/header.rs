@@ -76,8 +76,16 @@ impl Header {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Header, usize), Malformed> {
         let mut header = Header::new(Bth::parse(bytes)?);
-        let wanted = header.bth.opcode.headers();
-        let mut rest = &bytes[Bth::LEN..];
+        let opcode = header.bth.opcode;
+        let length = opcode.header_length();
+        let Some(mut rest) = bytes.get(Bth::LEN..length) else {
+            let what = "BTH and extended headers";
+            return Err(Malformed::Truncated { what, needed: length, available: bytes.len() });
+        };
+        if rest.is_empty() {
+            return Ok((header, length));
+        }
+        let wanted = opcode.headers();
         macro_rules! parse {
             ($field:ident, $flag:ident, $kind:ty) => {
                 if wanted.contains(Headers::$flag) {
@@ -86,10 +94,9 @@ impl Header {
                 }
             };
         }
-        if !wanted.is_empty() {
-            in_wire_order!(parse);
-        }
-        Ok((header, bytes.len() - rest.len()))
+        in_wire_order!(parse);
+        debug_assert!(rest.is_empty());
+        Ok((header, length))
     }
 
     /// Writes the header to the start of `bytes`, which must have room; returns its length.
@@ -176,7 +183,7 @@ impl<'a> Transport<'a> {
         if opcode.operation() == Operation::AtomicWrite && payload != 8 {
             return Err(Malformed::Length { what: "ATOMIC_WRITE payload", stated: 8, actual: payload });
         }
-        if rest.len() % 4 != 0 {
+        if !rest.len().is_multiple_of(4) {
             return Err(wrong_padding);
         }
         let (payload, padding) = rest.split_at(payload);

@@ -145,52 +145,50 @@ mod polynomial {
     const GENERATOR: u32 = 0xedb8_8320;
     const ONE: u32 = 1 << 31;
 
-    /// The change of two bytes that changes the CRC by `difference` when `after` bytes follow them, if any.
-    pub(super) fn message_change(difference: u32, after: usize) -> Option<u16> {
-        // Two bytes m in front of n others enter the CRC as m * x^(8n + 32).
-        let bytes = after + 4;
-        let low = INVERSE_POWERS[0][bytes & 0xff];
-        let high = INVERSE_POWERS[1].get(bytes >> 8)?;
-        let change = multiply(multiply(difference, low), *high);
-        (change & 0xffff == 0).then_some(((change >> 16) as u16).swap_bytes())
-    }
+    /// The longest packet of the largest path MTU, and some more.
+    const SPAN: usize = 4096 + 512;
 
-    /// x^(-8 * i) and x^(-8 * 256 * i), which two factors cover every length of a datagram.
-    static INVERSE_POWERS: [[u32; 256]; 2] = {
-        let mut powers = [[ONE; 256]; 2];
+    /// x^(-8i): what undoes i zero bytes.
+    static INVERSE_POWERS: [u32; SPAN] = {
+        let mut powers = [ONE; SPAN];
         let mut i = 1;
-        while i < 256 {
-            powers[0][i] = without_zero_byte(powers[0][i - 1]);
-            i += 1;
-        }
-        let step = without_zero_byte(powers[0][255]);
-        let mut i = 1;
-        while i < 256 {
-            powers[1][i] = multiply(powers[1][i - 1], step);
+        while i < SPAN {
+            let mut power = powers[i - 1];
+            let mut bit = 0;
+            while bit < 8 {
+                power = if power & ONE != 0 { (power ^ GENERATOR) << 1 | 1 } else { power << 1 };
+                bit += 1;
+            }
+            powers[i] = power;
             i += 1;
         }
         powers
     };
 
-    /// Division by x^8.
-    const fn without_zero_byte(mut word: u32) -> u32 {
-        let mut bit = 0;
-        while bit < 8 {
-            word = if word & ONE != 0 { (word ^ GENERATOR) << 1 | 1 } else { word << 1 };
-            bit += 1;
+    /// The change of two bytes that changes the CRC by `difference` when `after` bytes follow them, if any.
+    pub(super) fn message_change(mut difference: u32, after: usize) -> Option<u16> {
+        // Two bytes m in front of n others enter the CRC as m * x^(8n + 32).
+        let mut bytes = after + 4;
+        while bytes >= SPAN {
+            difference = without_bytes(difference, 4096);
+            bytes -= 4096;
         }
-        word
+        let change = without_bytes(difference, bytes);
+        (change & 0xffff == 0).then_some(((change >> 16) as u16).swap_bytes())
     }
 
-    /// The product, without branches that depend on the data.
-    const fn multiply(mut a: u32, mut b: u32) -> u32 {
+    /// `word` times x^(-8 * bytes), for `bytes` from 3 up to the span.
+    fn without_bytes(word: u32, bytes: usize) -> u32 {
         let mut product = 0;
-        let mut bit = 0;
-        while bit < 32 {
-            product ^= b & 0u32.wrapping_sub(a >> 31);
-            a <<= 1;
-            b = b >> 1 ^ GENERATOR & 0u32.wrapping_sub(b & 1);
-            bit += 1;
+        // Byte k of the word counts x^8k times its coefficients, and that times the power wanted is the
+        // power k places earlier: four short multiplications that do not wait for each other.
+        for (byte, mut factor) in
+            word.to_be_bytes().into_iter().zip((0..4).map(|k| INVERSE_POWERS[bytes - k]))
+        {
+            for bit in (0..8).rev() {
+                product ^= factor & 0u32.wrapping_sub(u32::from(byte) >> bit & 1);
+                factor = factor >> 1 ^ GENERATOR & 0u32.wrapping_sub(factor & 1);
+            }
         }
         product
     }

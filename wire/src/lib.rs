@@ -19,6 +19,7 @@ mod icrc;
 mod ipv4;
 mod ipv6;
 mod layout;
+pub mod link;
 mod mad;
 mod malformed;
 mod number;

@@ -11,7 +11,7 @@ use crate::{
     AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, Denied, Event, Limits, PdId, Reason,
     Settings, SrqId,
 };
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::{Access, Completion, CompletionFlags, Impossible, Sge};
@@ -43,6 +43,8 @@ pub(crate) struct Card {
     /// Queue pairs that wait until the driver may send to their destination.
     pub parked: BTreeMap<IpAddr, Vec<Qpn>>,
     pub timers: Timers,
+    /// Ports that do not answer now: no timer towards them runs out.
+    pub stalled: BTreeSet<IpAddr>,
     /// Completion queues that overflowed and whose queue pairs are still to be stopped.
     pub overflowed: Vec<CqId>,
 }
@@ -62,6 +64,7 @@ impl Card {
             ready: VecDeque::new(),
             parked: BTreeMap::new(),
             timers: Timers::default(),
+            stalled: BTreeSet::new(),
             overflowed: Vec::new(),
         }
     }

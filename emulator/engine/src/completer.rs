@@ -232,7 +232,7 @@ impl QueuePair {
         self.retire(card, ctx);
         let (expected, got) = (gap.expected, packet.psn);
         if self.outbound.gap_answered {
-            return self.tell_dropped(card, ctx, packet, DropReason::StaleResponse { oldest: expected });
+            return self.tell_dropped(card, ctx, packet, DropReason::AskedAgain { expected });
         }
         self.outbound.gap_answered = true;
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
@@ -360,8 +360,18 @@ impl QueuePair {
         self.retire(card, ctx);
     }
 
+    /// The peer's port answers again: what waited for it gets its whole time once more.
+    pub(crate) fn restart_timers(&mut self, card: &mut Card, ctx: &Context<'_>) {
+        self.outbound.rnr_until = self.outbound.rnr_until.map(|until| until.max(ctx.now));
+        self.restart_ack_timer(card, ctx);
+        self.schedule(card);
+    }
+
     /// A deadline may have passed.
     pub(crate) fn expire(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
+        if card.stalled.contains(&self.envelope.destination) {
+            return;
+        }
         if self.outbound.rnr_until.is_some_and(|until| until <= ctx.now) {
             self.outbound.rnr_until = None;
             let (to, retries_left) = (self.outbound.next, self.outbound.rnr_retries);

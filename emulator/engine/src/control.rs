@@ -8,30 +8,12 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive::SharedReceiveQueue;
 use crate::{
     AddressVector, AhId, AsyncEvent, Attributes, ClientId, Context, CqId, Error, Event, Hca, Modify, PdId,
-    QpKind, QpView, Reason, Region, Resource, SrqId, State, WindowKind, XrcdId, attributes,
+    QpInit, QpKind, QpView, Reason, Region, Resource, SrqId, SrqInit, State, WindowKind, XrcdId, address,
+    transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{CompletionProducer, DoorbellConsumer, ReceiveConsumer, SendConsumer};
 use softhca_wire::{Envelope, Gid, Mtu, Qpn, RemoteKey};
-
-/// What a queue pair is created with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpInit {
-    /// What it is.
-    pub kind: QpKind,
-    /// Its protection domain; an XRC target has none of its own.
-    pub domain: Option<PdId>,
-    /// Where sends complete.
-    pub send_cq: Option<CqId>,
-    /// Where receives complete.
-    pub receive_cq: Option<CqId>,
-    /// Where receives come from, if not from its own queue.
-    pub shared_receive_queue: Option<SrqId>,
-    /// The domain of an XRC target.
-    pub xrc_domain: Option<XrcdId>,
-    /// Every send reports its success.
-    pub signal_all: bool,
-}
 
 /// The card's ends of a queue pair's rings.
 #[derive(Default)]
@@ -40,17 +22,6 @@ pub struct QpRings {
     pub send: Option<SendConsumer>,
     /// The receive queue, unless receives are shared.
     pub receive: Option<ReceiveConsumer>,
-}
-
-/// What a shared receive queue is created with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqInit {
-    /// Its protection domain.
-    pub domain: PdId,
-    /// Raise an event when fewer receives than this wait; zero for none.
-    pub limit: u32,
-    /// Of XRC: where receives complete, and the domain that lets senders in.
-    pub extended: Option<(CqId, XrcdId)>,
 }
 
 impl Hca {
@@ -516,7 +487,7 @@ impl Hca {
     ) -> Result<State, Error> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
-        let to = attributes::check(number, kind, from, modify)?;
+        let to = transition::check(number, kind, from, modify)?;
         if let Some(path) = &modify.path {
             self.check_path(path)?;
         }
@@ -545,7 +516,7 @@ impl Hca {
         qp.attributes.apply(modify);
         if let Some(path) = &modify.path {
             let source = gids[usize::from(path.source_index)];
-            qp.envelope = path.envelope(source, number, qp.attributes.destination);
+            qp.envelope = address::envelope(path, source, number, qp.attributes.destination);
         }
         if let Some(psn) = modify.receive_psn {
             qp.inbound.start(psn);
@@ -662,6 +633,7 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, 
         outbound: Outbound::new(rings.send),
         inbound: Inbound::new(rings.receive),
         is_ready: false,
+        is_parked: false,
         timer_at: None,
         replies_last: true,
     }

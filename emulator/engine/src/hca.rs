@@ -33,13 +33,13 @@ impl Context<'_> {
 /// Says whether the driver may send to a destination now. A queue pair that may not is parked until
 /// [`Hca::unpark`].
 pub trait Gate {
-    /// How many bytes, IP headers excluded, may go to `destination` now; zero parks.
-    fn room(&mut self, destination: IpAddr) -> usize;
+    /// How many packets of up to `size` bytes, IP headers excluded, may go to `destination` now; zero parks.
+    fn packets(&mut self, destination: IpAddr, size: usize) -> usize;
 }
 
 /// Lets everything through.
 impl Gate for () {
-    fn room(&mut self, _: IpAddr) -> usize {
+    fn packets(&mut self, _: IpAddr, _: usize) -> usize {
         usize::MAX
     }
 }
@@ -246,7 +246,25 @@ impl Hca {
     pub fn unpark(&mut self, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
             if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+                qp.is_parked = false;
                 qp.wake(&mut self.card);
+            }
+        }
+    }
+
+    /// The port at `destination` does not answer: timers towards it stand still.
+    pub fn stall(&mut self, destination: IpAddr) {
+        self.card.stalled.insert(destination);
+    }
+
+    /// The port at `destination` answers again: timers towards it start anew.
+    pub fn resume(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
+        if !self.card.stalled.remove(&destination) {
+            return;
+        }
+        for number in self.queue_pairs.numbers(|qp| qp.envelope.destination == destination) {
+            if let Some(qp) = self.queue_pairs.get_mut(number) {
+                qp.restart_timers(&mut self.card, ctx);
             }
         }
     }
@@ -338,24 +356,21 @@ impl QueuePair {
         most: usize,
     ) -> Option<Run> {
         let mut run: Option<Run> = None;
-        let mut room = usize::MAX;
+        let mut most = most;
         self.replies_last = !self.replies_last;
         loop {
             let used = run.map_or(0, |run| run.bytes);
             let Some(plan) = self.plan(card, ctx) else { return run };
-            if run.is_none() {
-                room = gate.room(plan.envelope.destination).min(buffer.len());
-            }
             let count = run.map_or(0, |run| run.count);
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
-            if run.is_none() && largest > room {
-                let parked = card.parked.entry(plan.envelope.destination).or_default();
-                if !parked.contains(&self.number) {
-                    parked.push(self.number);
+            if run.is_none() {
+                most = most.min(gate.packets(plan.envelope.destination, largest));
+                if most == 0 {
+                    self.park(card, plan.envelope.destination);
+                    return None;
                 }
-                return None;
             }
-            if count == most || used + largest > room {
+            if count == most || used + largest > buffer.len() {
                 break;
             }
             let at = used + plan.header.emit(&mut buffer[used..]);
@@ -383,6 +398,14 @@ impl QueuePair {
         }
         self.wake(card);
         run
+    }
+
+    /// Waits until the driver may send to `destination`.
+    fn park(&mut self, card: &mut Card, destination: IpAddr) {
+        if !self.is_parked {
+            self.is_parked = true;
+            card.parked.entry(destination).or_default().push(self.number);
+        }
     }
 
     /// The next packet: replies and requests take turns, so that neither starves the other.

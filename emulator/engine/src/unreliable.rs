@@ -22,6 +22,10 @@ impl QueuePair {
         self.note_established(ctx);
         let (operation, position) = (packet.opcode.operation(), packet.opcode.position());
         let expected = self.inbound.expected;
+        // A packet from the past is a copy, or was overtaken: taking it would deliver twice or out of order.
+        if packet.psn.is_before(expected) {
+            return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
+        }
         self.inbound.expected = packet.psn.plus(1);
         if position.starts() {
             // A message that starts ends whatever was open; its receive serves this one.

@@ -8,8 +8,10 @@ use crate::verbs::Verbs;
 use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, Settings};
@@ -47,6 +49,36 @@ pub trait Observer {
 }
 
 impl Observer for () {}
+
+/// Shown to several, in order.
+impl Observer for Vec<Box<dyn Observer>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.iter_mut().for_each(|observer| observer.card(now, host, event));
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.iter_mut().for_each(|observer| observer.frame(now, cable, direction, stage, frame));
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.iter_mut().for_each(|observer| observer.fault(now, cable, fault));
+    }
+}
+
+/// Shown to one that somebody else keeps, to ask it afterwards.
+impl<O: Observer> Observer for Rc<RefCell<O>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.borrow_mut().card(now, host, event);
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.borrow_mut().frame(now, cable, direction, stage, frame);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.borrow_mut().fault(now, cable, fault);
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
@@ -201,6 +233,11 @@ impl World {
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
         &mut self.links[id.0 as usize].cable
+    }
+
+    /// The hosts at the two ends of a cable, if there is such a cable.
+    pub fn ends_of(&self, id: CableId) -> Option<[HostId; 2]> {
+        self.links.get(id.0 as usize).map(|link| link.ends)
     }
 
     /// The hosts at a cable's two ends.
@@ -422,7 +459,7 @@ impl World {
         self.schedule(self.now.nanos(), Happening::Looped);
     }
 
-    /// Brings a host a frame that nobody sent, as a hostile network would.
+    /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
         self.arrive(to, frame);
     }

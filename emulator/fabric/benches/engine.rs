@@ -1,0 +1,243 @@
+//! Figures of the engine alone and of the virtual world: `cargo bench -p softhca-fabric --bench engine`.
+//!
+//! No timed asserts: the machine decides the numbers, this prints them.
+
+use core::net::{IpAddr, Ipv4Addr};
+use softhca_engine::{
+    Acks, AddressVector, ClientId, Context, CqId, Hca, Instant, Limits, Modify, PdId, QpInit, QpKind,
+    QpRings, Region, Settings, State,
+};
+use softhca_fabric::{Connection, Line, QpOptions, Store, World};
+use softhca_queue::{
+    Access, CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer,
+    SendRequest, Sge, completion_ring, doorbell, receive_ring, send_ring,
+};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey, RnrTimer};
+use std::time::Instant as Clock;
+
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// A card with one connected queue pair, and as many idle ones as asked for.
+struct Card {
+    hca: Hca,
+    store: Store,
+    client: ClientId,
+    domain: PdId,
+    cq: CqId,
+    completions: CompletionConsumer,
+    doorbell: DoorbellProducer,
+    key: RemoteKey,
+    queue_pairs: Vec<(Qpn, SendProducer)>,
+    address: IpAddr,
+}
+
+impl Card {
+    fn new(last: u8, depth: u32, idle: usize) -> Card {
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        let settings = Settings { acks: Acks::Coalesce, ..Settings::default() };
+        let mut hca = Hca::new(settings, vec![Gid::from(address)]);
+        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let client = hca.open_client(heard).unwrap();
+        let domain = hca.allocate_domain(client).unwrap();
+        let (producer, completions) = completion_ring(4096);
+        let cq = hca.create_completion_queue(client, producer).unwrap();
+        let mut store = Store::default();
+        let memory = store.allocate(4 << 20);
+        let region = Region { client, domain, base: 0, length: 4 << 20, access: RIGHTS, memory };
+        let key = hca.register(region).unwrap();
+        let mut card =
+            Card { hca, store, client, domain, cq, completions, doorbell, key, queue_pairs: vec![], address };
+        card.add_queue_pair(depth);
+        for _ in 0..idle {
+            card.add_queue_pair(16);
+        }
+        card
+    }
+
+    fn add_queue_pair(&mut self, depth: u32) {
+        let (send, taken) = send_ring(depth, 1, 0);
+        let (_, receive) = receive_ring(1, 1);
+        let cq = Some(self.cq);
+        let init = QpInit {
+            kind: QpKind::Rc,
+            domain: Some(self.domain),
+            send_cq: cq,
+            receive_cq: cq,
+            shared_receive_queue: None,
+            xrc_domain: None,
+            signal_all: false,
+        };
+        let rings = QpRings { send: Some(taken), receive: Some(receive) };
+        self.queue_pairs.push((self.hca.create_queue_pair(self.client, init, rings).unwrap(), send));
+    }
+
+    fn connect(&mut self, index: usize, peer: &Card, mtu: Mtu) {
+        let (number, _) = self.queue_pairs[index];
+        let (destination, _) = peer.queue_pairs[index];
+        let modify = Modify::default();
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.store, events: &mut () };
+        for step in [
+            modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
+            modify
+                .state(State::ReadyToReceive)
+                .path(AddressVector::to(Gid::from(peer.address)))
+                .mtu(mtu)
+                .destination(destination)
+                .receive_psn(Psn::new(0))
+                .max_reads_in(16)
+                .min_rnr_timer(RnrTimer::new(12)),
+            modify
+                .state(State::ReadyToSend)
+                .send_psn(Psn::new(0))
+                .timeout(14)
+                .retry_count(7)
+                .rnr_retry(7)
+                .max_reads_out(16),
+        ] {
+            self.hca.modify_queue_pair(&mut ctx, self.client, number, &step).unwrap();
+        }
+    }
+
+    fn post_write(&mut self, index: usize, peer_key: RemoteKey, length: u32) -> bool {
+        let (number, ring) = &mut self.queue_pairs[index];
+        let sge = [Sge { address: 0, length, key: LocalKey(self.key.0) }];
+        let remote = RemoteAddress { address: 0, key: peer_key };
+        let mut request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
+        request.flags = SendFlags::SIGNALED;
+        if ring.place(&request).is_err() {
+            return false;
+        }
+        ring.publish();
+        ring.ring(&self.doorbell, *number);
+        true
+    }
+}
+
+/// Everything that `from` can send now goes to `to`; returns how many packets that was.
+fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> u64 {
+    let mut packets = 0;
+    let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
+    from.hca.ring(&mut ctx);
+    loop {
+        let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
+        let Some(run) = from.hca.transmit(&mut ctx, &mut (), buffer, 64) else { return packets };
+        let mut ctx = Context { now, memory: &mut to.store, events: &mut () };
+        for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment).enumerate() {
+            let mut envelope = run.envelope;
+            envelope.identification = index as u16;
+            Icrc::seal(&envelope, packet);
+            let (transport, icrc) = Icrc::split(packet).unwrap();
+            assert_eq!(Icrc::compute(&envelope, transport), icrc);
+            to.hca.receive(&mut ctx, &envelope, transport);
+            packets += 1;
+        }
+    }
+}
+
+/// Nanoseconds per data packet through requester, wire, responder and completer: the best of some rounds.
+fn per_packet(mtu: Mtu, message: u32, idle: usize, busy: usize) -> f64 {
+    rounds(mtu, message, idle, busy, 8, 200_000)
+}
+
+fn rounds(mtu: Mtu, message: u32, idle: usize, busy: usize, count: u32, each: u64) -> f64 {
+    let (mut a, mut b) = (Card::new(1, 64, idle), Card::new(2, 64, idle));
+    for index in 0..busy {
+        a.connect(index, &b, mtu);
+        b.connect(index, &a, mtu);
+    }
+    let mut buffer = vec![0; 65_536];
+    let (mut now, mut packets) = (0, 0);
+    let mut best = f64::INFINITY;
+    let mut next = 0;
+    for _ in 0..count {
+        let start = Clock::now();
+        let before = packets;
+        while packets - before < each {
+            now += 1_000;
+            let at = Instant::from_nanos(now);
+            for _ in 0..32 {
+                next = (next + 1) % busy;
+                a.post_write(next, b.key, message);
+            }
+            packets += exchange(at, &mut a, &mut b, &mut buffer);
+            exchange(at, &mut b, &mut a, &mut buffer);
+            while a.completions.pop().is_some() {}
+        }
+        best = best.min(start.elapsed().as_nanos() as f64 / (packets - before) as f64);
+    }
+    best
+}
+
+/// Simulated data packets per second in a world of two hosts, an ACK for each message.
+fn world(mtu: Mtu, message: u32) -> f64 {
+    let mut world = World::new(1);
+    let hosts = ["a", "b"].map(|name| world.add_host(name, Settings::default()));
+    world.add_cable(hosts[0], hosts[1], Line { delay_ns: 1_000, ..Line::default() });
+    let ends = hosts.map(|host| {
+        let mut verbs = world.on(host);
+        let domain = verbs.allocate_domain().unwrap();
+        let cq = verbs.create_completion_queue(4096).unwrap();
+        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, QpOptions::default()).unwrap();
+        let (key, base) = verbs.register(domain, 4 << 20, RIGHTS).unwrap();
+        (host, qp, cq, key, base)
+    });
+    let [(a, qa, cq, key, base), (b, qb, _, peer, to)] = ends;
+    world.connect((a, qa), (b, qb), &Connection { mtu, ..Connection::default() }).unwrap();
+    let start = Clock::now();
+    let mut messages = 0;
+    while start.elapsed().as_millis() < 1_000 {
+        for _ in 0..32 {
+            let sge = [Sge { address: base, length: message, key: LocalKey(key.0) }];
+            let remote = RemoteAddress { address: to, key: peer };
+            let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
+            world.on(a).post_send(qa, &request).unwrap();
+            messages += 1;
+        }
+        world.run();
+        assert_eq!(world.on(a).poll_all(cq).len(), 32);
+    }
+    f64::from(messages * mtu.packets(message)) / start.elapsed().as_secs_f64()
+}
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096
+}
+
+fn main() {
+    // For instruction counts: valgrind --tool=callgrind target/release/deps/engine-… profile
+    if std::env::args().any(|argument| argument == "profile") {
+        rounds(Mtu::B1024, 65_536, 0, 1, 1, 100_000);
+        rounds(Mtu::B1024, 64, 0, 1, 1, 100_000);
+        return;
+    }
+    println!("ns per packet through requester, wire, responder and completer, ICRC included:");
+    for (name, mtu, message) in [
+        ("64 B messages", Mtu::B1024, 64),
+        ("1 KiB packets of 64 KiB messages", Mtu::B1024, 65_536),
+        ("4 KiB packets of 256 KiB messages", Mtu::B4096, 262_144),
+    ] {
+        println!("  {name:36} {:7.0}", per_packet(mtu, message, 0, 1));
+    }
+    let before = resident_bytes();
+    let crowd = Card::new(3, 16, 10_000);
+    let idle = (resident_bytes() - before) / 10_000;
+    println!("bytes per idle queue pair (16 sends, 1 receive):   {idle}");
+    drop(crowd);
+    let alone = per_packet(Mtu::B1024, 64, 0, 1);
+    let crowded = per_packet(Mtu::B1024, 64, 10_000, 1);
+    let spread = per_packet(Mtu::B1024, 64, 10_000, 10_000);
+    println!(
+        "64 B: 1 queue pair {alone:.0} ns, beside 10,000 idle ones {crowded:.0} ns (ratio {:.2})",
+        crowded / alone
+    );
+    println!("64 B: round robin over 10,000 queue pairs {spread:.0} ns (ratio {:.2})", spread / alone);
+    println!("simulated data packets per second in a world, one core:");
+    for (name, mtu, message) in [
+        ("64 B messages, an ACK each", Mtu::B1024, 64),
+        ("1 KiB packets of 64 KiB messages", Mtu::B1024, 65_536),
+        ("4 KiB packets, an ACK each", Mtu::B4096, 4096),
+    ] {
+        println!("  {name:36} {:10.0}", world(mtu, message));
+    }
+}

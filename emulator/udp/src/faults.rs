@@ -1,0 +1,76 @@
+//! The cable before a socket: the fabric's fault rules in real time.
+
+use crate::Witness;
+use softhca_engine::Instant;
+use softhca_fabric::{Cable, Direction, Fault, Flows, Frame, Line, Outlet, Rule, Seed};
+use std::collections::BTreeMap;
+
+/// A cable, and the frames that it holds until their time has come.
+pub(crate) struct Faults {
+    pub cable: Cable,
+    pub flows: Flows,
+    /// Frames that came out of the cable, by time and order.
+    out: BTreeMap<(u64, u64), Frame>,
+    serial: u64,
+}
+
+struct Exit<'a> {
+    out: &'a mut BTreeMap<(u64, u64), Frame>,
+    serial: &'a mut u64,
+    now: Instant,
+    witness: &'a mut dyn Witness,
+}
+
+impl Outlet for Exit<'_> {
+    fn deliver(&mut self, at_ns: u64, _: Direction, frame: Frame) {
+        *self.serial += 1;
+        self.out.insert((at_ns, *self.serial), frame);
+    }
+
+    fn report(&mut self, fault: Fault) {
+        self.witness.fault(self.now, &fault);
+    }
+}
+
+impl Faults {
+    pub fn new(seed: u64) -> Faults {
+        Faults {
+            cable: Cable::new(Seed(seed), Line::default()),
+            flows: Flows::new(),
+            out: BTreeMap::new(),
+            serial: 0,
+        }
+    }
+
+    pub fn add_rule(&mut self, rule: Rule) {
+        self.cable.add_rule(rule);
+    }
+
+    pub fn admit(&mut self, now: Instant, direction: Direction, frame: Frame, witness: &mut dyn Witness) {
+        let Faults { cable, flows, out, serial } = self;
+        cable.admit(now.nanos(), direction, frame, flows, &mut Exit { out, serial, now, witness });
+    }
+
+    pub fn expire(&mut self, now: Instant, witness: &mut dyn Witness) {
+        let Faults { cable, out, serial, .. } = self;
+        if cable.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            cable.expire(now.nanos(), &mut Exit { out, serial, now, witness });
+        }
+    }
+
+    /// The next frame whose time has come.
+    pub fn due(&mut self, now_ns: u64) -> Option<Frame> {
+        let entry = self.out.first_entry()?;
+        if entry.key().0 > now_ns { None } else { Some(entry.remove()) }
+    }
+
+    /// Keeps a frame that could not be sent: it goes first at the next try.
+    pub fn put_back(&mut self, now_ns: u64, frame: Frame) {
+        self.out.insert((now_ns, 0), frame);
+    }
+
+    pub fn next_timeout(&self) -> Option<u64> {
+        let held = self.out.keys().next().map(|(at, _)| *at);
+        [held, self.cable.next_timeout()].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,485 @@
+//! Grants: permission to put bytes into somebody's receive buffer.
+//!
+//! A full receive buffer drops in silence, and all senders share it. So the receiver's [`Granter`] hands out
+//! shares of the buffer, in the kernel's own measure ([`charge`]), and each sender's [`Holder`] spends what it
+//! was given. What is outstanding over all senders never exceeds the budget. State machines without I/O:
+//! time comes in as nanoseconds, messages go in and out as values, any of them may be lost.
+
+use softhca_wire::link::{Grant, Request};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+const MILLISECOND: u64 = 1_000_000;
+/// How long after a REQUEST an empty socket proves that all it speaks of has arrived or is lost: a datagram
+/// may wait in another processor's backlog while the REQUEST overtakes it.
+const SETTLE: u64 = 5 * MILLISECOND;
+/// How often senders are told that others wait.
+const PRESS: u64 = 5 * MILLISECOND;
+/// How long a sender waits for an answer, at first and at most.
+const PATIENCE: u64 = MILLISECOND;
+const MOST_PATIENCE: u64 = 64 * MILLISECOND;
+/// How long grants that were urgently asked for may lie unused.
+const HOLD: u64 = 50 * MILLISECOND;
+/// How long an idle sender keeps its share.
+const IDLE: u64 = 1000 * MILLISECOND;
+/// How far ahead a busy sender asks. More than any buffer, so that receivers keep granting by themselves.
+const APPETITE: u64 = 1 << 28;
+
+/// The most that the kernel charges a receive buffer for `segments` datagrams of `len` bytes sent as one run.
+///
+/// Measured on loopback with SO_MEMINFO (Linux 6.18). A datagram of its own costs its allocation, a power of
+/// two that holds it, 379 bytes of headers and bookkeeping (20 more over IPv6), and a descriptor of 256; a
+/// run is charged its bytes and one small allocation of 832 in all. Both are rounded up here for other builds.
+pub const fn charge(len: usize, segments: usize) -> u64 {
+    if segments <= 1 {
+        let allocation = (len as u64 + 448).next_power_of_two();
+        256 + if allocation < 768 { 768 } else { allocation }
+    } else {
+        1024 + len as u64 * segments as u64
+    }
+}
+
+/// What the largest RoCE frame is charged. A sender that asks gets at least this much, in its turn.
+pub const LARGEST_CHARGE: u64 = charge(4096 + 128, 1);
+
+/// How much of a receive buffer can be granted: up to a quarter stays charged after it was read.
+pub const fn budget(receive_buffer: usize) -> u64 {
+    let safe = receive_buffer as u64 / 4 * 3;
+    if safe < LARGEST_CHARGE { LARGEST_CHARGE } else { safe }
+}
+
+/// A receiver's view of one sender.
+#[derive(Debug, Default)]
+struct Sender {
+    granted: u64,
+    returned: u64,
+    /// Taken out of the socket, or known to be lost.
+    drained: u64,
+    needed: u64,
+    wanted: u64,
+    /// What the sender says it has consumed, and when it said so; settled when the socket is empty.
+    claimed: u64,
+    claimed_at: u64,
+    /// Of what arrives, this much was sent before the first grant, if the socket was not empty since.
+    strays: u64,
+    since: u64,
+    /// The furthest `consumed + returned` seen, which dates a REQUEST.
+    reached: u64,
+    waits: bool,
+    announce: bool,
+    pressed_at: u64,
+}
+
+impl Sender {
+    /// What it may still put, or has put, into the buffer.
+    fn outstanding(&self) -> u64 {
+        self.granted - self.returned - self.drained
+    }
+
+    fn wants(&self) -> bool {
+        self.wanted.max(self.needed) > self.granted
+    }
+}
+
+/// The receiving side: divides one receive buffer among all who send to it.
+#[derive(Debug)]
+pub struct Granter {
+    budget: u64,
+    senders: BTreeMap<IpAddr, Sender>,
+    /// Who needs a grant for the very next frame, in the order of asking.
+    waiting: VecDeque<IpAddr>,
+    /// The sum over all senders.
+    outstanding: u64,
+    /// What forgotten senders may still have in the socket, and when the last was forgotten.
+    retired: BTreeMap<IpAddr, u64>,
+    retired_at: u64,
+    /// The next claim that an empty socket may settle.
+    settle_at: Option<u64>,
+    /// When to tell senders again that others wait.
+    press_at: Option<u64>,
+    share: u64,
+    crowded: bool,
+    changed: bool,
+}
+
+impl Granter {
+    /// A granter of `budget` bytes of charge; see [`budget`].
+    pub fn new(budget: u64) -> Granter {
+        Granter {
+            budget,
+            senders: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            outstanding: 0,
+            retired: BTreeMap::new(),
+            retired_at: 0,
+            settle_at: None,
+            press_at: None,
+            share: budget,
+            crowded: false,
+            changed: false,
+        }
+    }
+
+    /// How much there is to divide.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// How much of it is in senders' hands or in the socket.
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding + self.retired.values().sum::<u64>()
+    }
+
+    /// Takes in what a sender says.
+    pub fn request(&mut self, from: IpAddr, request: &Request, now: u64) {
+        // Consumed before anything was granted: the sender took us for a port of another make.
+        let strays = request.consumed;
+        let sender = self.senders.entry(from).or_insert_with(|| Sender {
+            granted: strays,
+            drained: strays,
+            strays: strays.min(self.budget * 2),
+            since: now,
+            ..Sender::default()
+        });
+        let reached = request.consumed.saturating_add(request.returned);
+        if reached < sender.reached {
+            return;
+        }
+        sender.reached = reached;
+        let back = request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
+        sender.returned += back;
+        self.outstanding -= back;
+        let claim = request.consumed.min(sender.granted - sender.returned);
+        if claim > sender.drained && sender.claimed <= sender.drained {
+            (sender.claimed, sender.claimed_at) = (claim, now);
+            self.settle_at.get_or_insert(now + SETTLE);
+        }
+        if sender.strays > 0 {
+            self.settle_at.get_or_insert(now + SETTLE);
+        }
+        (sender.needed, sender.wanted) = (request.needed, request.wanted);
+        if sender.needed > sender.granted && !sender.waits {
+            sender.waits = true;
+            self.waiting.push_back(from);
+        }
+        sender.announce = true;
+        self.changed = true;
+    }
+
+    /// Counts a chunk that was taken out of the socket.
+    pub fn received(&mut self, from: IpAddr, mut charge: u64) {
+        // What was there when the sender was forgotten comes first.
+        if let Some(retired) = self.retired.get_mut(&from) {
+            let old = charge.min(*retired);
+            *retired -= old;
+            charge -= old;
+            self.changed = true;
+        }
+        if let Some(sender) = self.senders.get_mut(&from) {
+            let stray = charge.min(sender.strays);
+            sender.strays -= stray;
+            let drained = (charge - stray).min(sender.outstanding());
+            sender.drained += drained;
+            self.outstanding -= drained;
+            self.changed = true;
+        }
+    }
+
+    /// Forgets a sender: it restarted, or it is dead. What it had is granted to others when the socket
+    /// has been seen empty.
+    pub fn retire(&mut self, from: IpAddr, now: u64) {
+        if let Some(sender) = self.senders.remove(&from) {
+            self.waiting.retain(|waiting| *waiting != from);
+            self.outstanding -= sender.outstanding();
+            *self.retired.entry(from).or_default() += sender.outstanding();
+            self.retired_at = now;
+            self.changed = true;
+        }
+    }
+
+    /// Learns that nothing is left in the socket.
+    pub fn socket_empty(&mut self, now: u64) {
+        if !self.retired.is_empty() && now >= self.retired_at + SETTLE {
+            self.retired.clear();
+            self.changed = true;
+        }
+        if self.settle_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.settle_at = None;
+        for sender in self.senders.values_mut() {
+            if now >= sender.since + SETTLE {
+                sender.strays = 0;
+            }
+            let claimed = sender.claimed > sender.drained;
+            if claimed && now >= sender.claimed_at + SETTLE {
+                let lost = (sender.claimed - sender.drained).min(sender.outstanding());
+                sender.drained += lost;
+                self.outstanding -= lost;
+                self.changed = true;
+            } else if claimed || sender.strays > 0 {
+                let at = SETTLE + if claimed { sender.claimed_at } else { sender.since };
+                self.settle_at = Some(self.settle_at.map_or(at, |other| other.min(at)));
+            }
+        }
+    }
+
+    /// When to look again, even if nothing arrives: then read the socket, and say if it was empty.
+    pub fn next_timeout(&self) -> Option<u64> {
+        let retired = (!self.retired.is_empty()).then(|| self.retired_at + SETTLE);
+        [retired, self.settle_at, self.press_at].into_iter().flatten().min()
+    }
+
+    /// The next GRANT to send, if there is one.
+    pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Grant)> {
+        if self.changed || self.press_at.is_some_and(|at| now >= at) {
+            self.changed = false;
+            self.distribute(now);
+        } else if self.senders.values().all(|sender| !sender.announce) {
+            return None;
+        }
+        let (address, sender) = self.senders.iter_mut().find(|(_, sender)| sender.announce)?;
+        sender.announce = false;
+        let keep = match self.waiting.is_empty() {
+            false if self.crowded || !sender.wants() => 0,
+            _ => self.share,
+        };
+        let Sender { granted, returned, .. } = *sender;
+        Some((*address, Grant { granted, returned, keep }))
+    }
+
+    /// Gives what is free: first to those who cannot send at all, in the order of asking, then up to an equal
+    /// share to those who want more. If somebody still waits, asks the others for what they do not use.
+    fn distribute(&mut self, now: u64) {
+        let wanting = self.senders.values().filter(|sender| sender.wants()).count().max(1) as u64;
+        self.crowded = wanting * LARGEST_CHARGE > self.budget;
+        self.share = (self.budget / wanting).max(LARGEST_CHARGE);
+        while let Some(address) = self.waiting.front() {
+            let free = self.budget - self.outstanding();
+            let sender = self.senders.get_mut(address).expect("who waits is known");
+            let need = sender.needed.saturating_sub(sender.granted).min(LARGEST_CHARGE);
+            if need > free {
+                break;
+            }
+            let room = self.share.saturating_sub(sender.outstanding()).min(free);
+            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
+            sender.granted += amount;
+            self.outstanding += amount;
+            sender.announce = true;
+            sender.waits = false;
+            self.waiting.pop_front();
+        }
+        if self.waiting.is_empty() {
+            self.press_at = None;
+            self.top_up();
+        } else {
+            self.press(now);
+        }
+        assert!(self.outstanding() <= self.budget, "more is granted than there is");
+    }
+
+    /// Brings everybody who wants more up to the share, but for what newcomers need to begin.
+    fn top_up(&mut self) {
+        let worth_a_message = (self.share / 4).max(LARGEST_CHARGE);
+        let reserve = (self.budget / 8).max(LARGEST_CHARGE);
+        let mut free = (self.budget - self.outstanding()).saturating_sub(reserve);
+        for sender in self.senders.values_mut().filter(|sender| sender.wants()) {
+            let room = self.share.saturating_sub(sender.outstanding());
+            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(free);
+            if amount >= worth_a_message {
+                sender.granted += amount;
+                self.outstanding += amount;
+                free -= amount;
+                sender.announce = true;
+            }
+        }
+    }
+
+    /// Tells those who hold more than they may keep, each not too often.
+    fn press(&mut self, now: u64) {
+        self.press_at = Some(now + PRESS);
+        for sender in self.senders.values_mut() {
+            let keep = if self.crowded || !sender.wants() { 0 } else { self.share };
+            if sender.outstanding() > keep && now >= sender.pressed_at + PRESS {
+                sender.pressed_at = now;
+                sender.announce = true;
+            }
+        }
+    }
+}
+
+/// The sending side: what one peer has granted.
+#[derive(Debug)]
+pub struct Holder {
+    granted: u64,
+    consumed: u64,
+    returned: u64,
+    /// How much of `returned` the receiver knows.
+    returned_known: u64,
+    wanted: u64,
+    keep: u64,
+    /// The charge of the frame that waits, or zero.
+    need: u64,
+    /// Since when there is enough for it.
+    satisfied_at: Option<u64>,
+    used_at: u64,
+    ask: bool,
+    ask_again_at: Option<u64>,
+    patience: u64,
+}
+
+impl Holder {
+    /// A holder of nothing.
+    pub fn new(now: u64) -> Holder {
+        Holder {
+            granted: 0,
+            consumed: 0,
+            returned: 0,
+            returned_known: 0,
+            wanted: 0,
+            keep: u64::MAX,
+            need: 0,
+            satisfied_at: None,
+            used_at: now,
+            ask: false,
+            ask_again_at: None,
+            patience: PATIENCE,
+        }
+    }
+
+    /// Forgets everything but what waits: the peer knows nothing of us any more.
+    pub fn restart(&mut self, now: u64) {
+        let need = self.need;
+        *self = Holder { need, ask: need > 0, ..Holder::new(now) };
+    }
+
+    /// How much charge may be sent now.
+    pub fn allowance(&self) -> u64 {
+        self.granted - self.spent()
+    }
+
+    fn spent(&self) -> u64 {
+        self.consumed + self.returned
+    }
+
+    /// Whether a frame or a run of this charge may be sent now. If not, asks for more; only up to
+    /// [`LARGEST_CHARGE`] is sure to come, so cut longer runs to the [`Holder::allowance`].
+    pub fn may_send(&mut self, charge: u64) -> bool {
+        if charge <= self.allowance() {
+            return true;
+        }
+        let need = charge.min(LARGEST_CHARGE);
+        if need > self.allowance() {
+            if self.need <= self.allowance() {
+                self.patience = PATIENCE;
+                self.ask = true;
+            }
+            self.need = need;
+            self.satisfied_at = None;
+        }
+        false
+    }
+
+    /// Counts what the socket has taken.
+    ///
+    /// # Panics
+    /// If that was not allowed.
+    pub fn sent(&mut self, charge: u64, now: u64) {
+        assert!(charge <= self.allowance(), "nothing is sent without a grant");
+        self.consumed += charge;
+        self.used_at = now;
+        self.need = 0;
+        self.satisfied_at = None;
+        if self.wanted < self.spent() + APPETITE / 2 {
+            self.ask = true;
+        }
+    }
+
+    /// Counts what was sent without a grant, to a peer that did not know of grants yet.
+    pub fn strayed(&mut self, charge: u64) {
+        self.consumed += charge;
+        self.granted += charge;
+    }
+
+    /// Takes in what the receiver says.
+    pub fn granted(&mut self, grant: &Grant, now: u64) {
+        if grant.granted < self.granted {
+            return;
+        }
+        self.granted = grant.granted;
+        self.keep = grant.keep;
+        self.returned_known = grant.returned.min(self.returned).max(self.returned_known);
+        if self.need > 0 && self.need <= self.allowance() && self.satisfied_at.is_none() {
+            self.satisfied_at = Some(now);
+            self.used_at = now;
+        }
+        if !self.needs_answer() {
+            self.ask_again_at = None;
+            self.patience = PATIENCE;
+        }
+        self.give_back(self.keep);
+    }
+
+    /// Returns what is held beyond `keep` and beyond what waits to be sent.
+    fn give_back(&mut self, keep: u64) {
+        let excess = self.allowance().saturating_sub(keep.max(self.need));
+        if excess > 0 {
+            self.returned += excess;
+            self.ask = true;
+        }
+    }
+
+    /// Whether a REQUEST has to be repeated until it is answered.
+    fn needs_answer(&self) -> bool {
+        self.need > self.allowance() || self.returned_known < self.returned
+    }
+
+    fn idle_at(&self) -> Option<u64> {
+        let something = self.wanted > self.granted || self.allowance() > LARGEST_CHARGE;
+        (self.need == 0 && something).then_some(self.used_at + IDLE)
+    }
+
+    /// Does what is due at `now`.
+    pub fn expire(&mut self, now: u64) {
+        if self.satisfied_at.is_some_and(|at| now >= at + HOLD) {
+            self.need = 0;
+            self.satisfied_at = None;
+            self.give_back(self.keep);
+        }
+        if self.idle_at().is_some_and(|at| now >= at) {
+            self.give_back(LARGEST_CHARGE);
+            self.wanted = 0;
+            self.ask = true;
+        }
+        if self.ask_again_at.is_some_and(|at| now >= at) {
+            self.ask_again_at = None;
+            self.ask = true;
+        }
+    }
+
+    /// When [`Holder::expire`] has something to do.
+    pub fn next_timeout(&self) -> Option<u64> {
+        let hold = self.satisfied_at.map(|at| at + HOLD);
+        [hold, self.idle_at(), self.ask_again_at].into_iter().flatten().min()
+    }
+
+    /// The REQUEST to send, if there is one.
+    pub fn transmit(&mut self, now: u64) -> Option<Request> {
+        if !std::mem::take(&mut self.ask) {
+            return None;
+        }
+        if self.need > 0 || now < self.used_at + IDLE {
+            self.wanted = self.spent() + APPETITE;
+        }
+        if self.needs_answer() {
+            self.ask_again_at = Some(now + self.patience);
+            self.patience = (self.patience * 2).min(MOST_PATIENCE);
+        }
+        Some(Request {
+            consumed: self.consumed,
+            returned: self.returned,
+            needed: self.spent() + self.need,
+            wanted: self.wanted,
+        })
+    }
+}

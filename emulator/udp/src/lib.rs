@@ -1,0 +1,28 @@
+//! A port of the emulated card on real UDP sockets, and the link control that keeps it lossless.
+//!
+//! [`RoceSocket`] moves runs of datagrams and tells what the kernel knows about them; [`Links`] decides how
+//! much may be sent to whom, without I/O and without a clock of its own. [`Driver`] owns a card and both of
+//! them, and drives the three one turn at a time. This is the only crate with socket calls; unsafe code is confined to `system`.
+
+#![cfg(unix)]
+
+mod batch;
+mod driver;
+mod faults;
+mod grant;
+mod host;
+mod link;
+pub mod raw;
+mod socket;
+mod system;
+
+pub use batch::{Batch, Chunk, Datagram};
+pub use driver::{Driver, DriverOptions, IcrcCheck, Passage, Witness};
+pub use grant::{Granter, Holder, LARGEST_CHARGE, budget, charge};
+pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, Owner, bind_host};
+pub use link::{LinkChange, LinkEvent, Links, PeerState, UnreachablePort};
+pub use socket::{
+    Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
+    SocketOptions,
+};
+pub use system::{Ready, Waker, wait, wait_writable};

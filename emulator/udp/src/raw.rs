@@ -1,0 +1,281 @@
+//! What bare sockets can do on this machine: the reference beside which the card is measured.
+//!
+//! Two threads over loopback, with the same calls that the card uses and nothing else: no ICRC, no copies, no
+//! protocol. Each function is one short measurement, so that it can take turns with others.
+
+use crate::{Batch, BindError, RoceSocket, SendError, SocketOptions, charge, wait};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+use thiserror::Error;
+
+/// Why nothing was measured.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum RawError {
+    /// No socket.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A send that should have worked.
+    #[error(transparent)]
+    Send(#[from] SendError),
+    /// Any other call.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// What a stream achieved.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamFigures {
+    /// Payload bytes that arrived.
+    pub bytes: u64,
+    /// Datagrams that arrived.
+    pub datagrams: u64,
+    /// Chunks in which they arrived.
+    pub chunks: u64,
+    /// From the first to the last arrival.
+    pub elapsed: Duration,
+    /// Datagrams or chunks that the receive buffer dropped: none, as the sender keeps to its budget.
+    pub dropped: u32,
+}
+
+impl StreamFigures {
+    /// Bytes a second, in units of 10^9.
+    pub fn gigabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.elapsed.as_nanos().max(1) as f64
+    }
+
+    /// Datagrams a second, in units of 10^6.
+    pub fn million_datagrams_per_second(&self) -> f64 {
+        self.datagrams as f64 * 1e3 / self.elapsed.as_nanos().max(1) as f64
+    }
+}
+
+/// Streams full runs of `datagram_len` bytes from `source` to `destination` for `duration`. The receiver spins;
+/// the sender keeps inside of the receiver's budget by looking at its counter, which costs nearly nothing.
+pub fn stream(
+    source: IpAddr,
+    destination: IpAddr,
+    datagram_len: usize,
+    duration: Duration,
+) -> Result<StreamFigures, RawError> {
+    let mut sender = RoceSocket::bind(SocketAddr::new(source, 0), SocketOptions::default())?;
+    let receiver = RoceSocket::bind(SocketAddr::new(destination, 0), SocketOptions::default())?;
+    let segments = RoceSocket::run_capacity(datagram_len);
+    let run = vec![0x5a; segments * datagram_len];
+    let run_charge = charge(datagram_len, segments);
+    // More than a megabyte on the way only leaves the cache.
+    let window = crate::budget(receiver.receive_buffer()).min(1 << 20);
+    let (drained, finished) = (AtomicU64::new(0), AtomicBool::new(false));
+    let to = receiver.local_address();
+    let deadline = Instant::now() + duration;
+    thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive_stream(&receiver, &drained, &finished));
+        let mut sent = 0;
+        let mut result = Ok(());
+        let mut patience = Patience(0);
+        while Instant::now() < deadline && result.is_ok() {
+            if sent + run_charge > drained.load(Ordering::Acquire) + window {
+                patience.spin(STREAM_SPINS);
+                continue;
+            }
+            patience = Patience(0);
+            match sender.send_run_to(to, 0, datagram_len, &run) {
+                // A run may be sent in part only where it is sent datagram by datagram.
+                Ok(taken) if taken == segments => sent += run_charge,
+                Ok(taken) => sent += charge(datagram_len, 1) * taken as u64,
+                Err(SendError::WouldBlock) => thread::yield_now(),
+                Err(error) => result = Err(error),
+            }
+        }
+        finished.store(true, Ordering::Release);
+        let figures = receiving.join().expect("the receiving thread does not panic")?;
+        result?;
+        Ok(StreamFigures { dropped: receiver.receive_memory()?.dropped, ..figures })
+    })
+}
+
+/// How often a stream, and a ping-pong, spins before it lets others have the processor.
+const STREAM_SPINS: u32 = 64;
+const PING_PONG_SPINS: u32 = 4096;
+
+/// Spins for a while, then yields: there may be fewer processors than threads.
+struct Patience(u32);
+
+impl Patience {
+    fn spin(&mut self, limit: u32) {
+        self.0 += 1;
+        if self.0 < limit { std::hint::spin_loop() } else { thread::yield_now() }
+    }
+}
+
+/// Receives until the sender has finished and the socket is empty.
+fn receive_stream(
+    socket: &RoceSocket,
+    drained: &AtomicU64,
+    finished: &AtomicBool,
+) -> io::Result<StreamFigures> {
+    let mut batch = Batch::new();
+    let mut figures =
+        StreamFigures { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
+    let mut first = None;
+    let mut last = Instant::now();
+    let mut patience = Patience(0);
+    loop {
+        let over = finished.load(Ordering::Acquire);
+        socket.receive(&mut batch)?;
+        if batch.is_empty() {
+            if over {
+                figures.elapsed = first.map_or(Duration::ZERO, |first| last - first);
+                return Ok(figures);
+            }
+            patience.spin(STREAM_SPINS);
+            continue;
+        }
+        patience = Patience(0);
+        let mut charge = 0;
+        for chunk in batch.chunks() {
+            figures.bytes += chunk.bytes.len() as u64;
+            figures.datagrams += chunk.segments() as u64;
+            figures.chunks += 1;
+            charge += chunk.charge();
+        }
+        drained.fetch_add(charge, Ordering::AcqRel);
+        last = Instant::now();
+        first.get_or_insert(last);
+    }
+}
+
+/// What a ping-pong took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatencyFigures {
+    /// How many round trips were counted.
+    pub round_trips: usize,
+    /// The shortest.
+    pub least: Duration,
+    /// Half of them took less.
+    pub median: Duration,
+    /// One in a hundred took more.
+    pub percentile_99: Duration,
+}
+
+/// How a thread waits for the next datagram.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Spin,
+    Sleep,
+}
+
+/// Bounces a datagram `round_trips` times between two threads that spin.
+pub fn ping_pong(
+    here: IpAddr,
+    there: IpAddr,
+    datagram_len: usize,
+    round_trips: usize,
+) -> Result<LatencyFigures, RawError> {
+    bounces(here, there, datagram_len, round_trips, Waiting::Spin)
+}
+
+/// Bounces a datagram `round_trips` times between two threads that sleep until it comes.
+pub fn ping_pong_blocking(
+    here: IpAddr,
+    there: IpAddr,
+    datagram_len: usize,
+    round_trips: usize,
+) -> Result<LatencyFigures, RawError> {
+    bounces(here, there, datagram_len, round_trips, Waiting::Sleep)
+}
+
+fn bounces(
+    here: IpAddr,
+    there: IpAddr,
+    datagram_len: usize,
+    round_trips: usize,
+    waiting: Waiting,
+) -> Result<LatencyFigures, RawError> {
+    let mut near = RoceSocket::bind(SocketAddr::new(here, 0), SocketOptions::default())?;
+    let mut far = RoceSocket::bind(SocketAddr::new(there, 0), SocketOptions::default())?;
+    let to = far.local_address();
+    let warm_up = round_trips / 10 + 1;
+    let finished = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let echoing = scope.spawn(|| echo(&mut far, &finished, waiting));
+        let result = bounce(&mut near, to, datagram_len, warm_up, round_trips.max(1), waiting);
+        finished.store(true, Ordering::Release);
+        echoing.join().expect("the echoing thread does not panic")?;
+        result
+    })
+}
+
+/// Sends back whatever comes.
+fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: Waiting) -> Result<(), RawError> {
+    let mut batch = Batch::new();
+    let mut patience = Patience(0);
+    while !finished.load(Ordering::Acquire) {
+        socket.receive(&mut batch)?;
+        patience = if batch.is_empty() { patience } else { Patience(0) };
+        match waiting {
+            Waiting::Spin => patience.spin(PING_PONG_SPINS),
+            Waiting::Sleep if batch.is_empty() => {
+                wait(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
+            }
+            Waiting::Sleep => {}
+        }
+        for datagram in batch.datagrams() {
+            socket.send_run_to(datagram.source, 0, datagram.bytes.len(), datagram.bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn bounce(
+    socket: &mut RoceSocket,
+    to: SocketAddr,
+    datagram_len: usize,
+    warm_up: usize,
+    round_trips: usize,
+    waiting: Waiting,
+) -> Result<LatencyFigures, RawError> {
+    let mut batch = Batch::new();
+    let ball = vec![0xa5; datagram_len.max(1)];
+    let mut times = Vec::with_capacity(round_trips);
+    for turn in 0..warm_up + round_trips {
+        let begin = Instant::now();
+        socket.send_run_to(to, 0, ball.len(), &ball)?;
+        let mut patience = Patience(0);
+        loop {
+            socket.receive(&mut batch)?;
+            if !batch.is_empty() {
+                break;
+            }
+            match waiting {
+                Waiting::Spin => patience.spin(PING_PONG_SPINS),
+                Waiting::Sleep => {
+                    wait(&[socket.as_fd()], None)?;
+                }
+            }
+        }
+        if turn >= warm_up {
+            times.push(begin.elapsed());
+        }
+    }
+    times.sort_unstable();
+    Ok(LatencyFigures {
+        round_trips,
+        least: times[0],
+        median: times[round_trips / 2],
+        percentile_99: times[round_trips * 99 / 100],
+    })
+}
+
+/// What the kernel really charges a receive buffer for one run, to check [`charge`] against.
+pub fn measure_charge(host: IpAddr, datagram_len: usize, segments: usize) -> Result<u64, RawError> {
+    let mut sender = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
+    let receiver = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
+    sender.send_run_to(receiver.local_address(), 0, datagram_len, &vec![0; datagram_len * segments])?;
+    wait(&[receiver.as_fd()], Some(Duration::from_secs(10)))?;
+    Ok(receiver.receive_memory()?.charged.into())
+}

@@ -1,0 +1,308 @@
+//! Linux: segmentation offload both ways, control messages, the error queue, memory figures.
+
+use crate::batch::{Batch, SLOT_BYTES, SLOTS, Slot};
+use crate::socket::{Cause, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory};
+use socket2::{SockAddr, SockAddrStorage, Socket};
+use std::io;
+use std::mem::{size_of, size_of_val, zeroed};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+/// The index of dropped datagrams in SO_MEMINFO, and how many figures there are.
+const MEMINFO_DROPS: usize = 8;
+const MEMINFO_LEN: usize = 9;
+const SO_MEMINFO: libc::c_int = 55;
+
+/// Room for the control messages of one datagram.
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; 256]);
+
+impl Control {
+    const EMPTY: Control = Control([0; 256]);
+}
+
+fn set<T>(socket: &Socket, level: libc::c_int, name: libc::c_int, value: T) -> io::Result<()> {
+    // SAFETY: `value` outlives the call and the length is its own.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            ptr::from_ref(&value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets everything but the address; returns whether runs can be cut by the kernel.
+pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
+    const ON: libc::c_int = 1;
+    if ipv6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, ON)?;
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, ON)?;
+        // rxe sends without a UDP checksum.
+        set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, ON)?;
+    } else {
+        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, ON)?;
+        set(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, ON)?;
+    }
+    // Without these two (before Linux 5.0) everything works, slowly.
+    let offload = set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok();
+    let _ = set(socket, libc::SOL_UDP, libc::UDP_GRO, ON);
+    // Past the system's limit with CAP_NET_ADMIN, up to it without.
+    let size = libc::c_int::try_from(receive_buffer).unwrap_or(libc::c_int::MAX);
+    if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size).is_err() {
+        set(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, size)?;
+    }
+    Ok(offload)
+}
+
+/// Appends one control message and returns where the next one goes.
+fn push<T: Copy>(control: &mut Control, at: usize, level: libc::c_int, kind: libc::c_int, value: T) -> usize {
+    // SAFETY: these only compute sizes.
+    let (len, space) = unsafe {
+        (libc::CMSG_LEN(size_of::<T>() as u32) as usize, libc::CMSG_SPACE(size_of::<T>() as u32) as usize)
+    };
+    let place = &mut control.0[at..at + space];
+    // SAFETY: a control message header is integers.
+    let mut header: libc::cmsghdr = unsafe { zeroed() };
+    header.cmsg_len = len as _;
+    header.cmsg_level = level;
+    header.cmsg_type = kind;
+    // SAFETY: `place` has room for the header and the value behind it, as CMSG_SPACE says, and neither
+    // write needs alignment.
+    unsafe {
+        ptr::write_unaligned(place.as_mut_ptr().cast(), header);
+        ptr::write_unaligned(place.as_mut_ptr().add(len - size_of::<T>()).cast(), value);
+    }
+    at + space
+}
+
+/// The control message that says `traffic_class`, and its length.
+fn class_control(control: &mut Control, destination: SocketAddr, traffic_class: u8) -> usize {
+    let value = libc::c_int::from(traffic_class);
+    match destination {
+        _ if traffic_class == 0 => 0,
+        SocketAddr::V4(_) => push(control, 0, libc::IPPROTO_IP, libc::IP_TOS, value),
+        SocketAddr::V6(_) => push(control, 0, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value),
+    }
+}
+
+/// A message header for `part`, sent to `name` with the first `control_len` bytes of `control`. The pointers
+/// in it are good while the arguments are.
+fn header_to(
+    name: &SockAddr,
+    part: &mut libc::iovec,
+    control: &mut Control,
+    control_len: usize,
+) -> libc::msghdr {
+    // SAFETY: a message header is pointers, which may be null, and integers.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_name = name.as_ptr().cast_mut().cast();
+    header.msg_namelen = name.len();
+    header.msg_iov = part;
+    header.msg_iovlen = 1;
+    if control_len > 0 {
+        header.msg_control = ptr::from_mut(control).cast();
+        header.msg_controllen = control_len as _;
+    }
+    header
+}
+
+fn part_of(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+}
+
+/// Sends a run in one call.
+pub(crate) fn send_run(
+    socket: &Socket,
+    destination: SocketAddr,
+    traffic_class: u8,
+    segment_size: usize,
+    bytes: &[u8],
+) -> io::Result<()> {
+    let name = SockAddr::from(destination);
+    let mut control = Control::EMPTY;
+    let mut control_len = class_control(&mut control, destination, traffic_class);
+    if bytes.len() > segment_size {
+        control_len = push(&mut control, control_len, libc::SOL_UDP, libc::UDP_SEGMENT, segment_size as u16);
+    }
+    let mut part = part_of(bytes);
+    let header = header_to(&name, &mut part, &mut control, control_len);
+    // SAFETY: name, part, bytes and control outlive the call; sendmsg only reads them.
+    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sends a run datagram by datagram; returns how many went.
+pub(crate) fn send_each(
+    socket: &Socket,
+    destination: SocketAddr,
+    traffic_class: u8,
+    segment_size: usize,
+    bytes: &[u8],
+) -> io::Result<usize> {
+    let name = SockAddr::from(destination);
+    let mut control = Control::EMPTY;
+    let control_len = class_control(&mut control, destination, traffic_class);
+    let mut parts = [part_of(&[]); MAX_RUN_SEGMENTS];
+    // SAFETY: message headers are pointers, which may be null, and integers.
+    let mut headers: [libc::mmsghdr; MAX_RUN_SEGMENTS] = unsafe { zeroed() };
+    let mut count = 0;
+    for ((header, part), segment) in headers.iter_mut().zip(&mut parts).zip(bytes.chunks(segment_size)) {
+        *part = part_of(segment);
+        header.msg_hdr = header_to(&name, part, &mut control, control_len);
+        count += 1;
+    }
+    // SAFETY: the first `count` headers point to name, parts, bytes and control, which outlive the call;
+    // sendmmsg only reads those.
+    let sent =
+        unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
+    if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+}
+
+/// Fills `batch`.
+pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
+    // SAFETY: message headers are pointers, which may be null, and integers; so are socket addresses.
+    let (mut headers, mut names): ([libc::mmsghdr; SLOTS], [libc::sockaddr_storage; SLOTS]) =
+        unsafe { (zeroed(), zeroed()) };
+    let mut controls = [Control::EMPTY; SLOTS];
+    let mut parts = [part_of(&[]); SLOTS];
+    for (index, bytes) in batch.bytes.chunks_exact_mut(SLOT_BYTES).enumerate() {
+        parts[index] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let header = &mut headers[index].msg_hdr;
+        header.msg_name = ptr::from_mut(&mut names[index]).cast();
+        header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        header.msg_iov = &mut parts[index];
+        header.msg_iovlen = 1;
+        header.msg_control = ptr::from_mut(&mut controls[index]).cast();
+        header.msg_controllen = size_of::<Control>() as _;
+    }
+    // SAFETY: every header points to a name, a part, a control and SLOT_BYTES of the batch, each its own,
+    // that outlive the call, with their true lengths.
+    let received = unsafe {
+        libc::recvmmsg(
+            socket.as_raw_fd(),
+            headers.as_mut_ptr(),
+            SLOTS as libc::c_uint,
+            libc::MSG_DONTWAIT as _,
+            ptr::null_mut(),
+        )
+    };
+    if received < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for (index, header) in headers[..received as usize].iter().enumerate() {
+        let len = header.msg_len as usize;
+        let mut slot = Slot { len, segment_size: len, ..Slot::EMPTY };
+        if let Some(source) = address(&names[index], header.msg_hdr.msg_namelen) {
+            slot.source = source;
+        }
+        // SAFETY: the kernel has filled the control messages of this header.
+        unsafe {
+            for_each_control(&header.msg_hdr, |level, kind, data| match (level, kind) {
+                (libc::SOL_UDP, libc::UDP_GRO) => slot.segment_size = integer(data) as usize,
+                (libc::IPPROTO_IP, libc::IP_TOS) => slot.traffic_class = data.first().copied().unwrap_or(0),
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => slot.traffic_class = integer(data) as u8,
+                _ => {}
+            });
+        }
+        batch.slots[index] = slot;
+    }
+    batch.filled = received as usize;
+    Ok(())
+}
+
+fn integer(data: &[u8]) -> i32 {
+    data.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
+}
+
+fn address(storage: &libc::sockaddr_storage, len: libc::socklen_t) -> Option<SocketAddr> {
+    let mut copy = SockAddrStorage::zeroed();
+    // SAFETY: any bytes are a valid socket address storage.
+    unsafe { *copy.view_as::<libc::sockaddr_storage>() = *storage };
+    // SAFETY: the kernel wrote `len` bytes of an address.
+    unsafe { SockAddr::new(copy, len) }.as_socket()
+}
+
+/// Shows every control message of `header` to `visit`: level, type, data.
+///
+/// # Safety
+/// `header` has been filled by a receive call and its control buffer is still there.
+unsafe fn for_each_control(header: &libc::msghdr, mut visit: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
+    // SAFETY: the kernel wrote well-formed control messages of `msg_controllen` bytes; each is read within
+    // its own length.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            let data = libc::CMSG_DATA(at);
+            let len = ((*at).cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+            visit((*at).cmsg_level, (*at).cmsg_type, std::slice::from_raw_parts(data, len));
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+/// The oldest entry of the error queue.
+pub(crate) fn take_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
+    // SAFETY: a socket address is integers; so is a message header but for pointers, which may be null.
+    let (mut name, mut header): (libc::sockaddr_storage, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
+    let mut control = Control::EMPTY;
+    header.msg_name = ptr::from_mut(&mut name).cast();
+    header.msg_namelen = size_of_val(&name) as libc::socklen_t;
+    header.msg_control = ptr::from_mut(&mut control).cast();
+    header.msg_controllen = size_of::<Control>() as _;
+    // SAFETY: name and control outlive the call and have the lengths that the header says. There is no
+    // part: the datagram itself, which the kernel offers back, is cut away.
+    let received =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT) };
+    if received < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::WouldBlock { Ok(None) } else { Err(error) };
+    }
+    let mut cause = None;
+    // SAFETY: the kernel has filled the control messages of this header.
+    unsafe {
+        for_each_control(&header, |level, kind, data| {
+            if matches!(
+                (level, kind),
+                (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
+            ) && data.len() >= size_of::<libc::sock_extended_err>()
+            {
+                let error: libc::sock_extended_err = ptr::read_unaligned(data.as_ptr().cast());
+                cause = Some(match error.ee_errno as i32 {
+                    libc::ECONNREFUSED => Cause::PortUnreachable,
+                    libc::EMSGSIZE => Cause::TooLarge { mtu: error.ee_info },
+                    other => Cause::Other(other),
+                });
+            }
+        });
+    }
+    let peer = address(&name, header.msg_namelen);
+    Ok(Some(NetworkError { peer, cause: cause.unwrap_or(Cause::Other(0)) }))
+}
+
+/// SO_MEMINFO.
+pub(crate) fn receive_memory(socket: &Socket) -> io::Result<ReceiveMemory> {
+    let mut figures = [0u32; MEMINFO_LEN];
+    let mut len = size_of_val(&figures) as libc::socklen_t;
+    // SAFETY: `figures` has the room that `len` says.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_MEMINFO,
+            figures.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(ReceiveMemory { charged: figures[0], limit: figures[1], dropped: figures[MEMINFO_DROPS] })
+}

@@ -1,0 +1,83 @@
+//! Elsewhere: a datagram per call, one traffic class per socket at a time, no error queue.
+
+use crate::batch::{Batch, SLOT_BYTES, Slot};
+use crate::socket::{NetworkError, ReceiveMemory};
+use socket2::Socket;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+
+pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
+    // Some systems refuse what is too large instead of giving less.
+    let mut size = receive_buffer;
+    while socket.set_recv_buffer_size(size).is_err() && size > 65_536 {
+        size /= 2;
+    }
+    Ok(false)
+}
+
+pub(crate) fn send_run(
+    socket: &Socket,
+    destination: SocketAddr,
+    traffic_class: u8,
+    segment_size: usize,
+    bytes: &[u8],
+) -> io::Result<()> {
+    send_each(socket, destination, traffic_class, segment_size, bytes).map(drop)
+}
+
+pub(crate) fn send_each(
+    socket: &Socket,
+    destination: SocketAddr,
+    traffic_class: u8,
+    segment_size: usize,
+    bytes: &[u8],
+) -> io::Result<usize> {
+    if destination.is_ipv4() {
+        socket.set_tos_v4(traffic_class.into())?;
+    }
+    let mut sent = 0;
+    for segment in bytes.chunks(segment_size) {
+        match socket.send_to(segment, &destination.into()) {
+            Ok(_) => sent += 1,
+            Err(_) if sent > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(sent)
+}
+
+pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
+    for (slot, bytes) in batch.slots.iter_mut().zip(batch.bytes.chunks_exact_mut(SLOT_BYTES)) {
+        let mut parts = [io::IoSliceMut::new(bytes)];
+        match recv_from(socket, &mut parts) {
+            Ok((len, source)) => *slot = Slot { source, traffic_class: 0, segment_size: len, len },
+            Err(_) if batch.filled > 0 => break,
+            Err(error) => return Err(error),
+        }
+        batch.filled += 1;
+    }
+    Ok(())
+}
+
+fn recv_from(socket: &Socket, parts: &mut [io::IoSliceMut<'_>]) -> io::Result<(usize, SocketAddr)> {
+    // `Read` alone would lose the source; the vectored call keeps to initialised memory.
+    let mut source = None;
+    let len = loop {
+        let mut peeked = [std::mem::MaybeUninit::uninit(); 1];
+        let (_, name) = socket.peek_from(&mut peeked)?;
+        source = name.as_socket().or(source);
+        match (&*socket).read_vectored(parts) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => break other?,
+        }
+    };
+    source.map(|source| (len, source)).ok_or_else(|| io::Error::other("a datagram without a source"))
+}
+
+pub(crate) fn take_error(_socket: &Socket) -> io::Result<Option<NetworkError>> {
+    Ok(None)
+}
+
+pub(crate) fn receive_memory(_socket: &Socket) -> io::Result<ReceiveMemory> {
+    Ok(ReceiveMemory::default())
+}

@@ -1,0 +1,146 @@
+//! Sleeping until one of several descriptors has something, a deadline passes, or somebody calls.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::time::Duration;
+
+/// The most descriptors in one [`wait`].
+const MAX_DESCRIPTORS: usize = 32;
+
+/// Which of the descriptors of a [`wait`] have something, by their place in the list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    readable: u32,
+    error: u32,
+}
+
+impl Ready {
+    /// Whether nothing happened before the time was over.
+    pub fn is_empty(self) -> bool {
+        self.readable | self.error == 0
+    }
+
+    /// Whether the descriptor at `index` can be read.
+    pub fn readable(self, index: usize) -> bool {
+        self.readable & 1 << index != 0
+    }
+
+    /// Whether the descriptor at `index` has an error to tell.
+    pub fn error(self, index: usize) -> bool {
+        self.error & 1 << index != 0
+    }
+}
+
+/// Sleeps until a descriptor is readable or has an error, or for `timeout`; for ever without one. A signal
+/// ends it early, with nothing ready.
+///
+/// # Panics
+/// With more than 32 descriptors.
+pub fn wait(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
+    assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors are waited for");
+    let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_DESCRIPTORS];
+    for (slot, descriptor) in polled.iter_mut().zip(descriptors) {
+        slot.fd = descriptor.as_raw_fd();
+    }
+    match poll(&mut polled[..descriptors.len()], timeout) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(Ready::default()),
+        Err(error) => return Err(error),
+    }
+    let mut ready = Ready::default();
+    for (index, slot) in polled[..descriptors.len()].iter().enumerate() {
+        ready.readable |= u32::from(slot.revents & libc::POLLIN != 0) << index;
+        ready.error |=
+            u32::from(slot.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0) << index;
+    }
+    Ok(ready)
+}
+
+/// Sleeps until `descriptor` takes data again, or for `timeout`; returns whether it does.
+pub fn wait_writable(descriptor: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+    match poll(&mut polled, timeout) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(polled[0].revents & libc::POLLOUT != 0),
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+    let limit = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let limit = limit.as_ref().map_or(std::ptr::null(), |limit| limit as *const _);
+    // SAFETY: `polled` and `limit` outlive the call, and the length is that of `polled`.
+    check(unsafe { libc::ppoll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit, std::ptr::null()) })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
+    let limit = timeout
+        .map_or(-1, |timeout| timeout.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(libc::c_int::MAX));
+    // SAFETY: `polled` outlives the call, and the length is its own.
+    check(unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Ends a [`wait`] from another thread.
+#[derive(Debug)]
+pub struct Waker {
+    reader: File,
+    writer: File,
+}
+
+impl Waker {
+    /// A waker that has not been used yet.
+    #[cfg(target_os = "linux")]
+    pub fn new() -> io::Result<Waker> {
+        // SAFETY: no pointers; the result is checked.
+        let descriptor = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        check(descriptor)?;
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        let reader = unsafe { File::from_raw_fd(descriptor) };
+        let writer = reader.try_clone()?;
+        Ok(Waker { reader, writer })
+    }
+
+    /// A waker that has not been used yet.
+    #[cfg(not(target_os = "linux"))]
+    pub fn new() -> io::Result<Waker> {
+        let mut ends = [-1; 2];
+        // SAFETY: `ends` has room for the two descriptors.
+        check(unsafe { libc::pipe(ends.as_mut_ptr()) })?;
+        // SAFETY: both descriptors are new and belong to nobody else.
+        let [reader, writer] = ends.map(|end| unsafe { File::from_raw_fd(end) });
+        for end in [&reader, &writer] {
+            // SAFETY: no pointers.
+            check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) })?;
+            // SAFETY: no pointers.
+            check(unsafe { libc::fcntl(end.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) })?;
+        }
+        Ok(Waker { reader, writer })
+    }
+
+    /// Makes the descriptor readable until it is cleared.
+    pub fn wake(&self) {
+        // A full counter or pipe is readable already.
+        let _ = (&self.writer).write(&1u64.to_ne_bytes());
+    }
+
+    /// Forgets all calls so far.
+    pub fn clear(&self) {
+        let mut calls = [0; 512];
+        while matches!((&self.reader).read(&mut calls), Ok(512)) {}
+    }
+}
+
+impl AsFd for Waker {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.reader.as_fd()
+    }
+}

@@ -1,0 +1,415 @@
+//! The link state machines in a world of lossy control channels, slow receivers, and ports that stop, die and
+//! come back. The law: no receive buffer is ever charged beyond its budget, and everybody gets through.
+
+use proptest::prelude::*;
+use softhca_udp::{LARGEST_CHARGE, LinkChange, Links, PeerState, UnreachablePort, budget, charge};
+use softhca_wire::link::{Incarnation, Message, Pause};
+use std::collections::VecDeque;
+use std::net::{IpAddr, Ipv4Addr};
+
+const MILLISECOND: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MILLISECOND;
+
+/// SplitMix64: a run is its seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    fn percent(&mut self, chance: u64) -> bool {
+        self.below(100) < chance
+    }
+}
+
+fn address(port: usize) -> IpAddr {
+    Ipv4Addr::from(0x7f00_0002 + port as u32).into()
+}
+
+fn index(address: IpAddr) -> usize {
+    match address {
+        IpAddr::V4(v4) => (u32::from(v4) - 0x7f00_0002) as usize,
+        IpAddr::V6(_) => unreachable!("the world has IPv4 addresses"),
+    }
+}
+
+struct Port {
+    links: Links,
+    /// The RoCE socket: who sent, what the kernel charges, and what of that was granted.
+    socket: VecDeque<(usize, u64, u64)>,
+    /// The sum of what was granted. To a port that it takes for another make, a sender promises nothing.
+    charged: u64,
+    /// The sum of all.
+    held: u64,
+    /// The link socket.
+    control: VecDeque<(usize, Message)>,
+    errors: Vec<(IpAddr, UnreachablePort)>,
+    /// Chunks that the driver takes out in a turn.
+    appetite: u64,
+    stopped_until: u64,
+    down_until: Option<u64>,
+    /// Frames left to send, by destination.
+    backlog: Vec<u64>,
+    changes: Vec<(usize, LinkChange)>,
+}
+
+/// What goes wrong, and how often.
+#[derive(Clone, Copy, Debug)]
+struct Faults {
+    control_loss: u64,
+    data_loss: u64,
+    stops: bool,
+    deaths: bool,
+}
+
+struct World {
+    now: u64,
+    random: Random,
+    faults: Faults,
+    faulty_until: u64,
+    budget: u64,
+    ports: Vec<Port>,
+    /// Messages on their way: arrival, destination, source.
+    flying: Vec<(u64, usize, usize, Message)>,
+    lives: u64,
+}
+
+impl World {
+    fn new(seed: u64, ports: usize, budget: u64, faults: Faults) -> World {
+        let mut world = World {
+            now: SECOND,
+            random: Random(seed),
+            faults,
+            faulty_until: 4 * SECOND,
+            budget,
+            ports: Vec::new(),
+            flying: Vec::new(),
+            lives: 0,
+        };
+        for _ in 0..ports {
+            let port = world.new_port(ports);
+            world.ports.push(port);
+        }
+        world
+    }
+
+    fn new_port(&mut self, ports: usize) -> Port {
+        self.lives += 1000;
+        let mut links = Links::new(Incarnation::new(self.lives), self.budget, self.now);
+        links.set_dead_after(2 * SECOND);
+        Port {
+            links,
+            socket: VecDeque::new(),
+            charged: 0,
+            held: 0,
+            control: VecDeque::new(),
+            errors: Vec::new(),
+            appetite: 1 + self.random.below(20),
+            stopped_until: 0,
+            down_until: None,
+            backlog: vec![0; ports],
+            changes: Vec::new(),
+        }
+    }
+
+    fn done(&self) -> bool {
+        self.ports.iter().all(|port| port.backlog.iter().all(|left| *left == 0) && port.socket.is_empty())
+    }
+
+    /// Runs until all is sent and drained.
+    fn run(&mut self, limit: u64) {
+        while !self.done() || self.now < self.faulty_until {
+            self.tick();
+            assert!(self.now < limit, "no end in sight: {:?}", self.backlogs());
+        }
+    }
+
+    fn backlogs(&self) -> Vec<u64> {
+        self.ports.iter().map(|port| port.backlog.iter().sum()).collect()
+    }
+
+    fn tick(&mut self) {
+        self.now += MILLISECOND / 2;
+        if self.now < self.faulty_until {
+            self.break_something();
+        }
+        let now = self.now;
+        let (arrived, flying): (Vec<_>, Vec<_>) = self.flying.drain(..).partition(|(at, ..)| *at <= now);
+        self.flying = flying;
+        for (_, to, from, message) in arrived {
+            if self.ports[to].down_until.is_some() {
+                self.ports[from].errors.push((address(to), UnreachablePort::Link));
+            } else if self.ports[to].control.len() < 256 {
+                self.ports[to].control.push_back((from, message));
+            }
+        }
+        for port in 0..self.ports.len() {
+            if self.ports[port].down_until.is_some_and(|until| now >= until) {
+                let backlog = std::mem::take(&mut self.ports[port].backlog);
+                self.ports[port] = self.new_port(backlog.len());
+                self.ports[port].backlog = backlog;
+            }
+            if self.ports[port].down_until.is_none() && now >= self.ports[port].stopped_until {
+                self.turn(port);
+            }
+        }
+    }
+
+    fn break_something(&mut self) {
+        let victim = self.random.below(self.ports.len() as u64) as usize;
+        if self.faults.stops && self.random.below(1000) == 0 {
+            self.ports[victim].stopped_until = self.now + self.random.below(4 * SECOND);
+        }
+        if self.faults.deaths && self.random.below(2000) == 0 && self.ports[victim].down_until.is_none() {
+            // Longer than grants are good for.
+            self.ports[victim].down_until = Some(self.now + SECOND / 2 + self.random.below(SECOND));
+            self.ports[victim].socket.clear();
+            (self.ports[victim].charged, self.ports[victim].held) = (0, 0);
+        }
+        self.ports[victim].appetite = 1 + self.random.below(20);
+    }
+
+    /// What a driver does.
+    fn turn(&mut self, index_here: usize) {
+        let now = self.now;
+        let port = &mut self.ports[index_here];
+        for (peer, which) in port.errors.drain(..) {
+            port.links.unreachable(peer, which, now);
+        }
+        while let Some((from, message)) = port.control.pop_front() {
+            port.links.handle(address(from), &message, now);
+        }
+        for _ in 0..port.appetite {
+            match port.socket.pop_front() {
+                Some((from, charge, granted)) => {
+                    port.charged -= granted;
+                    port.held -= charge;
+                    port.links.received(address(from), charge, now);
+                }
+                None => {
+                    port.links.socket_empty(now);
+                    break;
+                }
+            }
+        }
+        if port.links.next_timeout().is_some_and(|at| at <= now) {
+            port.links.expire(now);
+        }
+        for peer in 0..self.ports.len() {
+            self.send(index_here, peer);
+        }
+        let port = &mut self.ports[index_here];
+        while let Some((to, message)) = port.links.transmit(now) {
+            let copies =
+                u64::from(!self.random.percent(self.faults.control_loss)) + u64::from(self.random.percent(5));
+            for _ in 0..copies {
+                let arrival = now + self.random.below(2 * MILLISECOND);
+                self.flying.push((arrival, index(to), index_here, message));
+            }
+        }
+        while let Some(event) = port.links.poll_event() {
+            port.changes.push((index(event.peer), event.change));
+        }
+        assert!(port.links.granter().outstanding() <= self.budget);
+    }
+
+    fn send(&mut self, from: usize, to: usize) {
+        for _ in 0..8 {
+            let (len, segments) = match self.random.below(3) {
+                0 => (64, 1),
+                1 => (4154, 1),
+                _ => (1082, 1 + self.random.below(4) as usize),
+            };
+            let charge = charge(len, segments);
+            let port = &mut self.ports[from];
+            if port.backlog[to] == 0 || !port.links.may_send(address(to), charge, self.now) {
+                return;
+            }
+            port.links.sent(address(to), charge, self.now);
+            port.backlog[to] -= 1;
+            let foreign = port.links.state(address(to)) == Some(PeerState::Foreign);
+            if self.ports[to].down_until.is_some() {
+                self.ports[from].errors.push((address(to), UnreachablePort::Roce));
+                continue;
+            }
+            // The kernel has a third more than the budget.
+            let full = self.ports[to].held > self.budget * 4 / 3;
+            if !(self.random.percent(self.faults.data_loss) || foreign && full) {
+                let granted = if foreign { 0 } else { charge };
+                self.ports[to].socket.push_back((from, charge, granted));
+                self.ports[to].charged += granted;
+                self.ports[to].held += charge;
+                let charged = self.ports[to].charged;
+                assert!(charged <= self.budget, "{charged} in a socket for {}", self.budget);
+            }
+        }
+    }
+}
+
+fn faults() -> impl Strategy<Value = Faults> {
+    (0..40u64, 0..5u64, any::<bool>(), any::<bool>()).prop_map(|(control_loss, data_loss, stops, deaths)| {
+        Faults { control_loss, data_loss, stops, deaths }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_buffer_overflows_and_everybody_gets_through(
+        seed: u64,
+        ports in 1..8usize,
+        buffer in prop_oneof![Just(20_000usize), Just(212_992), Just(1 << 20)],
+        faults in faults(),
+    ) {
+        let mut world = World::new(seed, ports, budget(buffer), faults);
+        for from in 0..ports {
+            for to in 0..ports {
+                world.ports[from].backlog[to] = world.random.below(2000);
+            }
+        }
+        world.run(400 * SECOND);
+    }
+}
+
+const NO_FAULTS: Faults = Faults { control_loss: 0, data_loss: 0, stops: false, deaths: false };
+
+#[test]
+fn seventy_senders_share_a_stock_buffer() {
+    for (seed, control_loss) in [(1, 0), (2, 20)] {
+        let faults = Faults { control_loss, ..NO_FAULTS };
+        let mut world = World::new(seed, 71, budget(212_992), faults);
+        for from in 1..71 {
+            world.ports[from].backlog[0] = 200;
+        }
+        world.ports[0].appetite = 20;
+        let mut half_time = None;
+        while !world.done() {
+            world.tick();
+            let left = world.backlogs();
+            if half_time.is_none() && left.iter().sum::<u64>() <= 70 * 100 {
+                half_time = Some((left[1..].iter().min().copied(), left[1..].iter().max().copied()));
+            }
+            assert!(world.now < 200 * SECOND, "no end in sight: {left:?}");
+        }
+        let (Some(least), Some(most)) = half_time.expect("half of it was sent at some time") else {
+            unreachable!("there are senders")
+        };
+        assert!(
+            least > 0 && most < 200,
+            "nobody is done and nobody starved at half time: {least} to {most} left"
+        );
+    }
+}
+
+#[test]
+fn a_newcomer_gets_through_while_another_streams_and_a_third_is_stopped_with_its_grants() {
+    let mut world = World::new(3, 4, budget(212_992), NO_FAULTS);
+    world.faulty_until = 0;
+    world.ports[1].backlog[0] = 100_000;
+    world.ports[2].backlog[0] = 1;
+    while world.now < 2 * SECOND {
+        world.tick();
+    }
+    world.ports[2].stopped_until = 100 * SECOND;
+    world.ports[3].backlog[0] = 1;
+    let begin = world.now;
+    while world.ports[3].backlog[0] > 0 {
+        world.tick();
+    }
+    assert!(world.now - begin < 50 * MILLISECOND, "after {} ns", world.now - begin);
+    assert!(world.ports[1].backlog[0] > 0, "the stream was still running");
+}
+
+#[test]
+fn a_stopped_peer_is_stalled_then_alive_and_loses_nothing() {
+    let mut world = World::new(4, 2, budget(212_992), NO_FAULTS);
+    world.faulty_until = 0;
+    world.ports[0].backlog[1] = 10_000;
+    while world.now < SECOND + SECOND / 10 {
+        world.tick();
+    }
+    world.ports[1].stopped_until = world.now + SECOND;
+    world.run(60 * SECOND);
+    let states: Vec<_> = world.ports[0].changes.iter().map(|(_, change)| *change).collect();
+    let became = LinkChange::Became;
+    assert_eq!(states, [became(PeerState::Alive), became(PeerState::Stalled), became(PeerState::Alive)]);
+    assert_eq!(world.ports[1].changes, [(0, became(PeerState::Alive))], "the stopped port blames nobody");
+}
+
+#[test]
+fn a_silent_peer_is_dead_in_the_end_and_its_share_is_free_again() {
+    let mut world = World::new(5, 2, budget(212_992), NO_FAULTS);
+    world.faulty_until = 0;
+    world.ports[0].backlog[1] = 10;
+    world.run(SECOND + SECOND / 2);
+    assert!(world.ports[1].links.granter().outstanding() > 0);
+    world.ports[0].stopped_until = u64::MAX;
+    while world.now < 6 * SECOND {
+        world.tick();
+    }
+    assert_eq!(world.ports[1].links.state(address(0)), Some(PeerState::Dead));
+    assert_eq!(world.ports[1].links.granter().outstanding(), 0);
+}
+
+#[test]
+fn a_peer_that_comes_back_is_known_to_have_restarted() {
+    let mut world = World::new(6, 2, budget(212_992), NO_FAULTS);
+    world.faulty_until = 0;
+    world.ports[0].backlog[1] = 10;
+    world.run(10 * SECOND);
+    let port = world.new_port(2);
+    world.ports[1] = port;
+    world.ports[0].changes.clear();
+    world.ports[0].backlog[1] = 10;
+    world.run(20 * SECOND);
+    let end = world.now + SECOND;
+    while world.now < end {
+        world.tick();
+    }
+    assert_eq!(world.ports[0].changes, [(1, LinkChange::Restarted)]);
+}
+
+#[test]
+fn a_port_of_another_make_gets_a_small_window() {
+    let mut links = Links::new(Incarnation::new(1), budget(212_992), 0);
+    let peer = address(7);
+    assert!(!links.may_send(peer, LARGEST_CHARGE, 0));
+    assert!(links.transmit(0).is_some(), "HELLO goes out at once");
+    links.unreachable(peer, UnreachablePort::Link, 1000);
+    assert_eq!(links.state(peer), Some(PeerState::Foreign));
+    let mut sent = 0;
+    while links.may_send(peer, LARGEST_CHARGE, 2000) {
+        links.sent(peer, LARGEST_CHARGE, 2000);
+        sent += 1;
+    }
+    assert_eq!(sent, 64 * 1024 / LARGEST_CHARGE);
+    links.received(peer, 1024, 3000);
+    assert!(links.may_send(peer, LARGEST_CHARGE, 3000), "an answer opens the window");
+    links.unreachable(peer, UnreachablePort::Roce, 4000);
+    assert_eq!(links.state(peer), Some(PeerState::Dead));
+}
+
+#[test]
+fn a_pause_reaches_the_peer() {
+    let mut world = World::new(8, 2, budget(212_992), NO_FAULTS);
+    world.faulty_until = 0;
+    world.ports[0].backlog[1] = 1;
+    world.run(2 * SECOND);
+    let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0] };
+    world.ports[0].links.pause(address(1), pause, world.now);
+    let end = world.now + 10 * MILLISECOND;
+    while world.now < end {
+        world.tick();
+    }
+    assert!(world.ports[1].changes.contains(&(0, LinkChange::Paused(pause))));
+}

@@ -1,0 +1,21 @@
+//! The payload of packets to QP1.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use softhca_wire::cm::{Datagram, Message};
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(datagram) = Datagram::parse(bytes) else { return };
+    let written = datagram.emit();
+    assert_eq!(Datagram::parse(&written), Ok(datagram));
+    assert!(!datagram.to_string().contains('\n'));
+    let addresses = match &datagram.message {
+        Message::Req(req) => req.addresses(),
+        Message::SidrReq(req) => req.addresses(),
+        _ => None,
+    };
+    if let Some(Ok(header)) = addresses {
+        assert_eq!(softhca_wire::cm::RdmaCmHeader::parse(&header.emit()), Ok(header));
+    }
+});

@@ -1,0 +1,89 @@
+//! What the verbs need of a card, wherever it is.
+
+use crate::Error;
+use crate::memory::Block;
+use crate::notifier::Notifier;
+use softhca_engine::{
+    AddressVector, AhId, AsyncEvent, Counters, CqId, Modify, PdId, QpInit, QpView, SrqId, SrqInit, State,
+    WindowKind, XrcdId,
+};
+use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer};
+use softhca_wire::{Gid, Qpn, RemoteKey};
+use std::sync::Arc;
+
+/// The sizes of a queue pair's rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub sends: u32,
+    pub receives: u32,
+    pub entries: usize,
+    pub inline: usize,
+}
+
+/// The application's ends of a new queue pair.
+pub(crate) struct NewQueuePair {
+    pub number: Qpn,
+    pub send: Option<SendProducer>,
+    pub receive: Option<ReceiveProducer>,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// A card that an application uses. Work is posted and completed through rings; this is everything else.
+pub(crate) trait Backend: Send + Sync {
+    fn gids(&self) -> Vec<Gid>;
+    fn counters(&self) -> Counters;
+
+    fn allocate_domain(&self) -> Result<PdId>;
+    fn free_domain(&self, domain: PdId) -> Result<()>;
+
+    /// Registers a block; without a base, the card assigns the address.
+    fn register(
+        &self,
+        domain: PdId,
+        base: Option<u64>,
+        length: u64,
+        block: Arc<Block>,
+        access: Access,
+    ) -> Result<(RemoteKey, u64)>;
+    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey>;
+    fn deregister(&self, key: RemoteKey) -> Result<()>;
+    fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey>;
+    fn free_window(&self, key: RemoteKey) -> Result<()>;
+
+    fn create_completion_queue(&self, slots: u32) -> Result<(CqId, CompletionConsumer, Arc<Notifier>)>;
+    fn resize_completion_queue(&self, cq: CqId, slots: u32) -> Result<CompletionConsumer>;
+    fn destroy_completion_queue(&self, cq: CqId) -> Result<()>;
+
+    fn create_shared_receive_queue(
+        &self,
+        init: SrqInit,
+        slots: u32,
+        entries: usize,
+    ) -> Result<(SrqId, ReceiveProducer)>;
+    fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()>;
+    fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()>;
+
+    fn open_xrc_domain(&self) -> Result<XrcdId>;
+    fn close_xrc_domain(&self, domain: XrcdId) -> Result<()>;
+
+    fn create_address_handle(&self, domain: PdId, vector: AddressVector) -> Result<AhId>;
+    fn destroy_address_handle(&self, handle: AhId) -> Result<()>;
+
+    fn create_queue_pair(&self, init: QpInit, sizes: Sizes) -> Result<NewQueuePair>;
+    fn modify_queue_pair(&self, number: Qpn, modify: &Modify) -> Result<State>;
+    fn query_queue_pair(&self, number: Qpn) -> Result<QpView>;
+    fn destroy_queue_pair(&self, number: Qpn) -> Result<()>;
+    fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
+    fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
+
+    /// The oldest asynchronous event that nobody took.
+    fn take_event(&self) -> Option<AsyncEvent>;
+    /// Tells when there is another.
+    fn events(&self) -> &Notifier;
+
+    /// Rings for a queue pair whose queue got work.
+    fn ring(&self, number: Qpn, send: &SendProducer);
+    /// Lets the card get on, on the caller's time.
+    fn drive(&self);
+}

@@ -1,0 +1,66 @@
+//! An open device.
+
+use crate::backend::Backend;
+use crate::{CompletionQueue, Counters, Error, ProtectionDomain};
+use softhca_engine::AsyncEvent;
+use softhca_wire::Gid;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An open device.
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) backend: Arc<dyn Backend>,
+    address: IpAddr,
+}
+
+impl Context {
+    pub(crate) fn new(backend: Arc<dyn Backend>, address: IpAddr) -> Context {
+        Context { backend, address }
+    }
+
+    /// The host's address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The GID at an index of the port's table.
+    pub fn gid(&self, index: usize) -> Option<Gid> {
+        self.backend.gids().get(index).copied()
+    }
+
+    /// What the card counted so far.
+    pub fn counters(&self) -> Counters {
+        self.backend.counters()
+    }
+
+    /// Allocates a protection domain.
+    pub fn allocate_domain(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::new(self)
+    }
+
+    /// Creates a completion queue with room for `slots` completions.
+    pub fn create_completion_queue(&self, slots: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, slots)
+    }
+
+    /// Takes the oldest asynchronous event, if there is one.
+    pub fn poll_event(&self) -> Option<AsyncEvent> {
+        self.backend.take_event()
+    }
+
+    /// Waits for an asynchronous event; `None` when the time is over.
+    pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let seen = self.backend.events().count();
+            if let Some(event) = self.backend.take_event() {
+                return Some(event);
+            }
+            if !self.backend.events().wait(seen, Some(deadline)) {
+                return self.backend.take_event();
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Devices.
+
+use crate::embedded::Embedded;
+use crate::{Context, Error, IcrcCheck, Settings, Witness};
+use softhca_engine::{Acks, Limits};
+use softhca_fabric::{Flow, Rule, Tally};
+use softhca_udp::{DriverOptions, HostSockets, SocketOptions, bind_host};
+use softhca_wire::{Gid, Mtu};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What an embedded card may differ in.
+pub struct EmbeddedOptions {
+    /// The host's address; without one, `SOFTHCA_ADDRESS` or the first of 127.0.0.2, 127.0.0.3, … that is free.
+    pub address: Option<IpAddr>,
+    /// The settings of the card. A seed of zero takes one from the operating system.
+    pub settings: Settings,
+    /// How the invariant CRC of arriving packets is checked.
+    pub icrc: IcrcCheck,
+    /// Sees every event and every packet.
+    pub witness: Box<dyn Witness>,
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> EmbeddedOptions {
+        EmbeddedOptions {
+            address: None,
+            settings: Settings {
+                acks: Acks::Coalesce,
+                least_ack_timeout: Duration::from_millis(500),
+                ..Settings::default()
+            },
+            icrc: IcrcCheck::default(),
+            witness: Box::new(()),
+        }
+    }
+}
+
+/// A card that can be opened.
+#[derive(Clone)]
+pub struct Device {
+    card: Arc<Embedded>,
+    address: IpAddr,
+}
+
+impl Device {
+    /// A card in this process, on a loopback address of its own. Needs nothing running and nothing set up.
+    pub fn embedded() -> Result<Device, Error> {
+        Device::embedded_with(EmbeddedOptions::default())
+    }
+
+    /// A card in this process, as the options say.
+    pub fn embedded_with(mut options: EmbeddedOptions) -> Result<Device, Error> {
+        if options.settings.seed == 0 {
+            options.settings.seed = RandomState::new().build_hasher().finish();
+        }
+        let sockets = match options.address {
+            Some(address) => HostSockets::bind(address, SocketOptions::default())?,
+            None => bind_host(SocketOptions::default())?,
+        };
+        let driver = DriverOptions { settings: options.settings, icrc: options.icrc };
+        let card = Arc::new(Embedded::start(sockets, driver, options.witness)?);
+        let address = card.address();
+        Ok(Device { card, address })
+    }
+
+    /// The name: a process has one host, and a host one device.
+    pub fn name(&self) -> &str {
+        "softhca0"
+    }
+
+    /// The host's address.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The globally unique identifier: a locally administered EUI-64 made of the address.
+    pub fn guid(&self) -> u64 {
+        let bytes = Gid::from(self.address).0;
+        let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
+        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+    }
+
+    /// What the card offers.
+    pub fn attributes(&self) -> DeviceAttributes {
+        DeviceAttributes { limits: Limits::CARD }
+    }
+
+    /// What its one port is like.
+    pub fn port(&self) -> PortAttributes {
+        let mtu = if self.address.is_loopback() { Mtu::B4096 } else { Mtu::B1024 };
+        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
+    }
+
+    /// Opens the device.
+    pub fn open(&self) -> Context {
+        Context::new(self.card.clone(), self.address)
+    }
+
+    /// Puts a fault rule on the cable that leaves the card.
+    pub fn add_rule(&self, seed: u64, rule: Rule) {
+        self.card.add_rule(seed, rule);
+    }
+
+    /// Lets rules know a queue pair by its role.
+    pub fn add_flow(&self, seed: u64, flow: Flow) {
+        self.card.add_flow(seed, flow);
+    }
+
+    /// The rules on the cable, and how often each fired.
+    pub fn rules(&self) -> Vec<(Rule, Tally)> {
+        self.card.rules()
+    }
+
+    /// Lets the card's time begin at `started`, so that the traces of several cards share one clock.
+    pub fn start_clock_at(&self, started: std::time::Instant) {
+        self.card.start_clock_at(started);
+    }
+}
+
+/// What a card offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceAttributes {
+    /// How many of each resource, and how large.
+    pub limits: Limits,
+}
+
+/// What a port is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttributes {
+    /// Its number: a card has one port.
+    pub number: u8,
+    /// The largest path MTU that the card can do.
+    pub max_mtu: Mtu,
+    /// The largest path MTU that the network carries.
+    pub active_mtu: Mtu,
+    /// The first entry of the GID table.
+    pub gid: Gid,
+}

@@ -1,0 +1,67 @@
+//! Verbs on an RDMA card made of software.
+//!
+//! The objects are those of libibverbs: a [`Device`] is opened to a [`Context`], which has
+//! [`ProtectionDomain`]s, [`CompletionQueue`]s and [`SharedReceiveQueue`]s; a domain has [`MemoryRegion`]s,
+//! [`MemoryWindow`]s, [`AddressHandle`]s and [`QueuePair`]s. Each is a handle that keeps alive what it needs,
+//! so that they may be dropped in any order. Registered memory is shared with peers by design: it is read
+//! and written through the region, never through a reference.
+//!
+//! ```
+//! use softhca::{Access, Device, QpKind, SendRequest};
+//!
+//! # fn main() -> Result<(), softhca::Error> {
+//! // Two cards in this process, each on a loopback address of its own.
+//! let [alice, bob] = [Device::embedded()?, Device::embedded()?].map(|device| device.open());
+//! let [alice_domain, bob_domain] = [alice.allocate_domain()?, bob.allocate_domain()?];
+//! let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+//! let source = alice_domain.register(4096, rights)?;
+//! let target = bob_domain.register(4096, rights)?;
+//! let queue = alice.create_completion_queue(16)?;
+//! let from = alice_domain.queue_pair(QpKind::Rc, &queue).create()?;
+//! let to = bob_domain.queue_pair(QpKind::Rc, &bob.create_completion_queue(16)?).create()?;
+//! from.connect(&to.endpoint(), &Default::default())?;
+//! to.connect(&from.endpoint(), &Default::default())?;
+//!
+//! source.write_at(0, b"one-sided");
+//! from.post(&SendRequest::write(1, &[source.entry(0, 9)], target.remote(100)))?;
+//! let completion = queue.wait()?;
+//! assert!(completion.status.is_success());
+//! assert_eq!(target.read_at(100, 9), b"one-sided");
+//! # Ok(())
+//! # }
+//! ```
+
+mod backend;
+mod completion;
+mod context;
+mod device;
+mod domain;
+mod embedded;
+mod error;
+mod memory;
+mod notifier;
+mod queue_pair;
+mod region;
+mod shared_receive;
+mod work;
+
+pub use completion::CompletionQueue;
+pub use context::Context;
+pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
+pub use domain::{AddressHandle, ProtectionDomain};
+pub use error::Error;
+pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use region::{MemoryRegion, MemoryWindow};
+pub use shared_receive::SharedReceiveQueue;
+pub use work::{ReceiveRequest, SendRequest};
+
+pub use softhca_engine::{
+    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Modify, QpKind, QpView, Recovery,
+    Settings, State, WindowKind,
+};
+pub use softhca_queue::{
+    Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
+    RemoteAddress, SendFlags, SendTrailer, Sge, Status,
+};
+pub use softhca_udp::{IcrcCheck, Passage, Witness};
+pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};

@@ -1,0 +1,288 @@
+//! Queue pairs.
+
+use crate::backend::{NewQueuePair, Sizes};
+use crate::{
+    Access, AddressVector, CompletionQueue, Error, Gid, Modify, Mtu, ProtectionDomain, Psn, QpKind, QpView,
+    Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest, SharedReceiveQueue, State,
+};
+use parking_lot::Mutex;
+use softhca_engine::QpInit;
+use softhca_queue::{ReceiveProducer, SendProducer};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+/// What a peer must know to connect: carry it over by any means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The host.
+    pub gid: Gid,
+    /// The queue pair.
+    pub queue_pair: Qpn,
+    /// The first PSN that it sends.
+    pub psn: Psn,
+}
+
+/// How a connection behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Payload bytes per packet.
+    pub mtu: Mtu,
+    /// What the peer may do.
+    pub access: Access,
+    /// Reads and atomics outstanding, each way.
+    pub reads: u8,
+    /// The exponent of 4.096 µs that an acknowledgement may take.
+    pub timeout: u8,
+    /// How often to try again.
+    pub retry_count: u8,
+    /// How often to try again when no receive is posted; 7 means for ever.
+    pub rnr_retry: u8,
+    /// How long a peer waits when no receive is posted.
+    pub min_rnr_timer: RnrTimer,
+    /// DSCP and ECN bits of the IP header.
+    pub traffic_class: u8,
+}
+
+impl Default for Path {
+    fn default() -> Path {
+        Path {
+            mtu: Mtu::B1024,
+            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            reads: 16,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: RnrTimer::new(12),
+            traffic_class: 0,
+        }
+    }
+}
+
+/// A queue pair that is about to be created.
+pub struct QueuePairBuilder {
+    domain: ProtectionDomain,
+    kind: QpKind,
+    send_queue: CompletionQueue,
+    receive_queue: CompletionQueue,
+    shared: Option<SharedReceiveQueue>,
+    sizes: Sizes,
+    signal_all: bool,
+}
+
+impl QueuePairBuilder {
+    pub(crate) fn new(domain: &ProtectionDomain, kind: QpKind, queue: &CompletionQueue) -> QueuePairBuilder {
+        QueuePairBuilder {
+            domain: domain.clone(),
+            kind,
+            send_queue: queue.clone(),
+            receive_queue: queue.clone(),
+            shared: None,
+            sizes: Sizes { sends: 128, receives: 128, entries: 4, inline: 64 },
+            signal_all: false,
+        }
+    }
+
+    /// Reports receives to a queue of their own.
+    pub fn receives_complete_to(mut self, queue: &CompletionQueue) -> Self {
+        self.receive_queue = queue.clone();
+        self
+    }
+
+    /// Takes receives from a shared queue.
+    pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
+        self.shared = Some(queue.clone());
+        self
+    }
+
+    /// How many sends may wait.
+    pub fn sends(mut self, slots: u32) -> Self {
+        self.sizes.sends = slots;
+        self
+    }
+
+    /// How many receives may wait.
+    pub fn receives(mut self, slots: u32) -> Self {
+        self.sizes.receives = slots;
+        self
+    }
+
+    /// How many entries a scatter/gather list may have.
+    pub fn entries(mut self, entries: usize) -> Self {
+        self.sizes.entries = entries;
+        self
+    }
+
+    /// How many bytes may travel in a request itself.
+    pub fn inline(mut self, bytes: usize) -> Self {
+        self.sizes.inline = bytes;
+        self
+    }
+
+    /// Reports the success of every send, signalled or not.
+    pub fn signal_all(mut self) -> Self {
+        self.signal_all = true;
+        self
+    }
+
+    /// Creates the queue pair, in RESET.
+    pub fn create(self) -> Result<QueuePair, Error> {
+        let init = QpInit {
+            kind: self.kind,
+            domain: Some(self.domain.inner.id),
+            send_cq: Some(self.send_queue.id()),
+            receive_cq: Some(self.receive_queue.id()),
+            shared_receive_queue: self.shared.as_ref().map(SharedReceiveQueue::id),
+            xrc_domain: None,
+            signal_all: self.signal_all,
+        };
+        let NewQueuePair { number, send, receive } =
+            self.domain.inner.backend.create_queue_pair(init, self.sizes)?;
+        let psn = Psn::new(RandomState::new().build_hasher().finish() as u32);
+        Ok(QueuePair {
+            inner: Arc::new(Inner {
+                domain: self.domain,
+                kind: self.kind,
+                number,
+                psn,
+                send: send.map(Mutex::new),
+                receive: receive.map(Mutex::new),
+                _queues: (self.send_queue, self.receive_queue, self.shared),
+            }),
+        })
+    }
+}
+
+/// A queue pair.
+#[derive(Clone)]
+pub struct QueuePair {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    domain: ProtectionDomain,
+    kind: QpKind,
+    number: Qpn,
+    psn: Psn,
+    send: Option<Mutex<SendProducer>>,
+    receive: Option<Mutex<ReceiveProducer>>,
+    /// What it completes to and takes from lives at least as long.
+    _queues: (CompletionQueue, CompletionQueue, Option<SharedReceiveQueue>),
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn number(&self) -> Qpn {
+        self.inner.number
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> QpKind {
+        self.inner.kind
+    }
+
+    /// What a peer must know to connect.
+    pub fn endpoint(&self) -> Endpoint {
+        let gid = self.inner.domain.inner.context.gid(0).unwrap_or_default();
+        Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
+    }
+
+    /// Changes attributes and state. The error names what is missing or not allowed.
+    pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
+        self.inner.domain.inner.backend.modify_queue_pair(self.inner.number, modify)
+    }
+
+    /// What it is doing.
+    pub fn query(&self) -> Result<QpView, Error> {
+        self.inner.domain.inner.backend.query_queue_pair(self.inner.number)
+    }
+
+    /// The state that it is in.
+    pub fn state(&self) -> Result<State, Error> {
+        self.query().map(|view| view.state)
+    }
+
+    /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer.
+    pub fn connect(&self, peer: &Endpoint, path: &Path) -> Result<(), Error> {
+        let vector = AddressVector { traffic_class: path.traffic_class, ..AddressVector::to(peer.gid) };
+        let modify = Modify::default();
+        self.modify(&modify.state(State::Init).partition_index(0).port(1).access(path.access))?;
+        let mut receive = modify
+            .state(State::ReadyToReceive)
+            .path(vector)
+            .mtu(path.mtu)
+            .destination(peer.queue_pair)
+            .receive_psn(peer.psn);
+        if matches!(self.inner.kind, QpKind::Rc | QpKind::XrcTarget) {
+            receive = receive.max_reads_in(path.reads).min_rnr_timer(path.min_rnr_timer);
+        }
+        self.modify(&receive)?;
+        let mut send = modify.state(State::ReadyToSend).send_psn(self.inner.psn);
+        if matches!(self.inner.kind, QpKind::Rc | QpKind::XrcInitiator) {
+            send = send
+                .timeout(path.timeout)
+                .retry_count(path.retry_count)
+                .rnr_retry(path.rnr_retry)
+                .max_reads_out(path.reads);
+        }
+        self.modify(&send)?;
+        Ok(())
+    }
+
+    /// Takes a datagram queue pair to RTS.
+    pub fn start_datagrams(&self, queue_key: QueueKey) -> Result<(), Error> {
+        let modify = Modify::default();
+        self.modify(&modify.state(State::Init).partition_index(0).port(1).queue_key(queue_key))?;
+        self.modify(&modify.state(State::ReadyToReceive))?;
+        self.modify(&modify.state(State::ReadyToSend).send_psn(self.inner.psn))?;
+        Ok(())
+    }
+
+    /// Posts a send work request.
+    pub fn post(&self, request: &SendRequest<'_>) -> Result<(), Error> {
+        self.post_all(std::slice::from_ref(request))
+    }
+
+    /// Posts several send work requests with one doorbell: all or none.
+    pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
+        let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
+        let mut ring = ring.lock();
+        for request in requests {
+            if let Err(error) = ring.place(&request.inner) {
+                ring.abandon();
+                return Err(error.into());
+            }
+        }
+        ring.publish();
+        self.inner.domain.inner.backend.ring(self.inner.number, &ring);
+        Ok(())
+    }
+
+    /// Posts a receive work request.
+    pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
+        let mut ring = ring.lock();
+        ring.place(request)?;
+        if ring.publish()
+            && let Some(send) = &self.inner.send
+        {
+            self.inner.domain.inner.backend.ring(self.inner.number, &send.lock());
+        }
+        Ok(())
+    }
+
+    /// Makes a datagram queue pair a member of a multicast group.
+    pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
+        self.inner.domain.inner.backend.attach_multicast(self.inner.number, group)
+    }
+
+    /// Takes it out of a multicast group.
+    pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
+        self.inner.domain.inner.backend.detach_multicast(self.inner.number, group)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _ = self.domain.inner.backend.destroy_queue_pair(self.number);
+    }
+}
