@@ -13,6 +13,7 @@ use softhca_queue::{
 };
 use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, Transport};
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 
 /// What a test may look at afterwards.
@@ -95,6 +96,8 @@ pub struct Setup {
     pub region: u64,
     /// The second end takes its receives from a shared queue.
     pub shared: bool,
+    /// The addresses of the hosts, unless the world chooses.
+    pub addresses: Option<[IpAddr; 2]>,
 }
 
 impl Default for Setup {
@@ -108,6 +111,7 @@ impl Default for Setup {
             line: Line { delay_ns: 1_000, ..Line::default() },
             region: 1 << 20,
             shared: false,
+            addresses: None,
         }
     }
 }
@@ -144,6 +148,12 @@ impl Setup {
         self
     }
 
+    /// Two hosts with IPv6 addresses.
+    pub fn ipv6(mut self) -> Setup {
+        self.addresses = Some(["fd00::1", "fd00::2"].map(|address| address.parse().unwrap()));
+        self
+    }
+
     /// The second end takes its receives from a shared queue.
     pub fn shared(mut self) -> Setup {
         self.shared = true;
@@ -174,7 +184,10 @@ impl Setup {
         let mut world = World::new(self.seed);
         let record = Rc::new(RefCell::new(Record::default()));
         world.observe(Recorder(record.clone()));
-        let hosts = ["alice", "bob"].map(|name| world.add_host(name, self.settings));
+        let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
+            Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
+            None => world.add_host(name, self.settings),
+        });
         let cable = world.add_cable(hosts[0], hosts[1], self.line);
         let a = self.end(&mut world, hosts[0], false);
         let b = self.end(&mut world, hosts[1], true);

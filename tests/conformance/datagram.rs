@@ -45,6 +45,34 @@ fn the_grh_is_the_ipv4_header_in_its_second_half() {
 }
 
 #[test]
+fn the_grh_is_the_ipv6_header() {
+    let mut pair = Setup::of(QpKind::Ud).ipv6().build();
+    let b = pair.b;
+    pair.post_receive(100, 0, 60);
+    pair.post_send(1, 0, 8);
+    pair.run();
+    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    let grh = pair.read(b, 0, 40);
+    assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
+    let address = |last| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+    assert_eq!((&grh[8..24], &grh[24..]), (&address(1)[..], &address(2)[..]));
+}
+
+#[test]
+fn connections_work_between_ipv6_addresses() {
+    for kind in [QpKind::Rc, QpKind::Uc] {
+        let mut pair = Setup::of(kind).ipv6().build();
+        let (a, b) = (pair.a, pair.b);
+        let data = pattern(1, 3000);
+        pair.fill(a, 0, &data);
+        pair.post_write(1, 0, 0, 3000);
+        pair.run();
+        assert_eq!(pair.outcomes(a), [(1, "success")]);
+        assert_eq!(pair.read(b, 0, 3000), data);
+    }
+}
+
+#[test]
 fn immediate_data_arrives() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);

@@ -2,7 +2,7 @@
 //!
 //! Each test makes one thing go wrong and compares everything that can be observed with its row.
 
-use softhca_engine::{Event, QpKind, State, WindowKind};
+use softhca_engine::{Event, QpKind, Reason, State, WindowKind};
 use softhca_fabric::{Action, Field, Repeat, Span, Value};
 use softhca_queue::{Access, BindWindow, Operation, RemoteAddress, SendTrailer, Sge};
 use softhca_tests::pair::{ALL, End, Pair, Setup, answers, requests};
@@ -82,6 +82,11 @@ impl Observed for Pair {
         let [a, b] = self.states();
         let (requester, responder) = (self.first_failure(self.a), self.first_failure(self.b));
         let seen = [requester, responder, self.naks(), self.events(), format!("{a} / {b}"), self.anomalies()];
+        for (.., event) in &self.record.borrow().events {
+            if let Event::Completed { completion, reason, .. } = event {
+                assert_eq!(completion.status.is_success(), *reason == Reason::None, "{event:?}");
+            }
+        }
         let rows = table();
         let row = rows.iter().find(|row| row.last().is_some_and(|name| name == test));
         let row = row.unwrap_or_else(|| panic!("errors.md lacks:\n| … | {} | `{test}` |", seen.join(" | ")));

@@ -169,3 +169,39 @@ fn domains_and_regions_in_use_cannot_go() {
     pair.on(a).deregister(a.key).unwrap();
     pair.on(a).free_domain(a.domain).unwrap();
 }
+
+#[test]
+fn a_region_that_goes_while_it_is_sent_from_is_a_local_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let a = pair.a;
+    pair.post_write(1, 0, 0, 100_000);
+    pair.post_write(2, 0, 0, 8);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(a).deregister(a.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-protection"), (2, "flushed")]);
+    assert_eq!(pair.states(), ["ERR", "RTS"]);
+}
+
+#[test]
+fn a_region_that_goes_while_it_is_written_to_is_a_remote_access_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_write(1, 0, 0, 100_000);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(b).deregister(b.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "remote-access")]);
+    assert_eq!(pair.states(), ["ERR", "ERR"]);
+}
+
+#[test]
+fn a_region_that_goes_while_a_read_fills_it_is_a_local_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let a = pair.a;
+    pair.post_read(1, 0, 0, 100_000);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(a).deregister(a.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-protection")]);
+}

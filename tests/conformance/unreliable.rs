@@ -1,9 +1,10 @@
 //! Unreliable connections: broken messages vanish, the next one is taken.
 
-use softhca_engine::QpKind;
+use softhca_engine::{DropReason, Event, QpKind};
 use softhca_fabric::{Action, Repeat, Span};
 use softhca_queue::{Operation, SendTrailer};
 use softhca_tests::pair::{Pair, Setup, pattern, requests};
+use softhca_wire::Psn;
 
 fn uc() -> Pair {
     Setup::of(QpKind::Uc).build()
@@ -49,6 +50,12 @@ fn a_message_that_lost_any_packet_vanishes_and_its_receive_serves_the_next() {
         assert_eq!(received, [(100, 2500)], "packet {lost} was lost");
         assert_eq!(pair.read(b, 0, 2500), data[..2500]);
         assert_eq!(pair.states(), ["RTS", "RTS"]);
+        let told = pair.record.borrow().events.iter().any(|(.., event)| {
+            let gap = DropReason::UnreliableGap { expected: Psn::new(lost as u32) };
+            matches!(event, Event::PacketDropped { reason, .. } if *reason == gap)
+        });
+        assert!(told || lost == 0, "the event names the packet that was missed");
+        assert_eq!(pair.counters(b).rx_dropped, [2, 1, 0][lost as usize], "what came of it");
     }
 }
 

@@ -1,6 +1,6 @@
 //! PSNs that wrap, and messages of every size.
 //!
-//! Messages of 2 GiB at every path MTU take minutes: `SOFTHCA_SLOW_TESTS=1` runs them.
+//! Messages of 2 GiB at every path MTU take minutes: `cargo test -- --ignored` runs them.
 
 use softhca_engine::{QpKind, Recovery};
 use softhca_fabric::{Span, World};
@@ -140,10 +140,8 @@ fn a_read_of_2_gib_arrives_at_the_largest_path_mtu() {
 }
 
 #[test]
+#[ignore = "moves 60 GiB, which takes minutes"]
 fn every_operation_of_2_gib_arrives_at_every_path_mtu() {
-    if std::env::var_os("SOFTHCA_SLOW_TESTS").is_none() {
-        return eprintln!("skipped: set SOFTHCA_SLOW_TESTS=1 to move 2 GiB at every path MTU");
-    }
     for mtu in Mtu::ALL {
         for operation in ["send", "write", "read"] {
             for length in [(1 << 31) - 1, 1 << 31] {

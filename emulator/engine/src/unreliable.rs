@@ -2,7 +2,7 @@
 
 use crate::card::Card;
 use crate::queue_pair::QueuePair;
-use crate::{Context, DropReason, Packet, Reason, Refusal};
+use crate::{Context, DropReason, Event, Packet, Reason, Refusal};
 use core::net::IpAddr;
 use softhca_queue::{CompletionOperation, Status};
 use softhca_wire::{Envelope, Operation, QueueKey, Transport};
@@ -31,7 +31,7 @@ impl QueuePair {
             // A message that starts ends whatever was open; its receive serves this one.
             if self.inbound.open.take().is_some() {
                 let reason = DropReason::UnreliableGap { expected };
-                self.tell_dropped(card, ctx, packet, reason);
+                ctx.tell(Event::PacketDropped { qp: self.number, packet: None, reason });
             }
         } else if packet.psn != expected || !self.check_place(operation, position) {
             self.inbound.open = None;
