@@ -1,12 +1,16 @@
 //! An open device.
 
 use crate::backend::Backend;
-use crate::{CompletionQueue, Counters, Error, ProtectionDomain};
+use crate::executor::{Wait, waiting_for};
+use crate::rendezvous::refuse_to_block;
+use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::AsyncEvent;
 use softhca_wire::Gid;
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Duration;
 
 /// An open device.
 #[derive(Clone)]
@@ -42,7 +46,26 @@ impl Context {
 
     /// Creates a completion queue with room for `slots` completions.
     pub fn create_completion_queue(&self, slots: u32) -> Result<CompletionQueue, Error> {
-        CompletionQueue::new(self, slots)
+        CompletionQueue::new(self, slots, None)
+    }
+
+    /// Creates a completion queue that tells a channel when it has news.
+    pub fn create_completion_queue_on(
+        &self,
+        slots: u32,
+        channel: &CompletionChannel,
+    ) -> Result<CompletionQueue, Error> {
+        CompletionQueue::new(self, slots, Some(channel))
+    }
+
+    /// Creates a channel for completion queues.
+    pub fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::new(self)
+    }
+
+    /// Opens an XRC domain.
+    pub fn open_xrc_domain(&self) -> Result<XrcDomain, Error> {
+        XrcDomain::new(self)
     }
 
     /// Takes the oldest asynchronous event, if there is one.
@@ -51,16 +74,36 @@ impl Context {
     }
 
     /// Waits for an asynchronous event; `None` when the time is over.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
     pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
-        let deadline = Instant::now() + timeout;
+        refuse_to_block("Context::wait_event", "context.next_event().await");
+        let until = self.backend.now().plus(timeout);
         loop {
             let seen = self.backend.events().count();
             if let Some(event) = self.backend.take_event() {
                 return Some(event);
             }
-            if !self.backend.events().wait(seen, Some(deadline)) {
+            if !self.backend.wait(self.backend.events(), seen, Some(until)) {
                 return self.backend.take_event();
             }
         }
+    }
+
+    /// The next asynchronous event, for async code.
+    pub async fn next_event(&self) -> AsyncEvent {
+        poll_fn(|context| {
+            let seen = self.backend.events().count();
+            if let Some(event) = self.backend.take_event() {
+                return Poll::Ready(event);
+            }
+            if !self.backend.events().register(seen, context.waker()) {
+                context.waker().wake_by_ref();
+            }
+            waiting_for(|| Wait::AsyncEvent);
+            Poll::Pending
+        })
+        .await
     }
 }

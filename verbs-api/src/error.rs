@@ -27,6 +27,9 @@ pub enum Error {
     /// The queue pair has no such queue.
     #[error("the queue pair has no {0} queue")]
     NoQueue(&'static str),
+    /// Text that does not name an endpoint.
+    #[error("{0:?} is not an endpoint: GID/queue pair/PSN in hexadecimal")]
+    NotAnEndpoint(String),
     /// A range outside of a region.
     #[error("{length} bytes at {offset} are outside of a region of {size}")]
     Range {
@@ -48,7 +51,7 @@ impl Error {
         match self {
             Error::Verb(error) => error.errno(),
             Error::Post(BadRequest::Full(_)) => ENOMEM,
-            Error::Post(_) | Error::NoQueue(_) | Error::Range { .. } => EINVAL,
+            Error::Post(_) | Error::NoQueue(_) | Error::NotAnEndpoint(_) | Error::Range { .. } => EINVAL,
             Error::Bind(_) => EADDRINUSE,
             Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
         }

@@ -6,6 +6,9 @@
 //! so that they may be dropped in any order. Registered memory is shared with peers by design: it is read
 //! and written through the region, never through a reference.
 //!
+//! The same types work on an embedded card ([`Device::embedded`]: in this process, on real sockets) and on
+//! the simulated cards of a [`World`], where the async code of several hosts runs under virtual time.
+//!
 //! ```
 //! use softhca::{Access, Device, QpKind, SendRequest};
 //!
@@ -32,32 +35,54 @@
 //! ```
 
 mod backend;
+mod channel;
 mod completion;
 mod context;
 mod device;
 mod domain;
 mod embedded;
 mod error;
+mod executor;
+mod local;
 mod memory;
 mod notifier;
 mod queue_pair;
+mod random;
 mod region;
+mod rendezvous;
+mod report;
 mod shared_receive;
+mod simulated;
+mod time;
 mod work;
+mod world;
+mod xrc;
 
+pub use channel::CompletionChannel;
 pub use completion::CompletionQueue;
 pub use context::Context;
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
+pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
 pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use random::{Rng, rng};
 pub use region::{MemoryRegion, MemoryWindow};
+pub use rendezvous::Rendezvous;
+pub use report::{Cause, Failure, Moment, Report, What};
 pub use shared_receive::SharedReceiveQueue;
+pub use time::{Sleep, now, sleep, timeout};
 pub use work::{ReceiveRequest, SendRequest};
+pub use world::{Outcome, World};
+pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Modify, QpKind, QpView, Recovery,
-    Settings, State, WindowKind,
+    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Event, Instant, Modify, QpKind,
+    QpView, Recovery, Settings, State, WindowKind,
+};
+pub use softhca_fabric::{
+    Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
+    Selector, Span, Tally,
 };
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,

@@ -1,6 +1,8 @@
 //! Waking whoever waits: threads, tasks.
 
+use crate::channel::Channel;
 use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct Notifier {
     state: Mutex<State>,
     changed: Condvar,
+    /// The channel that is told too, and by which token.
+    channel: Option<(Arc<Channel>, u64)>,
 }
 
 #[derive(Default)]
@@ -18,6 +22,11 @@ struct State {
 }
 
 impl Notifier {
+    /// One that also tells a channel.
+    pub fn on(channel: &Arc<Channel>, token: u64) -> Notifier {
+        Notifier { channel: Some((channel.clone(), token)), ..Notifier::default() }
+    }
+
     /// Something happened.
     pub fn notify(&self) {
         let mut state = self.state.lock();
@@ -26,6 +35,9 @@ impl Notifier {
         drop(state);
         self.changed.notify_all();
         wakers.into_iter().for_each(Waker::wake);
+        if let Some((channel, token)) = &self.channel {
+            channel.tell(*token);
+        }
     }
 
     /// How often something happened so far.
@@ -33,8 +45,9 @@ impl Notifier {
         self.state.lock().count
     }
 
-    /// Sleeps until something has happened since `seen`. False if the deadline came first.
-    pub fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
+    /// Sleeps until something has happened since `seen`. False if the time was over first.
+    pub fn wait(&self, seen: u64, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.state.lock();
         while state.count == seen {
             match deadline {

@@ -3,12 +3,14 @@
 use crate::backend::{NewQueuePair, Sizes};
 use crate::{
     Access, AddressVector, CompletionQueue, Error, Gid, Modify, Mtu, ProtectionDomain, Psn, QpKind, QpView,
-    Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest, SharedReceiveQueue, State,
+    Qpn, QueueKey, ReceiveRequest, Rendezvous, RnrTimer, SendRequest, SharedReceiveQueue, State, XrcDomain,
 };
 use parking_lot::Mutex;
 use softhca_engine::QpInit;
 use softhca_queue::{ReceiveProducer, SendProducer};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::fmt;
+use std::io::{Read, Write};
+use std::str::FromStr;
 use std::sync::Arc;
 
 /// What a peer must know to connect: carry it over by any means.
@@ -20,6 +22,28 @@ pub struct Endpoint {
     pub queue_pair: Qpn,
     /// The first PSN that it sends.
     pub psn: Psn,
+}
+
+/// One word: the GID, the queue pair and the PSN in hexadecimal, separated by slashes.
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gid = u128::from_be_bytes(self.gid.0);
+        write!(f, "{gid:032x}/{:06x}/{:06x}", self.queue_pair.value(), self.psn.value())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Endpoint, Error> {
+        let mut words = text.trim().split('/');
+        let mut number = || words.next().and_then(|word| u128::from_str_radix(word, 16).ok());
+        let (Some(gid), Some(queue_pair), Some(psn)) = (number(), number(), number()) else {
+            return Err(Error::NotAnEndpoint(text.into()));
+        };
+        let [queue_pair, psn] = [queue_pair as u32, psn as u32];
+        Ok(Endpoint { gid: Gid(gid.to_be_bytes()), queue_pair: Qpn::new(queue_pair), psn: Psn::new(psn) })
+    }
 }
 
 /// How a connection behaves.
@@ -58,13 +82,20 @@ impl Default for Path {
     }
 }
 
+/// What a queue pair completes to and takes from.
+#[derive(Default)]
+struct Queues {
+    send: Option<CompletionQueue>,
+    receive: Option<CompletionQueue>,
+    shared: Option<SharedReceiveQueue>,
+    xrc_domain: Option<XrcDomain>,
+}
+
 /// A queue pair that is about to be created.
 pub struct QueuePairBuilder {
     domain: ProtectionDomain,
     kind: QpKind,
-    send_queue: CompletionQueue,
-    receive_queue: CompletionQueue,
-    shared: Option<SharedReceiveQueue>,
+    queues: Queues,
     sizes: Sizes,
     signal_all: bool,
 }
@@ -74,23 +105,36 @@ impl QueuePairBuilder {
         QueuePairBuilder {
             domain: domain.clone(),
             kind,
-            send_queue: queue.clone(),
-            receive_queue: queue.clone(),
-            shared: None,
+            queues: Queues {
+                send: Some(queue.clone()),
+                receive: Some(queue.clone()),
+                shared: None,
+                xrc_domain: None,
+            },
             sizes: Sizes { sends: 128, receives: 128, entries: 4, inline: 64 },
+            signal_all: false,
+        }
+    }
+
+    pub(crate) fn xrc_target(domain: &ProtectionDomain, xrc_domain: &XrcDomain) -> QueuePairBuilder {
+        QueuePairBuilder {
+            domain: domain.clone(),
+            kind: QpKind::XrcTarget,
+            queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },
+            sizes: Sizes { sends: 0, receives: 0, entries: 0, inline: 0 },
             signal_all: false,
         }
     }
 
     /// Reports receives to a queue of their own.
     pub fn receives_complete_to(mut self, queue: &CompletionQueue) -> Self {
-        self.receive_queue = queue.clone();
+        self.queues.receive = Some(queue.clone());
         self
     }
 
     /// Takes receives from a shared queue.
     pub fn shared_receive_queue(mut self, queue: &SharedReceiveQueue) -> Self {
-        self.shared = Some(queue.clone());
+        self.queues.shared = Some(queue.clone());
         self
     }
 
@@ -129,15 +173,15 @@ impl QueuePairBuilder {
         let init = QpInit {
             kind: self.kind,
             domain: Some(self.domain.inner.id),
-            send_cq: Some(self.send_queue.id()),
-            receive_cq: Some(self.receive_queue.id()),
-            shared_receive_queue: self.shared.as_ref().map(SharedReceiveQueue::id),
-            xrc_domain: None,
+            send_cq: self.queues.send.as_ref().map(CompletionQueue::id),
+            receive_cq: self.queues.receive.as_ref().map(CompletionQueue::id),
+            shared_receive_queue: self.queues.shared.as_ref().map(SharedReceiveQueue::id),
+            xrc_domain: self.queues.xrc_domain.as_ref().map(XrcDomain::id),
             signal_all: self.signal_all,
         };
         let NewQueuePair { number, send, receive } =
             self.domain.inner.backend.create_queue_pair(init, self.sizes)?;
-        let psn = Psn::new(RandomState::new().build_hasher().finish() as u32);
+        let psn = Psn::new(self.domain.inner.backend.random() as u32);
         Ok(QueuePair {
             inner: Arc::new(Inner {
                 domain: self.domain,
@@ -146,7 +190,7 @@ impl QueuePairBuilder {
                 psn,
                 send: send.map(Mutex::new),
                 receive: receive.map(Mutex::new),
-                _queues: (self.send_queue, self.receive_queue, self.shared),
+                _queues: self.queues,
             }),
         })
     }
@@ -166,7 +210,7 @@ struct Inner {
     send: Option<Mutex<SendProducer>>,
     receive: Option<Mutex<ReceiveProducer>>,
     /// What it completes to and takes from lives at least as long.
-    _queues: (CompletionQueue, CompletionQueue, Option<SharedReceiveQueue>),
+    _queues: Queues,
 }
 
 impl QueuePair {
@@ -223,9 +267,35 @@ impl QueuePair {
                 .retry_count(path.retry_count)
                 .rnr_retry(path.rnr_retry)
                 .max_reads_out(path.reads);
+        } else if self.inner.kind == QpKind::XrcTarget {
+            send = send.timeout(path.timeout);
         }
         self.modify(&send)?;
         Ok(())
+    }
+
+    /// Connects to the one other queue pair that meets this one under `name`: both call this. When it
+    /// returns, both can receive and send.
+    pub async fn meet(&self, at: &Rendezvous, name: &str, path: &Path) -> Result<Endpoint, Error> {
+        let peer = at.exchange(name, self.endpoint()).await;
+        self.connect(&peer, path)?;
+        at.exchange(&format!("{name}, connected"), ()).await;
+        Ok(peer)
+    }
+
+    /// Connects to the queue pair at the other end of a stream, a TCP connection as a rule: both call this.
+    /// When it returns, both can receive and send, and the stream is as it was.
+    pub fn connect_over(&self, stream: &mut (impl Read + Write), path: &Path) -> Result<Endpoint, Error> {
+        let peer: Endpoint = exchange_line(stream, &self.endpoint().to_string())?.parse()?;
+        self.connect(&peer, path)?;
+        exchange_line(stream, "connected")?;
+        Ok(peer)
+    }
+
+    /// Connects this queue pair and another of the same process or world to each other.
+    pub fn connect_both(&self, other: &QueuePair, path: &Path) -> Result<(), Error> {
+        self.connect(&other.endpoint(), path)?;
+        other.connect(&self.endpoint(), path)
     }
 
     /// Takes a datagram queue pair to RTS.
@@ -285,4 +355,17 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let _ = self.domain.inner.backend.destroy_queue_pair(self.number);
     }
+}
+
+/// Sends a line and returns the other side's, without reading past it.
+fn exchange_line(stream: &mut (impl Read + Write), mine: &str) -> Result<String, Error> {
+    let failed = |source| Error::System { what: "exchanging endpoints", source };
+    stream.write_all(format!("{mine}\n").as_bytes()).and_then(|()| stream.flush()).map_err(failed)?;
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') && line.len() < 256 {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).map_err(failed)?;
+        line.push(byte[0]);
+    }
+    Ok(String::from_utf8_lossy(&line).trim().into())
 }

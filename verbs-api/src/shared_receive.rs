@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use crate::{Error, ProtectionDomain, ReceiveRequest};
+use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, XrcDomain};
 use parking_lot::Mutex;
 use softhca_engine::{SrqId, SrqInit};
 use softhca_queue::ReceiveProducer;
@@ -16,6 +16,8 @@ struct Inner {
     domain: ProtectionDomain,
     id: SrqId,
     ring: Mutex<ReceiveProducer>,
+    /// What a queue of XRC needs lives at least as long.
+    _extended: Option<(XrcDomain, CompletionQueue)>,
 }
 
 impl SharedReceiveQueue {
@@ -23,15 +25,23 @@ impl SharedReceiveQueue {
         domain: &ProtectionDomain,
         receives: u32,
         entries: usize,
+        extended: Option<(&XrcDomain, &CompletionQueue)>,
     ) -> Result<SharedReceiveQueue, Error> {
-        let init = SrqInit { domain: domain.inner.id, limit: 0, extended: None };
+        let ids = extended.map(|(xrc_domain, queue)| (queue.id(), xrc_domain.id()));
+        let init = SrqInit { domain: domain.inner.id, limit: 0, extended: ids };
         let (id, ring) = domain.inner.backend.create_shared_receive_queue(init, receives, entries)?;
-        let inner = Inner { domain: domain.clone(), id, ring: Mutex::new(ring) };
+        let extended = extended.map(|(xrc_domain, queue)| (xrc_domain.clone(), queue.clone()));
+        let inner = Inner { domain: domain.clone(), id, ring: Mutex::new(ring), _extended: extended };
         Ok(SharedReceiveQueue { inner: Arc::new(inner) })
     }
 
     pub(crate) fn id(&self) -> SrqId {
         self.inner.id
+    }
+
+    /// Its number, by which senders of XRC name it.
+    pub fn number(&self) -> u32 {
+        self.inner.id.0
     }
 
     /// Posts a receive.

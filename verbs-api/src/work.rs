@@ -81,4 +81,10 @@ impl<'a> SendRequest<'a> {
         self.inner.datagram = Datagram { address_handle: handle.number(), queue_pair, queue_key };
         self
     }
+
+    /// To this shared receive queue of the peer, from an XRC queue pair.
+    pub fn to_shared_receive_queue(mut self, number: u32) -> SendRequest<'a> {
+        self.inner.shared_receive_queue = number;
+        self
+    }
 }

@@ -1,0 +1,80 @@
+//! Every example runs to its end.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// The example's program, which Cargo builds beside the tests.
+fn program(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let directory = test.ancestors().nth(2).expect("target/<profile>");
+    let program = directory.join("examples").join(name);
+    assert!(program.exists(), "{} is not there: cargo build -p softhca --examples", program.display());
+    program
+}
+
+fn output(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program(name)).args(arguments).output().expect("the example starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} {arguments:?}: {}\n{text}{errors}", output.status);
+    text
+}
+
+#[test]
+fn pingpongs_print_their_figures() {
+    for name in ["rc_pingpong", "uc_pingpong", "ud_pingpong", "srq_pingpong"] {
+        for arguments in [&["-n", "50", "-s", "512"][..], &["-n", "50", "-s", "1000", "-e"][..]] {
+            let text = output(name, arguments);
+            let bytes = 50 * 2 * arguments[3].parse::<u32>().unwrap();
+            assert!(text.contains(&format!("{bytes} bytes in ")), "{name}: {text}");
+            assert!(text.contains("50 iters in "), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_pingpong_runs_as_two_processes() {
+    let port = "18625";
+    let mut server =
+        Command::new(program("rc_pingpong")).args(["--server", "-n", "20", "-p", port]).spawn().unwrap();
+    let client = || Command::new(program("rc_pingpong")).args(["127.0.0.1", "-n", "20", "-p", port]).output();
+    // The server needs a moment until it listens.
+    let done = (0..50).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        client().is_ok_and(|output| output.status.success())
+    });
+    if !done {
+        let _ = server.kill();
+    }
+    assert!(done && server.wait().unwrap().success());
+}
+
+#[test]
+fn tables_have_the_columns_of_the_originals() {
+    assert!(output("devices", &[]).contains("softhca0"));
+    let text = output("devinfo", &[]);
+    for part in ["hca_id:\tsofthca0", "node_guid:", "max_qp:", "active_mtu:", "link_layer:", "RoCE v2"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn events_are_watched() {
+    let text = output("asyncwatch", &[]);
+    assert!(text.contains("SharedReceiveQueueLimit") && text.contains("QueuePairAccessError"), "{text}");
+}
+
+#[test]
+fn one_sided_examples_tell_what_they_did() {
+    let text = output("write_read_atomic", &[]);
+    assert!(text.contains("the counter was 20 and is 30"), "{text}");
+    assert!(text.contains("8 found the lock taken by 7"), "{text}");
+    assert!(output("key_value_store", &[]).contains("2000 reads, every value whole"));
+}
+
+#[test]
+fn the_deterministic_test_prints_the_same_in_every_run() {
+    let text = output("deterministic_test", &[]);
+    assert!(text.contains("packet +1 was lost on the cable"), "{text}");
+    assert_eq!(text, output("deterministic_test", &[]));
+}
