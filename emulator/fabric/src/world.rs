@@ -511,7 +511,7 @@ impl<O: Observer> World<O> {
     fn through(&mut self, id: CableId, act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet)) {
         let World { now, links, flows, agenda, serial, frames, free, observer, .. } = self;
         let Link { cable, ends } = &mut links[id.0 as usize];
-        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer: observer };
+        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer };
         act(cable, flows, &mut exit);
         if let Some(at) = cable.next_timeout() {
             self.schedule(at, Happening::Held { cable: id });
