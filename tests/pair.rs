@@ -1,13 +1,19 @@
 //! Two hosts, a cable, two connected queue pairs with a region each, and a record of all that happened.
 
-use softhca_engine::{Counters, CqId, Event, Instant, PdId, QpKind, Settings, State};
+use softhca_engine::{
+    AddressVector, AsyncEvent, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings,
+    SrqId, SrqInit, State,
+};
 use softhca_fabric::{
     Action, CableId, Connection, Direction, Fault, Frame, HostId, Line, Observer, QpOptions, Repeat, Role,
-    Rule, RuleId, Selector, Stage, World,
+    Rule, RuleId, Selector, Sense, Span, Stage, Verbs, World,
 };
-use softhca_queue::{Access, Completion, Operation, Receive, RemoteAddress, SendRequest, SendTrailer, Sge};
-use softhca_wire::{LocalKey, Mtu, Qpn, RemoteKey, Transport};
+use softhca_queue::{
+    Access, Completion, Datagram, Operation, Receive, RemoteAddress, SendRequest, SendTrailer, Sge,
+};
+use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, Transport};
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 
 /// What a test may look at afterwards.
@@ -50,6 +56,8 @@ pub struct End {
     /// A region of 1 MiB with every right.
     pub key: RemoteKey,
     pub base: u64,
+    /// Where receives come from, if they are shared.
+    pub srq: Option<SrqId>,
 }
 
 impl End {
@@ -71,6 +79,8 @@ pub struct Pair {
     pub a: End,
     pub b: End,
     pub record: Rc<RefCell<Record>>,
+    /// Where datagrams of the first end go.
+    pub datagram: Datagram,
     rules: u32,
 }
 
@@ -84,6 +94,10 @@ pub struct Setup {
     pub options: QpOptions,
     pub line: Line,
     pub region: u64,
+    /// The second end takes its receives from a shared queue.
+    pub shared: bool,
+    /// The addresses of the hosts, unless the world chooses.
+    pub addresses: Option<[IpAddr; 2]>,
 }
 
 impl Default for Setup {
@@ -96,11 +110,17 @@ impl Default for Setup {
             options: QpOptions { entries: 32, ..QpOptions::default() },
             line: Line { delay_ns: 1_000, ..Line::default() },
             region: 1 << 20,
+            shared: false,
+            addresses: None,
         }
     }
 }
 
 impl Setup {
+    pub fn of(kind: QpKind) -> Setup {
+        Setup::default().kind(kind)
+    }
+
     pub fn mtu(mut self, mtu: Mtu) -> Setup {
         self.connection.mtu = mtu;
         self
@@ -111,29 +131,83 @@ impl Setup {
         self
     }
 
-    pub fn recovery(mut self, recovery: softhca_engine::Recovery) -> Setup {
+    pub fn recovery(mut self, recovery: Recovery) -> Setup {
         self.settings.recovery = recovery;
         self
+    }
+
+    /// Changes how the two are connected.
+    pub fn connection(mut self, change: impl FnOnce(&mut Connection)) -> Setup {
+        change(&mut self.connection);
+        self
+    }
+
+    /// A line that takes its time: 1 Gbit/s, so that packets follow each other.
+    pub fn slow(mut self) -> Setup {
+        self.line.bits_per_second = std::num::NonZeroU64::new(1_000_000_000);
+        self
+    }
+
+    /// Two hosts with IPv6 addresses.
+    pub fn ipv6(mut self) -> Setup {
+        self.addresses = Some(["fd00::1", "fd00::2"].map(|address| address.parse().unwrap()));
+        self
+    }
+
+    /// The second end takes its receives from a shared queue.
+    pub fn shared(mut self) -> Setup {
+        self.shared = true;
+        self
+    }
+
+    fn end(&self, world: &mut World, host: HostId, is_second: bool) -> End {
+        let mut verbs = world.on(host);
+        let domain = verbs.allocate_domain().unwrap();
+        let cq = verbs.create_completion_queue(1024).unwrap();
+        let (mut kind, mut options, mut srq) = (self.kind, self.options, None);
+        if is_second && (self.shared || kind == QpKind::XrcInitiator) {
+            let mut init = SrqInit { domain, limit: 0, extended: None };
+            if kind == QpKind::XrcInitiator {
+                let xrc_domain = verbs.open_xrc_domain().unwrap();
+                (kind, options.xrc_domain) = (QpKind::XrcTarget, Some(xrc_domain));
+                init.extended = Some((cq, xrc_domain));
+            }
+            srq = Some(verbs.create_shared_receive_queue(init, 64, 32).unwrap());
+            options.shared_receive_queue = srq.filter(|_| kind != QpKind::XrcTarget);
+        }
+        let qp = verbs.create_queue_pair(kind, domain, cq, options).unwrap();
+        let (key, base) = verbs.register(domain, self.region, ALL).unwrap();
+        End { host, domain, cq, qp, key, base, srq }
     }
 
     pub fn build(self) -> Pair {
         let mut world = World::new(self.seed);
         let record = Rc::new(RefCell::new(Record::default()));
         world.observe(Recorder(record.clone()));
-        let hosts = ["alice", "bob"].map(|name| world.add_host(name, self.settings));
-        let cable = world.add_cable(hosts[0], hosts[1], self.line);
-        let [a, b] = hosts.map(|host| {
-            let mut verbs = world.on(host);
-            let domain = verbs.allocate_domain().unwrap();
-            let cq = verbs.create_completion_queue(1024).unwrap();
-            let qp = verbs.create_queue_pair(self.kind, domain, cq, self.options).unwrap();
-            let (key, base) = verbs.register(domain, self.region, ALL).unwrap();
-            End { host, domain, cq, qp, key, base }
+        let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
+            Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
+            None => world.add_host(name, self.settings),
         });
-        world.connect((a.host, a.qp), (b.host, b.qp), &self.connection).unwrap();
-        Pair { world, cable, a, b, record, rules: 0 }
+        let cable = world.add_cable(hosts[0], hosts[1], self.line);
+        let a = self.end(&mut world, hosts[0], false);
+        let b = self.end(&mut world, hosts[1], true);
+        let mut datagram = Datagram::default();
+        if self.kind.is_datagram() {
+            for end in [a, b] {
+                world.on(end.host).start_datagrams(end.qp, QUEUE_KEY, Psn::new(0)).unwrap();
+            }
+            let to = AddressVector::to(Gid::from(world.host(b.host).address()));
+            let handle = world.on(a.host).create_address_handle(a.domain, to).unwrap();
+            datagram = Datagram { address_handle: handle.0, queue_pair: b.qp, queue_key: QUEUE_KEY };
+        } else {
+            world.connect((a.host, a.qp), (b.host, b.qp), &self.connection).unwrap();
+        }
+        Pair { world, cable, a, b, record, datagram, rules: 0 }
     }
 }
+
+/// The key of datagram pairs.
+pub const QUEUE_KEY: QueueKey = QueueKey(0x1111);
 
 /// Every right that a region can have.
 pub const ALL: Access = Access::LOCAL_WRITE
@@ -153,9 +227,33 @@ impl Pair {
         self.world.add_rule(self.cable, Rule { id: RuleId(self.rules), selector, repeat, action });
     }
 
+    /// Loses the first `times` packets that match.
+    pub fn lose(&mut self, selector: Selector, times: u64) {
+        self.rule(selector, Repeat::times(times), Action::Drop);
+    }
+
+    /// The verbs of an end's host.
+    pub fn on(&mut self, end: End) -> Verbs<'_> {
+        self.world.on(end.host)
+    }
+
     /// Posts a signalled request at the first end.
     pub fn post(&mut self, id: u64, operation: Operation, gather: &[Sge]) {
-        let request = SendRequest::new(id, operation, gather);
+        self.post_with(id, operation, gather, |_| {});
+    }
+
+    /// Posts a signalled request at the first end, after `change`.
+    pub fn post_with(
+        &mut self,
+        id: u64,
+        operation: Operation,
+        gather: &[Sge],
+        change: impl FnOnce(&mut SendRequest<'_>),
+    ) {
+        let mut request = SendRequest::new(id, operation, gather);
+        request.datagram = self.datagram;
+        request.shared_receive_queue = self.b.srq.map_or(0, |srq| srq.0);
+        change(&mut request);
         self.world.on(self.a.host).post_send(self.a.qp, &request).unwrap();
     }
 
@@ -175,8 +273,17 @@ impl Pair {
 
     /// Posts a receive at the second end.
     pub fn post_receive(&mut self, id: u64, offset: u64, length: u32) {
-        let scatter = [self.b.sge(offset, length)];
-        self.world.on(self.b.host).post_receive(self.b.qp, &Receive { id, scatter: &scatter }).unwrap();
+        self.post_receive_into(id, &[self.b.sge(offset, length)]);
+    }
+
+    /// Posts a receive at the second end.
+    pub fn post_receive_into(&mut self, id: u64, scatter: &[Sge]) {
+        let (receive, End { qp, srq, .. }) = (Receive { id, scatter }, self.b);
+        let mut verbs = self.world.on(self.b.host);
+        match srq {
+            Some(srq) => verbs.post_shared_receive(srq, &receive).unwrap(),
+            None => verbs.post_receive(qp, &receive).unwrap(),
+        }
     }
 
     /// Goes on until nothing is left to happen, and checks that no frame appeared or vanished.
@@ -213,6 +320,34 @@ impl Pair {
         *self.world.host(end.host).card().counters()
     }
 
+    /// The states of both ends.
+    pub fn states(&mut self) -> [&'static str; 2] {
+        [self.a, self.b].map(|end| self.state(end).name())
+    }
+
+    /// The asynchronous events of an end, by the names of the verbs.
+    pub fn raised(&self, end: End) -> Vec<&'static str> {
+        let record = self.record.borrow();
+        let raised = record.events.iter().filter(|(_, host, _)| *host == end.host);
+        raised
+            .filter_map(
+                |(.., event)| if let Event::Raised { event, .. } = event { Some(name(event)) } else { None },
+            )
+            .collect()
+    }
+
+    /// Why the request with this id ended as it did at an end.
+    pub fn why(&self, end: End, id: u64) -> Reason {
+        let record = self.record.borrow();
+        let mut at_end = record.events.iter().filter(|(_, host, _)| *host == end.host);
+        at_end
+            .find_map(|(.., event)| match event {
+                Event::Completed { completion, reason, .. } if completion.id == id => Some(*reason),
+                _ => None,
+            })
+            .expect("the request completed")
+    }
+
     /// The packets that were sent, in order: direction and one-line display without addresses and keys.
     pub fn packets(&self) -> Vec<String> {
         let record = self.record.borrow();
@@ -236,6 +371,35 @@ impl Pair {
 impl Default for Pair {
     fn default() -> Pair {
         Pair::new()
+    }
+}
+
+/// The requests of the first end with these PSNs, relative to its first.
+pub fn requests(psn: Span) -> Selector {
+    Selector { role: Some(Role(1)), sense: Some(Sense::Request), psn: Some(psn), ..Selector::default() }
+}
+
+/// The answers to the first end with these PSNs, relative to its first.
+pub fn answers(psn: Span) -> Selector {
+    Selector { sense: Some(Sense::Response), ..requests(psn) }
+}
+
+/// What the verbs call an asynchronous event.
+pub fn name(event: &AsyncEvent) -> &'static str {
+    match event {
+        AsyncEvent::CompletionQueueError(_) => "CQ_ERR",
+        AsyncEvent::QueuePairFatal(_) => "QP_FATAL",
+        AsyncEvent::QueuePairRequestError(_) => "QP_REQ_ERR",
+        AsyncEvent::QueuePairAccessError(_) => "QP_ACCESS_ERR",
+        AsyncEvent::CommunicationEstablished(_) => "COMM_EST",
+        AsyncEvent::SendQueueDrained(_) => "SQ_DRAINED",
+        AsyncEvent::LastWorkRequestReached(_) => "QP_LAST_WQE_REACHED",
+        AsyncEvent::SharedReceiveQueueError(_) => "SRQ_ERR",
+        AsyncEvent::SharedReceiveQueueLimit(_) => "SRQ_LIMIT_REACHED",
+        AsyncEvent::PortActive => "PORT_ACTIVE",
+        AsyncEvent::PortDown => "PORT_ERR",
+        AsyncEvent::GidChange => "GID_CHANGE",
+        AsyncEvent::DeviceFatal => "DEVICE_FATAL",
     }
 }
 

@@ -2,6 +2,10 @@
 //!
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
+mod bench;
+mod demo;
+mod terminal;
+mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -17,7 +21,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Tell the RoCE packets of a capture, one line each
+    /// Measure the card beside bare UDP sockets
+    Bench(bench::Arguments),
+    /// See every operation on two emulated hosts, and a lost packet
+    Demo(demo::Arguments),
+    /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
 
@@ -26,6 +34,8 @@ const BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }

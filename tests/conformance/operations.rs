@@ -1,7 +1,9 @@
 //! Every operation, end to end in virtual time.
 
-use softhca_engine::State;
-use softhca_queue::Operation;
+use softhca_engine::{Acks, Settings, State};
+use softhca_queue::{
+    CompletionFlags, CompletionOperation, Operation, Payload, SendFlags, SendRequest, SendTrailer,
+};
 use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_wire::Mtu;
 
@@ -67,4 +69,155 @@ fn atomics_return_what_they_found() {
     assert_eq!(words, [40, 42, 7]);
     assert_eq!(pair.read(b, 16, 8), 7u64.to_ne_bytes());
     assert_eq!(pair.state(a), State::ReadyToSend);
+}
+
+#[test]
+fn immediate_data_arrives_with_sends_and_writes() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 3000);
+    pair.post_receive(101, 0, 0);
+    pair.post(1, Operation::Send(SendTrailer::Immediate(0xdead_beef)), &[a.sge(0, 3000)]);
+    let remote = b.remote(5000);
+    pair.post(2, Operation::Write { remote, immediate: Some(0x1234_5678) }, &[a.sge(0, 2000)]);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    let received = pair.completions(b);
+    let seen: Vec<_> = received.iter().map(|c| (c.id, c.operation, c.bytes, c.immediate, c.flags)).collect();
+    let flags = CompletionFlags::IMMEDIATE;
+    assert_eq!(
+        seen,
+        [
+            (100, CompletionOperation::Receive, 3000, 0xdead_beef, flags),
+            (101, CompletionOperation::ReceiveWriteImmediate, 2000, 0x1234_5678, flags),
+        ]
+    );
+}
+
+#[test]
+fn inline_data_is_taken_when_it_is_posted() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    for length in [0, 1, 7, 8, 9, 64] {
+        let data = pattern(length, length as usize);
+        let mut request = SendRequest::new(1, Operation::Write { remote: b.remote(0), immediate: None }, &[]);
+        request.payload = Payload::Inline(&data);
+        pair.on(a).post_send(a.qp, &request).unwrap();
+        pair.run();
+        assert_eq!(pair.outcomes(a), [(1, "success")]);
+        assert_eq!(pair.read(b, 0, length as usize), data);
+    }
+    let mut request = SendRequest::new(1, Operation::Send(SendTrailer::None), &[]);
+    request.payload = Payload::Inline(&[0; 65]);
+    assert!(pair.on(a).post_send(a.qp, &request).is_err(), "the queue pair was created for 64 bytes");
+}
+
+#[test]
+fn a_fenced_request_waits_for_earlier_reads() {
+    for fence in [false, true] {
+        let mut pair = Setup::default().slow().build();
+        let a = pair.a;
+        pair.post_read(1, 0, 0, 3000);
+        pair.post_receive(100, 5000, 8);
+        pair.post_with(2, Operation::Send(SendTrailer::None), &[a.sge(2990, 8)], |request| {
+            request.flags.set(SendFlags::FENCE, fence);
+        });
+        pair.run();
+        assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+        let packets = pair.packets();
+        let place = |name: &str| packets.iter().position(|packet| packet.contains(name)).unwrap();
+        assert_eq!(place("SEND_ONLY") > place("READ_RESPONSE_LAST"), fence, "{packets:?}");
+    }
+}
+
+#[test]
+fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
+    let mut pair = Setup::default().slow().connection(|c| c.reads = 3).build();
+    let (a, b) = (pair.a, pair.b);
+    for id in 0..10 {
+        match id % 2 {
+            0 => pair.post_read(id, 0, 0, 2000),
+            _ => pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]),
+        }
+    }
+    pair.run();
+    let done: Vec<_> = (0..10).map(|id| (id, "success")).collect();
+    assert_eq!(pair.outcomes(a), done);
+    let (mut outstanding, mut most) = (0i32, 0);
+    for packet in pair.packets() {
+        outstanding += i32::from(packet.starts_with("->"));
+        most = most.max(outstanding);
+        let answered = packet.contains("RESPONSE_LAST") || packet.contains("ATOMIC_ACK");
+        outstanding -= i32::from(answered);
+    }
+    assert_eq!(most, 3, "{:#?}", pair.packets());
+}
+
+#[test]
+fn every_packet_that_asks_is_acknowledged_and_msn_counts_messages() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 3000);
+    pair.post_send(1, 0, 3000);
+    pair.post_write(2, 0, 0, 8);
+    pair.post_read(3, 0, 0, 2000);
+    pair.post(4, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
+    pair.run();
+    insta::assert_snapshot!(pair.packets().join("\n"));
+}
+
+#[test]
+fn a_long_message_asks_for_an_acknowledgement_now_and_then() {
+    let mut pair = Pair::new();
+    pair.post_write(1, 0, 0, 200 * 1024);
+    pair.run();
+    let acks: Vec<String> = pair.packets().into_iter().filter(|packet| packet.starts_with("<-")).collect();
+    let expected = ["63 ack msn=0", "127 ack msn=0", "191 ack msn=0", "199 ack msn=1"];
+    assert_eq!(acks, expected.map(|ack| format!("<- ACKNOWLEDGE {ack}")));
+}
+
+#[test]
+fn acknowledgements_that_wait_are_joined_if_the_device_says_so() {
+    for (acks, most) in [(Acks::Each, 40), (Acks::Coalesce, 30)] {
+        let mut setup = Setup::default();
+        setup.settings = Settings { acks, ..setup.settings };
+        // Answers take turns with packets that are longer than the requests that come in meanwhile.
+        setup.line.bits_per_second = std::num::NonZeroU64::new(100_000_000);
+        let mut pair = setup.build();
+        let (a, b) = (pair.a, pair.b);
+        for id in 0..40 {
+            let gather = [a.sge(0, 8)];
+            let back = [b.sge(0, 1024)];
+            let to_b = Operation::Write { remote: b.remote(0), immediate: None };
+            let to_a = Operation::Write { remote: a.remote(0), immediate: None };
+            pair.post(id, to_b, &gather);
+            pair.on(b).post_send(b.qp, &SendRequest::new(id, to_a, &back)).unwrap();
+        }
+        pair.run();
+        assert_eq!(pair.outcomes(a).len(), 40);
+        assert_eq!(pair.outcomes(b).len(), 40);
+        let sent = pair.packets().iter().filter(|packet| packet.starts_with("<- ACK")).count();
+        assert!(if acks == Acks::Each { sent == most } else { sent <= most }, "{acks:?}: {sent}");
+    }
+}
+
+#[test]
+fn both_directions_at_once_do_not_disturb_each_other() {
+    let mut pair = Setup::default().slow().build();
+    let (a, b) = (pair.a, pair.b);
+    let [x, y] = [pattern(1, 100_000), pattern(2, 100_000)];
+    pair.fill(a, 0, &x);
+    pair.fill(b, 0, &y);
+    for id in 0..3 {
+        pair.post_write(id, 0, 200_000, 100_000);
+        pair.post_read(10 + id, 400_000, 0, 100_000);
+        let gather = [b.sge(0, 100_000)];
+        let write = Operation::Write { remote: a.remote(200_000), immediate: None };
+        pair.on(b).post_send(b.qp, &SendRequest::new(id, write, &gather)).unwrap();
+    }
+    pair.run();
+    assert_eq!(pair.read(b, 200_000, 100_000), x);
+    assert_eq!(pair.read(a, 200_000, 100_000), y);
+    assert_eq!(pair.read(a, 400_000, 100_000), y);
+    assert_eq!(pair.states(), ["RTS", "RTS"]);
 }

@@ -151,14 +151,6 @@ impl Device {
             Card::Simulated(card) => card.seat.rules(),
         }
     }
-
-    /// Lets the card's time begin at `started`, so that the traces of several cards share one clock. The
-    /// hosts of a world share one anyway.
-    pub fn start_clock_at(&self, started: std::time::Instant) {
-        if let Card::Embedded(card) = &self.card {
-            card.seat.start_clock_at(started);
-        }
-    }
 }
 
 /// What a card offers.

@@ -179,10 +179,6 @@ impl Station {
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
         self.core.driver.lock().rules().map(|(rule, tally)| (rule.clone(), tally)).collect()
     }
-
-    pub fn start_clock_at(&self, started: std::time::Instant) {
-        self.core.driver.lock().start_clock_at(started);
-    }
 }
 
 impl Drop for Station {

@@ -109,7 +109,11 @@ impl Card {
         buffer: &mut Buffer,
     ) -> Result<bool, Impossible> {
         let Some(queue) = self.shared_receive_queues.get_mut(number.0) else { return Ok(false) };
-        let Some((id, limit_passed)) = queue.take(&mut buffer.scatter)? else { return Ok(false) };
+        let taken = queue.take(&mut buffer.scatter).inspect_err(|_| {
+            let event = AsyncEvent::SharedReceiveQueueError(number);
+            ctx.tell(Event::Raised { client: Some(queue.client), event });
+        })?;
+        let Some((id, limit_passed)) = taken else { return Ok(false) };
         buffer.id = id;
         if limit_passed {
             let client = Some(queue.client);

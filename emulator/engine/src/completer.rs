@@ -29,7 +29,7 @@ impl QueuePair {
             Some(DropReason::StateDoesNotReceive(self.state))
         } else if self.kind == QpKind::XrcTarget || !self.outbound.is_outstanding() {
             Some(DropReason::NothingOutstanding)
-        } else if !self.outbound.is_sent(psn) {
+        } else if !self.outbound.is_sent(psn) && !self.restarts_message(card, packet) {
             Some(DropReason::StaleResponse { oldest: self.outbound.unacked })
         } else {
             None
@@ -41,7 +41,7 @@ impl QueuePair {
         match (packet.opcode.operation(), syndrome) {
             (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(card, ctx, packet, timer),
             (_, Syndrome::Nak(NakCode::SequenceError)) => self.on_sequence_nak(card, ctx, packet),
-            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, psn, code),
+            (_, Syndrome::Nak(code)) => self.on_nak(card, ctx, packet, code),
             (Operation::ReadResponse, Syndrome::Ack(_)) => {
                 self.on_read_response(card, ctx, transport, packet)
             }
@@ -49,10 +49,31 @@ impl QueuePair {
                 let original = transport.header.atomic_ack.map_or(0, |ack| ack.0);
                 self.on_atomic_response(card, ctx, packet, original);
             }
-            (_, Syndrome::Ack(_)) => match self.acknowledge_before(card, ctx, psn.plus(1)) {
-                Ok(()) => self.retire(card, ctx),
-                Err(gap) => self.on_gap(card, ctx, gap, psn),
-            },
+            (_, Syndrome::Ack(_)) => {
+                self.advance_to(card, ctx, psn.plus(1), packet);
+            }
+        }
+    }
+
+    /// Whether a peer in `go-back-0` forgot its part of a message that it had acknowledged in part.
+    fn restarts_message(&self, card: &Card, packet: Packet) -> bool {
+        card.settings.recovery == Recovery::GoBack0
+            && packet.syndrome == Some(Syndrome::Nak(NakCode::SequenceError))
+            && self.outbound.works.front().is_some_and(|work| work.packets > 0 && work.first == packet.psn)
+    }
+
+    /// Takes note that everything before `psn` was done, because `packet` says so. False if that was a gap, or
+    /// if a request that comes to its end by it stops the queue pair.
+    fn advance_to(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, packet: Packet) -> bool {
+        match self.acknowledge_before(card, ctx, psn) {
+            Ok(()) => {
+                self.retire(card, ctx);
+                self.state.takes_responses()
+            }
+            Err(gap) => {
+                self.on_gap(card, ctx, gap, packet);
+                false
+            }
         }
     }
 
@@ -86,6 +107,7 @@ impl QueuePair {
 
     /// The peer answered something new: counts of tries and the ack timer start again.
     fn note_progress(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
+        self.outbound.gap_answered = false;
         self.outbound.retries = self.attributes.retry_count;
         self.outbound.rnr_retries = self.attributes.rnr_retry;
         // What was sent before the acknowledged PSN need not be sent again.
@@ -174,10 +196,9 @@ impl QueuePair {
         if self.outbound.rnr_until.is_some() {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if !self.advance_to(card, ctx, psn, packet) {
+            return;
         }
-        self.retire(card, ctx);
         match self.outbound.rnr_retries {
             0 => {
                 card.counters.rnr_nak_retry_err += 1;
@@ -201,17 +222,19 @@ impl QueuePair {
         if self.outbound.rnr_until.is_some() {
             return self.tell_dropped(card, ctx, packet, DropReason::InRnrWait);
         }
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, psn, packet) {
+            self.recover(card, ctx, psn, BackCause::SequenceNak, Reason::SequenceNak { psn });
         }
-        self.retire(card, ctx);
-        self.recover(card, ctx, psn, BackCause::SequenceNak, Reason::SequenceNak { psn });
     }
 
-    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, got: Psn) {
+    fn on_gap(&mut self, card: &mut Card, ctx: &mut Context<'_>, gap: Gap, packet: Packet) {
         card.counters.implied_nak_seq_err += 1;
         self.retire(card, ctx);
-        let expected = gap.expected;
+        let (expected, got) = (gap.expected, packet.psn);
+        if self.outbound.gap_answered {
+            return self.tell_dropped(card, ctx, packet, DropReason::AskedAgain { expected });
+        }
+        self.outbound.gap_answered = true;
         self.recover(card, ctx, expected, BackCause::ResponseGap, Reason::ResponseGap { expected, got });
     }
 
@@ -246,20 +269,19 @@ impl QueuePair {
         self.wake(card);
     }
 
-    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, code: NakCode) {
+    fn on_nak(&mut self, card: &mut Card, ctx: &mut Context<'_>, packet: Packet, code: NakCode) {
+        let psn = packet.psn;
         let (status, counter) = match code {
             NakCode::InvalidRequest => {
-                (Status::RemoteInvalidRequest, &mut card.counters.resp_remote_invalid_request)
+                (Status::RemoteInvalidRequest, &mut card.counters.req_remote_invalid_request)
             }
             NakCode::RemoteAccess => (Status::RemoteAccess, &mut card.counters.req_remote_access_errors),
             _ => (Status::RemoteOperation, &mut card.counters.req_remote_op_errors),
         };
         *counter += 1;
-        if let Err(gap) = self.acknowledge_before(card, ctx, psn) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, psn, packet) {
+            self.fail(card, ctx, status, Reason::Nak { code, psn });
         }
-        self.retire(card, ctx);
-        self.fail(card, ctx, status, Reason::Nak { code, psn });
     }
 
     fn on_read_response(
@@ -273,13 +295,12 @@ impl QueuePair {
         let Some((first, packets, length)) = self.answered_work(psn, Operation::ReadRequest) else {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
-        if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+        if !self.advance_to(card, ctx, first, packet) {
+            return;
         }
-        self.retire(card, ctx);
         let expected = self.outbound.unacked;
         if psn != expected {
-            return self.on_gap(card, ctx, Gap { expected }, psn);
+            return self.on_gap(card, ctx, Gap { expected }, packet);
         }
         let index = psn.since(first);
         let mtu = self.attributes.mtu.bytes();
@@ -297,11 +318,9 @@ impl QueuePair {
         let Some((first, ..)) = self.answered_work(psn, Operation::FetchAdd) else {
             return self.fail(card, ctx, Status::BadResponse, Reason::BadResponse { psn });
         };
-        if let Err(gap) = self.acknowledge_before(card, ctx, first) {
-            return self.on_gap(card, ctx, gap, psn);
+        if self.advance_to(card, ctx, first, packet) {
+            self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
         }
-        self.retire(card, ctx);
-        self.place_response(card, ctx, psn, 0, &original.to_ne_bytes(), true);
     }
 
     /// First PSN, packets and length of the work at `psn`, if it wants this kind of answer.
@@ -365,6 +384,7 @@ impl QueuePair {
             let psn = self.outbound.unacked;
             card.counters.local_ack_timeout_err += 1;
             self.outbound.ack_deadline = None;
+            self.outbound.gap_answered = false;
             ctx.tell(Event::AckTimedOut { qp: self.number, oldest: psn });
             self.recover(card, ctx, psn, BackCause::Timeout, Reason::TimedOut { psn });
         }

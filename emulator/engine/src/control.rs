@@ -8,30 +8,12 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive::SharedReceiveQueue;
 use crate::{
     AddressVector, AhId, AsyncEvent, Attributes, ClientId, Context, CqId, Error, Event, Hca, Modify, PdId,
-    QpKind, QpView, Reason, Region, Resource, SrqId, State, WindowKind, XrcdId, attributes,
+    QpInit, QpKind, QpView, Reason, Region, Resource, SrqId, SrqInit, State, WindowKind, XrcdId, address,
+    transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{CompletionProducer, DoorbellConsumer, ReceiveConsumer, SendConsumer};
-use softhca_wire::{Envelope, Gid, Qpn, RemoteKey};
-
-/// What a queue pair is created with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpInit {
-    /// What it is.
-    pub kind: QpKind,
-    /// Its protection domain; an XRC target has none of its own.
-    pub domain: Option<PdId>,
-    /// Where sends complete.
-    pub send_cq: Option<CqId>,
-    /// Where receives complete.
-    pub receive_cq: Option<CqId>,
-    /// Where receives come from, if not from its own queue.
-    pub shared_receive_queue: Option<SrqId>,
-    /// The domain of an XRC target.
-    pub xrc_domain: Option<XrcdId>,
-    /// Every send reports its success.
-    pub signal_all: bool,
-}
+use softhca_wire::{Envelope, Gid, Mtu, Qpn, RemoteKey};
 
 /// The card's ends of a queue pair's rings.
 #[derive(Default)]
@@ -40,17 +22,6 @@ pub struct QpRings {
     pub send: Option<SendConsumer>,
     /// The receive queue, unless receives are shared.
     pub receive: Option<ReceiveConsumer>,
-}
-
-/// What a shared receive queue is created with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqInit {
-    /// Its protection domain.
-    pub domain: PdId,
-    /// Raise an event when fewer receives than this wait; zero for none.
-    pub limit: u32,
-    /// Of XRC: where receives complete, and the domain that lets senders in.
-    pub extended: Option<(CqId, XrcdId)>,
 }
 
 impl Hca {
@@ -421,10 +392,10 @@ impl Hca {
         if let Some(domain) = init.domain {
             self.card.protection.hold(client, domain)?;
         }
-        let mut rings = Some(rings);
+        let (mut rings, mtu) = (Some(rings), self.card.settings.mtu);
         let mut make = |number| {
             let rings = rings.take().unwrap_or_default();
-            new_queue_pair(client, Qpn::new(number), &init, rings)
+            new_queue_pair(client, Qpn::new(number), &init, rings, mtu)
         };
         let Some(number) = insert(&mut self.queue_pairs, &mut make) else {
             if let Some(domain) = init.domain {
@@ -516,9 +487,12 @@ impl Hca {
     ) -> Result<State, Error> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
-        let to = attributes::check(number, kind, from, modify)?;
+        let to = transition::check(number, kind, from, modify)?;
         if let Some(path) = &modify.path {
             self.check_path(path)?;
+        }
+        if let Some(mtu) = modify.mtu {
+            at_most("path MTU", mtu.bytes().into(), self.card.settings.mtu.bytes().into())?;
         }
         let gids = self.card.gids.clone();
         let card = &mut self.card;
@@ -527,11 +501,14 @@ impl Hca {
             State::Reset => {
                 qp.change_state(ctx, to, Reason::Asked);
                 qp.reset();
-                qp.attributes = Attributes::reset();
+                qp.attributes = Attributes::reset(card.settings.mtu);
                 return Ok(to);
             }
             State::Error => {
+                // Nobody is answered any more; what a refusal owes is another matter.
+                qp.inbound.owed.clear();
                 qp.enter_error(card, ctx, Reason::Asked, None);
+                self.settle(ctx);
                 return Ok(to);
             }
             _ => {}
@@ -539,7 +516,7 @@ impl Hca {
         qp.attributes.apply(modify);
         if let Some(path) = &modify.path {
             let source = gids[usize::from(path.source_index)];
-            qp.envelope = path.envelope(source, number, qp.attributes.destination);
+            qp.envelope = address::envelope(path, source, number, qp.attributes.destination);
         }
         if let Some(psn) = modify.receive_psn {
             qp.inbound.start(psn);
@@ -549,7 +526,9 @@ impl Hca {
         }
         qp.outbound.retries = qp.attributes.retry_count;
         qp.outbound.rnr_retries = qp.attributes.rnr_retry;
-        qp.outbound.drained = false;
+        if from != State::SendQueueDrained {
+            qp.outbound.drained = false;
+        }
         qp.change_state(ctx, to, Reason::Asked);
         // What was posted before may be sent now; a queue that drains may have finished.
         qp.wake(card);
@@ -636,7 +615,7 @@ fn check_receive(ring: &ReceiveConsumer) -> Result<(), Error> {
     at_most("receive entries", ring.entries() as u64, crate::Limits::CARD.entries as u64)
 }
 
-fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings) -> QueuePair {
+fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, mtu: Mtu) -> QueuePair {
     let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     QueuePair {
         number,
@@ -649,11 +628,12 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings) 
         xrc_domain: init.xrc_domain,
         signal_all: init.signal_all,
         state: State::Reset,
-        attributes: Attributes::reset(),
+        attributes: Attributes::reset(mtu),
         envelope: Envelope::between(nowhere, nowhere),
         outbound: Outbound::new(rings.send),
         inbound: Inbound::new(rings.receive),
         is_ready: false,
+        is_parked: false,
         timer_at: None,
         replies_last: true,
     }

@@ -3,7 +3,7 @@
 //! Every drop, refusal, state change and failed completion is an event with its reason, so that "why did
 //! this fail" can be answered from events alone.
 
-use crate::{ClientId, CqId, Denied, Instant, SrqId, State};
+use crate::{AsyncEvent, ClientId, CqId, Denied, Instant, State};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_queue::{Completion, CompletionOperation, Impossible, Status};
@@ -70,6 +70,7 @@ pub enum DropReason {
     StateDoesNotReceive(State),
     RefusalOutstanding { expected: Psn },
     StaleResponse { oldest: Psn },
+    AskedAgain { expected: Psn },
     NothingOutstanding,
     DuplicateWithoutRecord,
     DuplicateOfNoInterest,
@@ -98,6 +99,9 @@ impl fmt::Display for DropReason {
                 write!(f, "a NAK is outstanding: only PSN {expected} is taken")
             }
             DropReason::StaleResponse { oldest } => write!(f, "an old response: {oldest} is awaited"),
+            DropReason::AskedAgain { expected } => {
+                write!(f, "response {expected} is missing and was asked for again already")
+            }
             DropReason::NothingOutstanding => f.write_str("a response to nothing that was sent"),
             DropReason::DuplicateWithoutRecord => {
                 f.write_str("a duplicate atomic whose result is no longer kept")
@@ -270,25 +274,6 @@ pub enum BackCause {
     ResponseGap,
     Timeout,
     ReceiverNotReady,
-}
-
-/// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum AsyncEvent {
-    CompletionQueueError(CqId),
-    QueuePairFatal(Qpn),
-    QueuePairRequestError(Qpn),
-    QueuePairAccessError(Qpn),
-    CommunicationEstablished(Qpn),
-    SendQueueDrained(Qpn),
-    LastWorkRequestReached(Qpn),
-    SharedReceiveQueueError(SrqId),
-    SharedReceiveQueueLimit(SrqId),
-    PortActive,
-    PortDown,
-    GidChange,
-    DeviceFatal,
 }
 
 /// Something that happened in the card.

@@ -3,7 +3,7 @@
 use crate::card::Card;
 use crate::inbound::Buffer;
 use crate::queue_pair::QueuePair;
-use crate::{AsyncEvent, Context, Event, Reason, State};
+use crate::{AsyncEvent, Context, Event, QpKind, Reason, State};
 use softhca_queue::{Completion, CompletionFlags, CompletionOperation, Impossible, Status};
 use softhca_wire::Qpn;
 
@@ -44,7 +44,7 @@ impl QueuePair {
             ring.want_doorbell(true);
         }
         self.flush_receives(card, ctx);
-        if self.shared_receive_queue.is_some() && !was_error {
+        if self.shared_receive_queue.is_some() && self.kind != QpKind::XrcTarget && !was_error {
             let event = AsyncEvent::LastWorkRequestReached(self.number);
             ctx.tell(Event::Raised { client: Some(self.client), event });
         }

@@ -143,11 +143,14 @@ impl Hca {
         transport: &Transport<'_>,
         packet: Packet,
     ) {
-        let members = self.card.groups.get(&Gid::from(envelope.destination)).cloned().unwrap_or_default();
+        let group = Gid::from(envelope.destination);
         let sender = transport.header.deth.map(|deth| deth.source);
         let from_here = self.card.gids.contains(&Gid::from(envelope.source));
         let mut delivered = false;
-        for number in members {
+        let mut index = 0;
+        while let Some(number) = self.card.groups.get(&group).and_then(|members| members.get(index).copied())
+        {
+            index += 1;
             // The sender itself does not get its own datagram back (IBA 10.5.2.2).
             if from_here && Some(number) == sender {
                 continue;
@@ -243,6 +246,7 @@ impl Hca {
     pub fn unpark(&mut self, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
             if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+                qp.is_parked = false;
                 qp.wake(&mut self.card);
             }
         }
@@ -312,7 +316,10 @@ impl Hca {
     /// Stops the queue pairs of completion queues that overflowed.
     pub(crate) fn settle(&mut self, ctx: &mut Context<'_>) {
         while let Some(cq) = self.card.overflowed.pop() {
-            let users = self.queue_pairs.numbers(|qp| qp.send_cq == Some(cq) || qp.receive_cq == Some(cq));
+            let card = &self.card;
+            let users = self
+                .queue_pairs
+                .numbers(|qp| qp.send_cq == Some(cq) || qp.receive_completion_queue(card) == Some(cq));
             for number in users {
                 let Some(qp) = self.queue_pairs.get_mut(number) else { continue };
                 if matches!(qp.state, State::Reset | State::Init | State::Error) {
@@ -359,7 +366,7 @@ impl QueuePair {
             if run.is_none() {
                 most = most.min(gate.packets(plan.envelope.destination, largest));
                 if most == 0 {
-                    card.parked.entry(plan.envelope.destination).or_default().push(self.number);
+                    self.park(card, plan.envelope.destination);
                     return None;
                 }
             }
@@ -391,6 +398,14 @@ impl QueuePair {
         }
         self.wake(card);
         run
+    }
+
+    /// Waits until the driver may send to `destination`.
+    fn park(&mut self, card: &mut Card, destination: IpAddr) {
+        if !self.is_parked {
+            self.is_parked = true;
+            card.parked.entry(destination).or_default().push(self.number);
+        }
     }
 
     /// The next packet: replies and requests take turns, so that neither starves the other.

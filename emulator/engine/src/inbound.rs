@@ -1,5 +1,6 @@
 //! The receiving half of a queue pair: what is expected, what is open, what is owed.
 
+use crate::PdId;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use softhca_queue::{ReceiveConsumer, Sge};
@@ -28,7 +29,7 @@ pub(crate) struct Open {
 #[derive(Clone, Copy)]
 pub(crate) enum Owed {
     Acknowledge { psn: Psn, syndrome: Syndrome, msn: u32 },
-    Read { first: Psn, next: Psn, packets: u32, remote: Reth, msn: u32, again: bool },
+    Read { first: Psn, next: Psn, packets: u32, remote: Reth, domain: PdId, msn: u32, again: bool },
     Atomic { psn: Psn, original: u64, msn: u32, again: bool },
 }
 

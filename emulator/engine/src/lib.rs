@@ -14,12 +14,10 @@
 extern crate alloc;
 
 mod address;
-mod attributes;
 mod card;
 mod completer;
 mod completion_queue;
 mod control;
-mod counters;
 mod error;
 mod event;
 mod flush;
@@ -37,40 +35,20 @@ mod shared_receive;
 mod table;
 mod time;
 mod timers;
+mod transition;
 mod unreliable;
 
-pub use address::AddressVector;
-pub use attributes::{AttributeMask, Attributes, Modify, QpKind, State, Transition, transition};
-pub use control::{QpInit, QpRings, SrqInit};
-pub use counters::Counters;
+pub use control::QpRings;
 pub use error::{Error, Resource};
-pub use event::{AsyncEvent, BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
+pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
-pub use protection::{Denied, Region, WindowKind};
-pub use queue_pair::QpView;
-pub use settings::{Acks, Limits, Recovery, Settings};
+pub use protection::{Denied, Region};
+pub use settings::{Acks, Recovery, Settings};
 pub use time::Instant;
+pub use transition::{Transition, transition};
 
-macro_rules! handle {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        $($(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(pub u32);)*
-    };
-}
-
-handle! {
-    /// Names an application of the card: the owner of its resources.
-    ClientId,
-    /// Names a protection domain.
-    PdId,
-    /// Names a completion queue.
-    CqId,
-    /// Names a shared receive queue.
-    SrqId,
-    /// Names an address handle.
-    AhId,
-    /// Names an XRC domain.
-    XrcdId,
-}
+pub use softhca_queue::{
+    AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, Counters, CqId, Limits, Modify,
+    PdId, QpInit, QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
+};

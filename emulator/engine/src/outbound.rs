@@ -99,6 +99,9 @@ pub(crate) struct Outbound {
     pub unrequested: u32,
     pub retries: u8,
     pub rnr_retries: u8,
+    /// What a gap in the responses skipped was asked for again; the responses that were under way before show
+    /// the same gap.
+    pub gap_answered: bool,
     /// The requester waits for the receiver until then.
     pub rnr_until: Option<Instant>,
     /// When the peer's silence becomes an error.
@@ -123,6 +126,7 @@ impl Outbound {
             unrequested: 0,
             retries: 0,
             rnr_retries: 0,
+            gap_answered: false,
             rnr_until: None,
             ack_deadline: None,
             drained: false,
@@ -137,6 +141,7 @@ impl Outbound {
         self.unacked = psn;
         self.reads = 0;
         self.unrequested = 0;
+        self.gap_answered = false;
         self.rnr_until = None;
         self.ack_deadline = None;
         self.drained = false;

@@ -5,7 +5,7 @@
 
 use crate::memory::{MemoryFault, MemoryId};
 use crate::table::Table;
-use crate::{ClientId, Error, Limits, PdId, Resource};
+use crate::{ClientId, Error, Limits, PdId, Resource, WindowKind};
 use softhca_queue::{Access, BindWindow, Sge};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 use thiserror::Error;
@@ -46,15 +46,6 @@ impl Located {
     pub fn unreachable(self, _: MemoryFault) -> Denied {
         Denied::Unreachable { key: self.key }
     }
-}
-
-/// Which of the two kinds of memory window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowKind {
-    /// Bound by a verb; the card chooses the key; any queue pair of the domain.
-    Type1,
-    /// Bound by a work request; the application chooses the key; one queue pair.
-    Type2,
 }
 
 /// A registered region as its owner sees it.

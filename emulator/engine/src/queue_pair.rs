@@ -3,8 +3,8 @@
 use crate::card::Card;
 use crate::inbound::Inbound;
 use crate::outbound::Outbound;
-use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, Reason, SrqId, State, XrcdId};
-use softhca_wire::{Envelope, Psn, Qpn};
+use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, QpView, Reason, SrqId, State, XrcdId};
+use softhca_wire::{Envelope, Qpn};
 
 pub(crate) struct QueuePair {
     pub number: Qpn,
@@ -24,31 +24,12 @@ pub(crate) struct QueuePair {
     pub inbound: Inbound,
     /// It stands in the ready list.
     pub is_ready: bool,
+    /// It waits until the driver may send to its destination.
+    pub is_parked: bool,
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
     /// Whose turn it is when both halves have something to send.
     pub replies_last: bool,
-}
-
-/// What a caller may know of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpView {
-    /// Its number.
-    pub number: Qpn,
-    /// What it is.
-    pub kind: QpKind,
-    /// The state that it is in.
-    pub state: State,
-    /// What was set.
-    pub attributes: Attributes,
-    /// The next PSN that it sends.
-    pub next_psn: Psn,
-    /// The PSN that it expects.
-    pub expected_psn: Psn,
-    /// Work requests that were taken and have not completed.
-    pub outstanding: usize,
-    /// The send queue is draining and has not finished.
-    pub draining: bool,
 }
 
 impl QueuePair {

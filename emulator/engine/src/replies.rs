@@ -4,7 +4,7 @@ use crate::card::Card;
 use crate::hca::Plan;
 use crate::inbound::Owed;
 use crate::queue_pair::QueuePair;
-use crate::{Context, Denied, Refusal};
+use crate::{Context, Refusal};
 use softhca_queue::Access;
 use softhca_wire::{Aeth, AtomicAckEth, Bth, Header, Opcode, Operation, Position, Syndrome, Trailer};
 
@@ -56,18 +56,12 @@ impl QueuePair {
         plan: &Plan,
         into: &mut [u8],
     ) -> Result<(), Refusal> {
-        let Some(Owed::Read { remote, .. }) = self.inbound.owed.front() else { return Ok(()) };
-        if into.is_empty() {
-            return Ok(());
-        }
-        let Some(domain) = self.domain else {
-            return Err(Refusal::ReadFailed(Denied::ProtectionDomain { key: remote.key.0 }));
-        };
+        let Some(Owed::Read { remote, domain, .. }) = self.inbound.owed.front() else { return Ok(()) };
         let address = remote.address.wrapping_add(plan.offset);
         let length = into.len() as u32;
         let target = card
             .protection
-            .remote(domain, self.number, remote.key, address, length, Access::REMOTE_READ)
+            .remote(*domain, self.number, remote.key, address, length, Access::REMOTE_READ)
             .map_err(Refusal::ReadFailed)?;
         ctx.memory
             .read(target.memory, target.offset, into)

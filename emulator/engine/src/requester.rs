@@ -14,18 +14,16 @@ use softhca_wire::{
 /// The most PSNs that may be outstanding: beyond half the number space old and new cannot be told apart.
 const WINDOW: u32 = Psn::SPACE / 2 - 1;
 
-impl QpKind {
-    /// Whether the service has the operation.
-    fn offers(self, operation: &Operation) -> bool {
-        match operation {
-            Operation::Send(SendTrailer::Invalidate(_)) => self.is_reliable(),
-            Operation::Send(_) => true,
-            Operation::Write { .. } => !self.is_datagram(),
-            Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
-                self.is_reliable()
-            }
-            Operation::BindWindow(_) | Operation::LocalInvalidate { .. } => !self.is_datagram(),
+/// Whether the service of a queue pair has the operation.
+fn offers(kind: QpKind, operation: &Operation) -> bool {
+    match operation {
+        Operation::Send(SendTrailer::Invalidate(_)) => kind.is_reliable(),
+        Operation::Send(_) => true,
+        Operation::Write { .. } => !kind.is_datagram(),
+        Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
+            kind.is_reliable()
         }
+        Operation::BindWindow(_) | Operation::LocalInvalidate { .. } => !kind.is_datagram(),
     }
 }
 
@@ -36,11 +34,13 @@ impl QueuePair {
             if !self.state.takes_responses() || self.outbound.rnr_until.is_some() {
                 return None;
             }
-            if self.outbound.cursor == self.outbound.works.len()
-                && (self.state == State::SendQueueDrained || !self.take(card, ctx))
-            {
-                self.note_drained(ctx);
-                return None;
+            if self.outbound.cursor == self.outbound.works.len() {
+                if self.state == State::SendQueueDrained || !self.take(card, ctx) {
+                    self.note_drained(ctx);
+                    return None;
+                }
+                // What was taken may have failed at once, and the queue pair with it.
+                continue;
             }
             let work = &self.outbound.works[self.outbound.cursor];
             match work.outcome {
@@ -149,7 +149,7 @@ impl QueuePair {
 
     /// What is wrong with a request by itself.
     fn check_request(&self, work: &Work, size: u64) -> Option<(Status, Reason)> {
-        if !self.kind.offers(&work.operation.0) {
+        if !offers(self.kind, &work.operation.0) {
             return Some((Status::LocalQueuePairOperation, Reason::Unsupported));
         }
         let limit = match self.kind.is_datagram() {
@@ -309,7 +309,13 @@ impl QueuePair {
             }
         };
         let ends = position.ends() || work.is_read_or_atomic();
-        header.bth.solicited = ends && work.flags.contains(SendFlags::SOLICITED);
+        // Only what takes a receive can ask for an event there (IBA 9.2.3).
+        let takes_receive = match work.operation.0 {
+            Operation::Send(_) => true,
+            Operation::Write { immediate, .. } => immediate.is_some(),
+            _ => false,
+        };
+        header.bth.solicited = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
         header.bth.ack_request = self.kind.is_reliable()
             && (ends || self.outbound.unrequested + 1 >= card.settings.ack_request_every);
@@ -325,7 +331,12 @@ impl QueuePair {
             header.deth = Some(Deth { queue_key, source: self.number });
             header.bth.destination = work.datagram.queue_pair;
             header.bth.ack_request = self.kind == QpKind::Gsi;
-            envelope = vector.envelope(card.gid(vector.source_index), self.number, work.datagram.queue_pair);
+            envelope = crate::address::envelope(
+                &vector,
+                card.gid(vector.source_index),
+                self.number,
+                work.datagram.queue_pair,
+            );
         }
         Plan { header, payload, envelope, offset, reply: false }
     }

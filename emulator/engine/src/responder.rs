@@ -8,6 +8,7 @@ use crate::{PdId, Reason, Recovery, Refusal, SrqId, State};
 use softhca_queue::{Access, Completion, CompletionFlags, CompletionOperation, Status};
 use softhca_wire::{
     AtomicEth, Header, NakCode, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, Trailer, Transport,
+    XrcEth,
 };
 
 /// How many replies may wait before duplicates are no longer answered.
@@ -57,7 +58,7 @@ impl QueuePair {
         }
     }
 
-    fn note_established(&mut self, ctx: &mut Context<'_>) {
+    pub(crate) fn note_established(&mut self, ctx: &mut Context<'_>) {
         if self.state == State::ReadyToReceive && !self.inbound.established {
             self.inbound.established = true;
             let event = AsyncEvent::CommunicationEstablished(self.number);
@@ -128,9 +129,10 @@ impl QueuePair {
         }
         let mut buffer = self.inbound.spare.pop().unwrap_or_default();
         let shared = match header.xrceth {
-            Some(xrceth) => Some(self.extended_queue(card, xrceth.0 & 0xff_ffff)?),
+            Some(xrceth) => Some(self.extended_queue(card, xrceth)?.0),
             None => self.shared_receive_queue,
         };
+        self.shared_receive_queue = shared;
         let taken = match shared {
             Some(number) => card.take_shared(ctx, number, &mut buffer),
             None => match &mut self.inbound.ring {
@@ -159,15 +161,25 @@ impl QueuePair {
         }
     }
 
-    /// The shared receive queue that an XRC request names, if this queue pair may use it.
-    fn extended_queue(&mut self, card: &Card, number: u32) -> Result<SrqId, Refusal> {
-        let found = card.shared_receive_queues.get(number).and_then(|queue| queue.extended);
-        match found {
-            Some((_, domain)) if Some(domain) == self.xrc_domain => {
-                self.shared_receive_queue = Some(SrqId(number));
-                Ok(SrqId(number))
-            }
-            _ => Err(Refusal::NoSharedReceiveQueue { number }),
+    /// The shared receive queue that an XRC request names and its protection domain, if this queue pair may
+    /// use it.
+    fn extended_queue(&self, card: &Card, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), Refusal> {
+        let number = number & 0xff_ffff;
+        let found = card
+            .shared_receive_queues
+            .get(number)
+            .filter(|queue| queue.extended.is_some_and(|(_, domain)| Some(domain) == self.xrc_domain));
+        let found = found.map(|queue| (SrqId(number), queue.domain));
+        found.ok_or(Refusal::NoSharedReceiveQueue { number })
+    }
+
+    /// The protection domain that a peer's keys are checked against: an XRC target has none of its own, the
+    /// queue that a request names has.
+    fn access_domain(&self, card: &Card, header: &Header) -> Result<PdId, Refusal> {
+        match (header.xrceth, self.domain) {
+            (Some(xrceth), _) => self.extended_queue(card, xrceth).map(|(_, domain)| domain),
+            (None, Some(domain)) => Ok(domain),
+            (None, None) => Err(Refusal::OpcodeOutOfPlace { opcode: header.bth.opcode }),
         }
     }
 
@@ -232,8 +244,9 @@ impl QueuePair {
             return Ok(());
         }
         if header.bth.opcode.trailer() == Trailer::Invalidate
-            && let (Some(ieth), Some(domain)) = (header.ieth, self.domain)
+            && let Some(ieth) = header.ieth
         {
+            let domain = self.access_domain(card, header)?;
             card.protection
                 .invalidate(domain, self.number, RemoteKey(ieth.0))
                 .map_err(Refusal::InvalidateFailed)?;
@@ -285,6 +298,7 @@ impl QueuePair {
     fn locate(
         &self,
         card: &Card,
+        header: &Header,
         Reth { address, key, length }: Reth,
         needs: Access,
     ) -> Result<crate::protection::Located, Refusal> {
@@ -292,7 +306,7 @@ impl QueuePair {
             let denied = Denied::Right { key: key.0, has: self.attributes.access, needs };
             return Err(Refusal::Access(denied));
         }
-        let domain = self.domain.ok_or(Refusal::Access(Denied::ProtectionDomain { key: key.0 }))?;
+        let domain = self.access_domain(card, header)?;
         card.protection.remote(domain, self.number, key, address, length, needs).map_err(Refusal::Access)
     }
 
@@ -322,7 +336,7 @@ impl QueuePair {
         // The rights of the whole message are checked with each packet: a region may go in between.
         let target = match remote.length {
             0 => None,
-            _ => Some(self.locate(card, remote, Access::REMOTE_WRITE)?),
+            _ => Some(self.locate(card, header, remote, Access::REMOTE_WRITE)?),
         };
         if header.immediate.is_some() {
             self.ensure_buffer(card, ctx, header)?;
@@ -369,12 +383,14 @@ impl QueuePair {
             return Err(Refusal::MessageLength { got: 0, stated: remote.length });
         }
         if remote.length > 0 {
-            self.locate(card, remote, Access::REMOTE_READ)?;
+            self.locate(card, header, remote, Access::REMOTE_READ)?;
         }
+        let domain = self.access_domain(card, header)?;
         let packets = self.attributes.mtu.packets(remote.length);
         self.inbound.complete_message();
         let (first, msn) = (header.bth.psn, self.inbound.msn);
-        self.inbound.owed.push_back(Owed::Read { first, next: first, packets, remote, msn, again: false });
+        let (next, again) = (first, false);
+        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, domain, msn, again });
         Ok(packets)
     }
 
@@ -391,7 +407,7 @@ impl QueuePair {
         if address % 8 != 0 {
             return Err(Refusal::Misaligned { address });
         }
-        let target = self.locate(card, Reth { address, key, length: 8 }, Access::REMOTE_ATOMIC)?;
+        let target = self.locate(card, header, Reth { address, key, length: 8 }, Access::REMOTE_ATOMIC)?;
         let operation = match header.bth.opcode.operation() {
             Operation::CompareSwap => Atomic::CompareSwap { compare, swap: swap_or_add },
             _ => Atomic::FetchAdd { add: swap_or_add },
@@ -438,11 +454,12 @@ impl QueuePair {
                 let remote = header.reth.expect("a READ request has a RETH");
                 let packets = self.attributes.mtu.packets(remote.length);
                 let known = packets <= self.inbound.expected.since(psn);
-                let allowed = remote.length == 0 || self.locate(card, remote, Access::REMOTE_READ).is_ok();
-                if !known || !allowed {
+                let allowed =
+                    remote.length == 0 || self.locate(card, header, remote, Access::REMOTE_READ).is_ok();
+                let (true, true, Ok(domain)) = (known, allowed, self.access_domain(card, header)) else {
                     return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
-                }
-                self.answer_again(psn, packets, remote);
+                };
+                self.answer_again(psn, packets, remote, domain);
             }
             _ => {
                 let found = self.inbound.atomics.iter().find(|(kept, _)| *kept == psn);
@@ -458,19 +475,21 @@ impl QueuePair {
     }
 
     /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
-    fn answer_again(&mut self, psn: Psn, packets: u32, remote: Reth) {
+    fn answer_again(&mut self, psn: Psn, count: u32, asked: Reth, domain: PdId) {
         for owed in &mut self.inbound.owed {
-            if let Owed::Read { first, next, packets, .. } = owed
+            if let Owed::Read { first, next, packets, remote, .. } = owed
                 && psn.is_within(*first, *packets)
             {
+                // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
                 if psn.is_before(*next) {
-                    *next = psn;
+                    (*first, *next, *packets, *remote) = (psn, psn, count, asked);
                 }
                 return;
             }
         }
         let msn = self.inbound.msn;
-        self.inbound.owed.push_back(Owed::Read { first: psn, next: psn, packets, remote, msn, again: true });
+        let (first, next, packets, remote) = (psn, psn, count, asked);
+        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, domain, msn, again: true });
     }
 
     /// Refuses a request: one NAK, and what the reason does to the queue pair.
@@ -497,7 +516,14 @@ impl QueuePair {
             Refusal::NotReady => {
                 card.counters.sent_rnr_err += 1;
                 self.inbound.refused = true;
-                self.owe_acknowledge_at(card, at, Syndrome::RnrNak(self.attributes.min_rnr_timer));
+                let syndrome = Syndrome::RnrNak(self.attributes.min_rnr_timer);
+                let waits = matches!(
+                    self.inbound.owed.back(),
+                    Some(Owed::Acknowledge { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
+                );
+                if !waits {
+                    self.owe_acknowledge_at(card, at, syndrome);
+                }
                 return self.wake(card);
             }
             Refusal::OpcodeOutOfPlace { .. }
@@ -507,7 +533,7 @@ impl QueuePair {
             | Refusal::TooManyReads { .. }
             | Refusal::Misaligned { .. }
             | Refusal::NoSharedReceiveQueue { .. } => {
-                card.counters.req_remote_invalid_request += 1;
+                card.counters.resp_remote_invalid_request += 1;
                 let event = AsyncEvent::QueuePairRequestError(number);
                 (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
             }

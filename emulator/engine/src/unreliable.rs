@@ -2,7 +2,7 @@
 
 use crate::card::Card;
 use crate::queue_pair::QueuePair;
-use crate::{AsyncEvent, Context, Denied, DropReason, Packet, Reason, Refusal};
+use crate::{Context, DropReason, Event, Packet, Reason, Refusal};
 use core::net::IpAddr;
 use softhca_queue::{CompletionOperation, Status};
 use softhca_wire::{Envelope, Operation, QueueKey, Transport};
@@ -19,14 +19,19 @@ impl QueuePair {
         transport: &Transport<'_>,
         packet: Packet,
     ) {
+        self.note_established(ctx);
         let (operation, position) = (packet.opcode.operation(), packet.opcode.position());
         let expected = self.inbound.expected;
+        // A packet from the past is a copy, or was overtaken: taking it would deliver twice or out of order.
+        if packet.psn.is_before(expected) {
+            return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
+        }
         self.inbound.expected = packet.psn.plus(1);
         if position.starts() {
             // A message that starts ends whatever was open; its receive serves this one.
             if self.inbound.open.take().is_some() {
                 let reason = DropReason::UnreliableGap { expected };
-                self.tell_dropped(card, ctx, packet, reason);
+                ctx.tell(Event::PacketDropped { qp: self.number, packet: None, reason });
             }
         } else if packet.psn != expected || !self.check_place(operation, position) {
             self.inbound.open = None;
@@ -40,6 +45,7 @@ impl QueuePair {
         self.inbound.open = None;
         match refusal {
             Refusal::ReceiveTooSmall { .. } => {
+                card.counters.resp_local_length_error += 1;
                 self.fail_receive(card, ctx, Status::LocalLength, refusal);
             }
             Refusal::ReceiveDenied(_) => self.fail_receive(card, ctx, Status::LocalProtection, refusal),
@@ -57,7 +63,7 @@ impl QueuePair {
         if let Some(buffer) = self.inbound.buffer.take() {
             self.complete_receive(card, ctx, buffer, status, reason);
         }
-        self.enter_error(card, ctx, reason, Some(AsyncEvent::QueuePairFatal(self.number)));
+        self.enter_error(card, ctx, reason, None);
     }
 
     /// Takes a datagram.
@@ -97,10 +103,8 @@ impl QueuePair {
                 self.deliver(card, ctx, &transport.header, operation, bytes, deth.source, true);
             }
             Err(refusal @ Refusal::ReceiveTooSmall { .. }) => {
+                card.counters.resp_local_length_error += 1;
                 self.fail_receive(card, ctx, Status::LocalLength, refusal);
-            }
-            Err(refusal @ Refusal::ReceiveDenied(Denied::Unreachable { .. })) => {
-                self.fail_receive(card, ctx, Status::LocalProtection, refusal);
             }
             Err(refusal) => self.fail_receive(card, ctx, Status::LocalProtection, refusal),
         }

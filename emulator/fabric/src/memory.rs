@@ -111,7 +111,7 @@ impl Memory for Store {
                 for (page, place, done, size) in pieces(offset, from.len()) {
                     let from = &from[done..done + size];
                     // Zeroes on a page that does not exist are there already.
-                    if pages.contains_key(&page) || from.iter().any(|byte| *byte != 0) {
+                    if pages.contains_key(&page) || *from != [0; PAGE][..size] {
                         let page = pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
                         page[place..place + size].copy_from_slice(from);
                     }

@@ -73,7 +73,11 @@ impl Packet {
     pub fn frame(self) -> Frame {
         let mut envelope = Envelope::between(self.from.address, self.to.address);
         envelope.traffic_class = self.traffic_class;
-        let payload = if self.opcode.has_payload() { self.payload } else { 0 };
+        let payload = match self.opcode.operation() {
+            Operation::AtomicWrite => 8,
+            _ if self.opcode.has_payload() => self.payload,
+            _ => 0,
+        };
         let mut header = Header::new(Bth::new(self.opcode, self.to.qpn, Psn::new(self.psn)));
         header.bth.pad = (payload.next_multiple_of(4) - payload) as u8;
         let has = |headers| self.opcode.headers().contains(headers);

@@ -342,7 +342,7 @@ impl Verbs<'_> {
         }
         let init = QpInit {
             kind,
-            domain: Some(domain),
+            domain: (!is_target).then_some(domain),
             send_cq: (!is_target).then_some(send_cq),
             receive_cq: (!is_target).then_some(receive_cq),
             shared_receive_queue: options.shared_receive_queue,

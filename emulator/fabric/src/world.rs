@@ -7,9 +7,11 @@ use crate::host::{Host, HostId};
 use crate::verbs::Verbs;
 use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed, Store};
 use alloc::boxed::Box;
-use alloc::collections::BinaryHeap;
+use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, Settings};
@@ -48,6 +50,37 @@ pub trait Observer {
 
 impl Observer for () {}
 
+/// Shown to several, in order.
+impl Observer for Vec<Box<dyn Observer>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.iter_mut().for_each(|observer| observer.card(now, host, event));
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.iter_mut().for_each(|observer| observer.frame(now, cable, direction, stage, frame));
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.iter_mut().for_each(|observer| observer.fault(now, cable, fault));
+    }
+}
+
+/// Shown to one that somebody else keeps, to ask it afterwards.
+impl<O: Observer> Observer for Rc<RefCell<O>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.borrow_mut().card(now, host, event);
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.borrow_mut().frame(now, cable, direction, stage, frame);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.borrow_mut().fault(now, cable, fault);
+    }
+}
+
+/// Shown to whatever is in the box.
 impl<O: Observer + ?Sized> Observer for Box<O> {
     fn card(&mut self, now: Instant, host: HostId, event: &Event) {
         (**self).card(now, host, event);
@@ -64,10 +97,23 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    Arrival { slot: u32, host: HostId, cable: CableId, direction: Direction },
-    Line { host: HostId },
-    Timer { host: HostId },
-    Held { cable: CableId },
+    Arrival {
+        slot: u32,
+        host: HostId,
+        cable: CableId,
+        direction: Direction,
+    },
+    Line {
+        host: HostId,
+    },
+    Timer {
+        host: HostId,
+    },
+    Held {
+        cable: CableId,
+    },
+    /// The oldest frame that a host sent to itself comes back.
+    Looped,
 }
 
 /// A cable and the hosts at its two ends.
@@ -112,8 +158,8 @@ pub struct World<O: Observer = Box<dyn Observer>> {
     /// Buffers of frames that have arrived.
     buffers: Vec<Vec<u8>>,
     observer: O,
-    /// Frames that a host sent to itself: they pass no cable.
-    looped: Vec<(HostId, Frame)>,
+    /// Frames that a host sent to itself, oldest first: they pass no cable.
+    looped: VecDeque<(HostId, Frame)>,
     scratch: Vec<u8>,
 }
 
@@ -153,7 +199,7 @@ impl<O: Observer> World<O> {
             arrivals: 0,
             buffers: Vec::new(),
             observer,
-            looped: Vec::new(),
+            looped: VecDeque::new(),
             scratch: vec![0; FRAME],
         }
     }
@@ -219,6 +265,11 @@ impl<O: Observer> World<O> {
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
         &mut self.links[id.0 as usize].cable
+    }
+
+    /// The hosts at the two ends of a cable, if there is such a cable.
+    pub fn ends_of(&self, id: CableId) -> Option<[HostId; 2]> {
+        self.links.get(id.0 as usize).map(|link| link.ends)
     }
 
     /// The hosts at a cable's two ends.
@@ -347,6 +398,10 @@ impl<O: Observer> World<O> {
                 let now = self.now.nanos();
                 self.through(cable, |cable, _, outlet| cable.expire(now, outlet));
             }
+            Happening::Looped => {
+                let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
+                self.arrive(host, frame);
+            }
         }
         true
     }
@@ -400,9 +455,6 @@ impl<O: Observer> World<O> {
             self.send(id, Frame { envelope: run.envelope, bytes });
         }
         self.watch_timers(id);
-        while let Some((host, frame)) = self.looped.pop() {
-            self.arrive(host, frame);
-        }
     }
 
     fn watch_timers(&mut self, id: HostId) {
@@ -428,15 +480,25 @@ impl<O: Observer> World<O> {
             for (cable, direction) in cables {
                 self.admit(cable, direction, frame.clone());
             }
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if destination == host.address {
-            self.looped.push((id, frame));
+            self.loop_back(id, frame);
         } else if let Some((cable, direction)) = host.routes.get(&destination).copied() {
             self.admit(cable, direction, frame);
         } else {
             // Nobody has this address: the frame goes nowhere, as on a network without a route.
             self.buffers.push(frame.bytes);
         }
+    }
+
+    fn loop_back(&mut self, id: HostId, frame: Frame) {
+        self.looped.push_back((id, frame));
+        self.schedule(self.now.nanos(), Happening::Looped);
+    }
+
+    /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
+    pub fn inject(&mut self, to: HostId, frame: Frame) {
+        self.arrive(to, frame);
     }
 
     fn admit(&mut self, cable: CableId, direction: Direction, frame: Frame) {
@@ -449,7 +511,7 @@ impl<O: Observer> World<O> {
     fn through(&mut self, id: CableId, act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet)) {
         let World { now, links, flows, agenda, serial, frames, free, observer, .. } = self;
         let Link { cable, ends } = &mut links[id.0 as usize];
-        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer: observer };
+        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer };
         act(cable, flows, &mut exit);
         if let Some(at) = cable.next_timeout() {
             self.schedule(at, Happening::Held { cable: id });

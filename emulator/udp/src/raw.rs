@@ -162,6 +162,13 @@ pub struct LatencyFigures {
     pub percentile_99: Duration,
 }
 
+/// How a thread waits for the next datagram.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Spin,
+    Sleep,
+}
+
 /// Bounces a datagram `round_trips` times between two threads that spin.
 pub fn ping_pong(
     here: IpAddr,
@@ -169,14 +176,34 @@ pub fn ping_pong(
     datagram_len: usize,
     round_trips: usize,
 ) -> Result<LatencyFigures, RawError> {
+    bounces(here, there, datagram_len, round_trips, Waiting::Spin)
+}
+
+/// Bounces a datagram `round_trips` times between two threads that sleep until it comes.
+pub fn ping_pong_blocking(
+    here: IpAddr,
+    there: IpAddr,
+    datagram_len: usize,
+    round_trips: usize,
+) -> Result<LatencyFigures, RawError> {
+    bounces(here, there, datagram_len, round_trips, Waiting::Sleep)
+}
+
+fn bounces(
+    here: IpAddr,
+    there: IpAddr,
+    datagram_len: usize,
+    round_trips: usize,
+    waiting: Waiting,
+) -> Result<LatencyFigures, RawError> {
     let mut near = RoceSocket::bind(SocketAddr::new(here, 0), SocketOptions::default())?;
     let mut far = RoceSocket::bind(SocketAddr::new(there, 0), SocketOptions::default())?;
     let to = far.local_address();
     let warm_up = round_trips / 10 + 1;
     let finished = AtomicBool::new(false);
     thread::scope(|scope| {
-        let echoing = scope.spawn(|| echo(&mut far, &finished));
-        let result = bounce(&mut near, to, datagram_len, warm_up, round_trips.max(1));
+        let echoing = scope.spawn(|| echo(&mut far, &finished, waiting));
+        let result = bounce(&mut near, to, datagram_len, warm_up, round_trips.max(1), waiting);
         finished.store(true, Ordering::Release);
         echoing.join().expect("the echoing thread does not panic")?;
         result
@@ -184,13 +211,19 @@ pub fn ping_pong(
 }
 
 /// Sends back whatever comes.
-fn echo(socket: &mut RoceSocket, finished: &AtomicBool) -> Result<(), RawError> {
+fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: Waiting) -> Result<(), RawError> {
     let mut batch = Batch::new();
     let mut patience = Patience(0);
     while !finished.load(Ordering::Acquire) {
         socket.receive(&mut batch)?;
         patience = if batch.is_empty() { patience } else { Patience(0) };
-        patience.spin(PING_PONG_SPINS);
+        match waiting {
+            Waiting::Spin => patience.spin(PING_PONG_SPINS),
+            Waiting::Sleep if batch.is_empty() => {
+                wait(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
+            }
+            Waiting::Sleep => {}
+        }
         for datagram in batch.datagrams() {
             socket.send_run_to(datagram.source, 0, datagram.bytes.len(), datagram.bytes)?;
         }
@@ -204,6 +237,7 @@ fn bounce(
     datagram_len: usize,
     warm_up: usize,
     round_trips: usize,
+    waiting: Waiting,
 ) -> Result<LatencyFigures, RawError> {
     let mut batch = Batch::new();
     let ball = vec![0xa5; datagram_len.max(1)];
@@ -217,7 +251,12 @@ fn bounce(
             if !batch.is_empty() {
                 break;
             }
-            patience.spin(PING_PONG_SPINS);
+            match waiting {
+                Waiting::Spin => patience.spin(PING_PONG_SPINS),
+                Waiting::Sleep => {
+                    wait(&[socket.as_fd()], None)?;
+                }
+            }
         }
         if turn >= warm_up {
             times.push(begin.elapsed());

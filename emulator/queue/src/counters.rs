@@ -51,11 +51,11 @@ counters! {
     /// Requests refused for their key, bounds or rights.
     resp_remote_access_errors,
     /// Requests refused as nonsense.
-    req_remote_invalid_request,
+    resp_remote_invalid_request,
     /// NAK remote access received.
     req_remote_access_errors,
     /// NAK invalid request received.
-    resp_remote_invalid_request,
+    req_remote_invalid_request,
     /// NAK remote operational error received.
     req_remote_op_errors,
     /// Local length or protection errors of a responder.

@@ -1,0 +1,302 @@
+//! The embedded card: two devices in this process, a thread each.
+
+use super::table::Figure;
+use super::{Effort, Failure};
+use softhca::{
+    Access, CompletionQueue, Context, Device, MemoryRegion, Mtu, Path, ProtectionDomain, QpKind, QueuePair,
+    ReceiveRequest, SendRequest,
+};
+use softhca_udp::raw;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where bare sockets are measured.
+const RAW: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1))];
+
+/// What travels as one packet of path MTU 4096 without an extended header.
+const PACKET: usize = 4096 + 12 + 4;
+
+/// One benchmark.
+pub struct Benchmark {
+    pub name: &'static str,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Bandwidth(Verb),
+    Latency { blocking: bool },
+    Rate,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Verb {
+    Write,
+    Read,
+    Send,
+}
+
+/// Every benchmark, in the order in which they run.
+pub const BENCHMARKS: [Benchmark; 6] = [
+    Benchmark { name: "rc-write-1MiB", kind: Kind::Bandwidth(Verb::Write) },
+    Benchmark { name: "rc-read-1MiB", kind: Kind::Bandwidth(Verb::Read) },
+    Benchmark { name: "rc-send-1MiB", kind: Kind::Bandwidth(Verb::Send) },
+    Benchmark { name: "rc-send-64B-latency", kind: Kind::Latency { blocking: false } },
+    Benchmark { name: "rc-send-64B-blocking", kind: Kind::Latency { blocking: true } },
+    Benchmark { name: "rc-send-64B-rate", kind: Kind::Rate },
+];
+
+const MESSAGE: usize = 1 << 20;
+const SMALL: usize = 64;
+
+/// One side of the measured connection.
+struct Side {
+    _context: Context,
+    _domain: ProtectionDomain,
+    queue: CompletionQueue,
+    region: MemoryRegion,
+    pair: QueuePair,
+}
+
+impl Side {
+    fn new(depth: u32) -> Result<Side, Failure> {
+        let context = Device::embedded()?.open();
+        let domain = context.allocate_domain()?;
+        let queue = context.create_completion_queue(4 * depth)?;
+        let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        let region = domain.register(2 * MESSAGE, rights)?;
+        let pair = domain.queue_pair(QpKind::Rc, &queue).sends(depth).receives(2 * depth).create()?;
+        Ok(Side { _context: context, _domain: domain, queue, region, pair })
+    }
+
+    fn post_receive(&self, id: u64, length: usize) -> Result<(), Failure> {
+        let scatter = [self.region.entry(0, length as u32)];
+        Ok(self.pair.post_receive(&ReceiveRequest { id, scatter: &scatter })?)
+    }
+}
+
+fn connected(depth: u32) -> Result<[Side; 2], Failure> {
+    let sides = [Side::new(depth)?, Side::new(depth)?];
+    let path = Path { mtu: Mtu::B4096, ..Path::default() };
+    sides[0].pair.connect(&sides[1].pair.endpoint(), &path)?;
+    sides[1].pair.connect(&sides[0].pair.endpoint(), &path)?;
+    Ok(sides)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+impl Benchmark {
+    /// Measures the card and bare sockets in turns.
+    pub fn measure(&self, effort: Effort) -> Result<Figure, Failure> {
+        let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
+        for _ in 0..effort.rounds {
+            match self.kind {
+                Kind::Bandwidth(verb) => {
+                    let stream = raw::stream(RAW[0], RAW[1], PACKET, effort.round)?;
+                    raws.push(stream.gigabytes_per_second());
+                    values.push(bandwidth(verb, effort.round)?);
+                }
+                Kind::Latency { blocking } => {
+                    let count = (effort.round.as_micros() / 20) as usize;
+                    let bounce = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
+                    raws.push(micros(bounce(RAW[0], RAW[1], SMALL, count)?.median) / 2.0);
+                    let times = latency(blocking, count)?;
+                    values.push(micros(times[times.len() / 2]) / 2.0);
+                    tails.push(micros(times[times.len() * 99 / 100]) / 2.0);
+                }
+                Kind::Rate => {
+                    let stream = raw::stream(RAW[0], RAW[1], SMALL, effort.round)?;
+                    raws.push(stream.million_datagrams_per_second());
+                    values.push(rate(effort.round)?);
+                }
+            }
+        }
+        let (value, raw) = (median(values), median(raws));
+        let unit = match self.kind {
+            Kind::Bandwidth(_) => "GB/s",
+            Kind::Latency { .. } => "us",
+            Kind::Rate => "M/s",
+        };
+        let p99 = (!tails.is_empty()).then(|| median(tails));
+        Ok(Figure { name: self.name, mode: "embedded", unit, value, raw, ratio: value / raw, p99 })
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_nanos() as f64 / 1e3
+}
+
+/// Checks a completion.
+fn expect(completion: softhca::Completion) -> Result<(), Failure> {
+    match completion.status.is_success() {
+        true => Ok(()),
+        false => Err(format!("a work request ended with {}", completion.status.name()).into()),
+    }
+}
+
+/// Gigabytes a second of 1 MiB messages, sixteen outstanding.
+fn bandwidth(verb: Verb, round: Duration) -> Result<f64, Failure> {
+    const DEPTH: u32 = 16;
+    let [near, far] = connected(DEPTH)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let target = scope.spawn(|| -> Result<(), Failure> {
+            if verb == Verb::Send {
+                for id in 0..u64::from(2 * DEPTH) {
+                    far.post_receive(id, MESSAGE)?;
+                }
+            }
+            while !stop.load(Ordering::Relaxed) {
+                if let Some(completion) = far.queue.poll() {
+                    expect(completion)?;
+                    far.post_receive(0, MESSAGE)?;
+                }
+            }
+            Ok(())
+        });
+        let measured = (|| -> Result<f64, Failure> {
+            let entry = [near.region.entry(0, MESSAGE as u32)];
+            let remote = far.region.remote(0);
+            let post = || {
+                let request = match verb {
+                    Verb::Write => SendRequest::write(0, &entry, remote),
+                    Verb::Read => SendRequest::read(0, &entry, remote),
+                    Verb::Send => SendRequest::send(0, &entry),
+                };
+                near.pair.post(&request)
+            };
+            for _ in 0..DEPTH {
+                post()?;
+            }
+            // The first half of the window warms up.
+            let mut done = 0u64;
+            let mut start = Instant::now();
+            loop {
+                let Some(completion) = near.queue.poll() else { continue };
+                expect(completion)?;
+                post()?;
+                done += 1;
+                if done == u64::from(DEPTH) {
+                    start = Instant::now();
+                } else if done > u64::from(DEPTH) && start.elapsed() >= round {
+                    let bytes = (done - u64::from(DEPTH)) * MESSAGE as u64;
+                    return Ok(bytes as f64 / start.elapsed().as_nanos() as f64);
+                }
+            }
+        })();
+        stop.store(true, Ordering::Relaxed);
+        target.join().expect("the target does not panic")?;
+        measured
+    })
+}
+
+/// Sorted round trip times of 64 byte messages.
+fn latency(blocking: bool, count: usize) -> Result<Vec<Duration>, Failure> {
+    const DEPTH: u32 = 64;
+    let [near, far] = connected(DEPTH)?;
+    let next = |side: &Side| -> Result<(), Failure> {
+        loop {
+            let completion = match blocking {
+                true => side.queue.wait()?,
+                false => match side.queue.poll() {
+                    Some(completion) => completion,
+                    None => continue,
+                },
+            };
+            expect(completion)?;
+            if completion.operation.is_receive() {
+                return side.post_receive(0, SMALL);
+            }
+        }
+    };
+    let ball = |side: &Side| -> Result<(), Failure> {
+        let entry = [side.region.entry(0, SMALL as u32)];
+        Ok(side.pair.post(&SendRequest::send(1, &entry))?)
+    };
+    for side in [&near, &far] {
+        for _ in 0..DEPTH {
+            side.post_receive(0, SMALL)?;
+        }
+    }
+    let warm_up = count / 10 + 1;
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<(), Failure> {
+            for _ in 0..warm_up + count {
+                next(&far)?;
+                ball(&far)?;
+            }
+            Ok(())
+        });
+        let mut times = Vec::with_capacity(count);
+        for turn in 0..warm_up + count {
+            let start = Instant::now();
+            ball(&near)?;
+            next(&near)?;
+            if turn >= warm_up {
+                times.push(start.elapsed());
+            }
+        }
+        echo.join().expect("the echo does not panic")?;
+        times.sort_unstable();
+        Ok(times)
+    })
+}
+
+/// Million 64 byte messages a second.
+fn rate(round: Duration) -> Result<f64, Failure> {
+    const DEPTH: u32 = 1024;
+    let [near, far] = connected(DEPTH)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let target = scope.spawn(|| -> Result<(), Failure> {
+            for id in 0..u64::from(2 * DEPTH) {
+                far.post_receive(id, SMALL)?;
+            }
+            let mut batch = Vec::with_capacity(256);
+            while !stop.load(Ordering::Relaxed) {
+                batch.clear();
+                far.queue.poll_many(&mut batch);
+                for completion in &batch {
+                    expect(*completion)?;
+                    far.post_receive(0, SMALL)?;
+                }
+            }
+            Ok(())
+        });
+        let measured = (|| -> Result<f64, Failure> {
+            let entry = [near.region.entry(0, SMALL as u32)];
+            let requests = [SendRequest::send(0, &entry); 64];
+            let mut outstanding = 0u32;
+            let mut done = 0u64;
+            let mut start = Instant::now();
+            let mut batch = Vec::with_capacity(256);
+            loop {
+                while outstanding + 64 <= DEPTH {
+                    near.pair.post_all(&requests)?;
+                    outstanding += 64;
+                }
+                batch.clear();
+                near.queue.poll_many(&mut batch);
+                for completion in &batch {
+                    expect(*completion)?;
+                }
+                let before = done;
+                done += batch.len() as u64;
+                outstanding -= batch.len() as u32;
+                let warm_up = u64::from(DEPTH);
+                if before < warm_up && done >= warm_up {
+                    (start, done) = (Instant::now(), warm_up);
+                } else if done > warm_up && start.elapsed() >= round {
+                    return Ok((done - warm_up) as f64 * 1e3 / start.elapsed().as_nanos() as f64);
+                }
+            }
+        })();
+        stop.store(true, Ordering::Relaxed);
+        target.join().expect("the target does not panic")?;
+        measured
+    })
+}

@@ -1,0 +1,51 @@
+//! Figures for people and for programs.
+
+use serde::Serialize;
+
+/// One measured figure.
+#[derive(Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub name: &'static str,
+    /// On which card, or which peer.
+    pub mode: &'static str,
+    /// The unit of `value` and `raw`.
+    pub unit: &'static str,
+    /// What the card did.
+    pub value: f64,
+    /// What bare sockets did in between.
+    pub raw: f64,
+    /// `value / raw`.
+    pub ratio: f64,
+    /// The 99th percentile, for latencies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99: Option<f64>,
+}
+
+/// Prints figures as they come.
+pub struct Output {
+    json: bool,
+    any: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Output {
+        Output { json, any: false }
+    }
+
+    pub fn row(&mut self, figure: &Figure) {
+        if self.json {
+            println!("{}", serde_json::to_string(figure).expect("a figure is plain data"));
+            return;
+        }
+        if !self.any {
+            let heads = ["benchmark", "mode", "unit", "value", "raw", "ratio", "p99"];
+            let [name, mode, unit, value, raw, ratio, p99] = heads;
+            println!("{name:24} {mode:10} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
+        }
+        self.any = true;
+        let Figure { name, mode, unit, value, raw, ratio, p99 } = figure;
+        let p99 = p99.map_or(String::new(), |p99| format!("{p99:.2}"));
+        println!("{name:24} {mode:10} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
+    }
+}

@@ -1,0 +1,129 @@
+//! Which attributes each state transition of a queue pair needs and allows.
+
+use crate::{AttributeMask, Error, Modify, QpKind, State};
+use softhca_wire::Qpn;
+
+/// What a transition needs and what it allows besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// Attributes that must be given.
+    pub required: AttributeMask,
+    /// Attributes that may be given.
+    pub optional: AttributeMask,
+}
+
+/// The transition that a caller may ask for (IBA table 91), if there is one.
+pub fn transition(kind: QpKind, from: State, to: State) -> Option<Transition> {
+    use AttributeMask as M;
+    use QpKind as K;
+    use State::*;
+    let datagram = kind.is_datagram();
+    let connected = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    let migration = M::ALT_PATH | M::PATH_MIG_STATE;
+    let responder_rnr = if matches!(kind, K::Rc | K::XrcTarget) { M::MIN_RNR_TIMER } else { M::empty() };
+    let (required, optional) = match (from, to) {
+        (_, Reset | Error) => (M::empty(), M::empty()),
+        (Reset, Init) if kind == K::Gsi => (M::PKEY_INDEX | M::QKEY, M::PORT),
+        (Reset, Init) if datagram => (M::PKEY_INDEX | M::PORT | M::QKEY, M::empty()),
+        (Reset, Init) => (connected, M::empty()),
+        (Init, Init) if datagram => (M::empty(), M::PKEY_INDEX | M::PORT | M::QKEY),
+        (Init, Init) => (M::empty(), connected),
+        (Init, ReadyToReceive) if datagram => (M::empty(), M::PKEY_INDEX | M::QKEY),
+        (Init, ReadyToReceive) => {
+            let required = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+            let responder = match kind {
+                K::Rc | K::XrcTarget => M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+                _ => M::empty(),
+            };
+            (required | responder, M::ALT_PATH | M::ACCESS_FLAGS | M::PKEY_INDEX)
+        }
+        (ReadyToReceive, ReadyToSend) => {
+            let required = match kind {
+                K::Rc | K::XrcInitiator => {
+                    M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC
+                }
+                K::XrcTarget => M::TIMEOUT | M::SQ_PSN,
+                _ => M::SQ_PSN,
+            };
+            let optional = match datagram {
+                true => M::CUR_STATE | M::QKEY,
+                false => M::CUR_STATE | M::ACCESS_FLAGS | migration | responder_rnr,
+            };
+            (required, optional | M::RATE_LIMIT)
+        }
+        (ReadyToSend, ReadyToSend) | (SendQueueDrained, ReadyToSend) => match datagram {
+            true => (M::empty(), M::CUR_STATE | M::QKEY | M::RATE_LIMIT),
+            false => (M::empty(), M::CUR_STATE | M::ACCESS_FLAGS | migration | responder_rnr | M::RATE_LIMIT),
+        },
+        (SendQueueError, ReadyToSend) => match kind {
+            K::Ud | K::Gsi => (M::empty(), M::CUR_STATE | M::QKEY),
+            K::Uc => (M::empty(), M::CUR_STATE | M::ACCESS_FLAGS),
+            _ => return None,
+        },
+        (ReadyToSend, SendQueueDrained) => (M::empty(), M::EN_SQD_ASYNC_NOTIFY),
+        (SendQueueDrained, SendQueueDrained) => {
+            let common = M::AV | M::ACCESS_FLAGS | M::PKEY_INDEX | migration;
+            let optional = match kind {
+                K::Ud | K::Gsi => M::PKEY_INDEX | M::QKEY,
+                K::Uc => common,
+                K::Rc => {
+                    common
+                        | M::PORT
+                        | M::TIMEOUT
+                        | M::RETRY_CNT
+                        | M::RNR_RETRY
+                        | M::MAX_QP_RD_ATOMIC
+                        | M::MAX_DEST_RD_ATOMIC
+                        | M::MIN_RNR_TIMER
+                }
+                K::XrcInitiator => {
+                    common | M::PORT | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC
+                }
+                K::XrcTarget => common | M::PORT | M::TIMEOUT | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            };
+            (M::empty(), optional)
+        }
+        _ => return None,
+    };
+    Some(Transition { required, optional: optional | M::STATE })
+}
+
+/// Checks a change against the table and the ranges of its values.
+pub(crate) fn check(queue_pair: Qpn, kind: QpKind, from: State, modify: &Modify) -> Result<State, Error> {
+    if let Some(believed) = modify.current_state
+        && believed != from
+        // A send queue error comes by itself: the caller may not have seen it yet.
+        && !(believed == State::ReadyToSend && from == State::SendQueueError)
+    {
+        return Err(Error::Invalid { what: "current state", why: "the queue pair is in another state" });
+    }
+    let to = modify.state.unwrap_or(from);
+    let Some(Transition { required, optional }) = transition(kind, from, to) else {
+        return Err(Error::Transition { queue_pair, from, to });
+    };
+    let given = modify.mask();
+    let (missing, forbidden) = (required - given, given - required - optional);
+    // What is set when everything is torn down does not matter (IBA: "ignored").
+    let ignored = matches!(to, State::Reset | State::Error);
+    if !missing.is_empty() || !forbidden.is_empty() && !ignored {
+        return Err(Error::Attributes { queue_pair, from, to, missing, forbidden });
+    }
+    if modify.port.is_some_and(|port| port != 1) {
+        return Err(Error::Invalid { what: "port", why: "the card has one port, number 1" });
+    }
+    if modify.partition_index.is_some_and(|index| index != 0) {
+        return Err(Error::Invalid { what: "P_Key index", why: "the table has one entry, index 0" });
+    }
+    for (what, value, limit) in [
+        ("timeout", modify.timeout, 31),
+        ("retry count", modify.retry_count, 7),
+        ("RNR retry count", modify.rnr_retry, 7),
+        ("max_rd_atomic", modify.max_reads_out, crate::Limits::CARD.reads),
+        ("max_dest_rd_atomic", modify.max_reads_in, crate::Limits::CARD.reads),
+    ] {
+        if let Some(value) = value.filter(|value| *value > limit) {
+            return Err(Error::TooLarge { what, value: value.into(), limit: limit.into() });
+        }
+    }
+    Ok(to)
+}

@@ -1,0 +1,83 @@
+//! What resources are created with, and what may be known of them.
+
+use crate::{Attributes, CqId, PdId, QpKind, SrqId, State, XrcdId};
+use softhca_wire::{Psn, Qpn};
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInit {
+    /// What it is.
+    pub kind: QpKind,
+    /// Its protection domain; an XRC target has none of its own.
+    pub domain: Option<PdId>,
+    /// Where sends complete.
+    pub send_cq: Option<CqId>,
+    /// Where receives complete.
+    pub receive_cq: Option<CqId>,
+    /// Where receives come from, if not from its own queue.
+    pub shared_receive_queue: Option<SrqId>,
+    /// The domain of an XRC target.
+    pub xrc_domain: Option<XrcdId>,
+    /// Every send reports its success.
+    pub signal_all: bool,
+}
+
+/// What a shared receive queue is created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Its protection domain.
+    pub domain: PdId,
+    /// Raise an event when fewer receives than this wait; zero for none.
+    pub limit: u32,
+    /// Of XRC: where receives complete, and the domain that lets senders in.
+    pub extended: Option<(CqId, XrcdId)>,
+}
+
+/// Which of the two kinds of memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowKind {
+    /// Bound by a verb; the card chooses the key; any queue pair of the domain.
+    Type1,
+    /// Bound by a work request; the application chooses the key; one queue pair.
+    Type2,
+}
+
+/// What a caller may know of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpView {
+    /// Its number.
+    pub number: Qpn,
+    /// What it is.
+    pub kind: QpKind,
+    /// The state that it is in.
+    pub state: State,
+    /// What was set.
+    pub attributes: Attributes,
+    /// The next PSN that it sends.
+    pub next_psn: Psn,
+    /// The PSN that it expects.
+    pub expected_psn: Psn,
+    /// Work requests that were taken and have not completed.
+    pub outstanding: usize,
+    /// The send queue is draining and has not finished.
+    pub draining: bool,
+}
+
+/// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the names are those of every verbs text")]
+pub enum AsyncEvent {
+    CompletionQueueError(CqId),
+    QueuePairFatal(Qpn),
+    QueuePairRequestError(Qpn),
+    QueuePairAccessError(Qpn),
+    CommunicationEstablished(Qpn),
+    SendQueueDrained(Qpn),
+    LastWorkRequestReached(Qpn),
+    SharedReceiveQueueError(SrqId),
+    SharedReceiveQueueLimit(SrqId),
+    PortActive,
+    PortDown,
+    GidChange,
+    DeviceFatal,
+}

@@ -1,0 +1,118 @@
+//! Nothing is allocated per packet: counted by this binary's own allocator.
+
+#![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
+
+use softhca_engine::QpKind;
+use softhca_fabric::{Connection, QpOptions};
+use softhca_queue::{Operation, SendTrailer};
+use softhca_tests::pair::{Pair, Setup};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on unchanged to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // The slot is gone while a thread ends; nobody counts then.
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn allocations_of(act: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    act();
+    ALLOCATIONS.get() - before
+}
+
+#[test]
+fn the_counter_counts() {
+    assert!(allocations_of(|| drop(std::hint::black_box(Box::new(5)))) > 0);
+}
+
+/// One of each operation of the service, with messages of several packets.
+fn converse(pair: &mut Pair, kind: QpKind) {
+    let (a, b) = (pair.a, pair.b);
+    let size = if kind.is_datagram() { 900 } else { 5000 };
+    let gather = [a.sge(0, size / 2), a.sge(10_000, size / 2)];
+    for id in 0..4 {
+        pair.post_receive(id, 0, 6000);
+        pair.post(id, Operation::Send(SendTrailer::None), &gather);
+        if !kind.is_datagram() {
+            pair.post(id, Operation::Write { remote: b.remote(0), immediate: None }, &gather);
+        }
+        if kind.is_reliable() {
+            pair.post(id, Operation::Read { remote: b.remote(0) }, &gather);
+            pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &gather[..1]);
+        }
+    }
+    pair.world.run();
+    for end in [a, b] {
+        while let Some(done) = pair.on(end).poll(end.cq) {
+            assert!(done.status.is_success(), "{done:?}");
+        }
+    }
+}
+
+#[test]
+fn the_steady_path_allocates_nothing() {
+    for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::XrcInitiator] {
+        let mut pair = Setup::of(kind).build();
+        pair.world.observe(());
+        let warm = |pair: &mut Pair| (0..20).for_each(|_| converse(pair, kind));
+        warm(&mut pair);
+        let before = pair.counters(pair.a).sent_pkts + pair.counters(pair.b).sent_pkts;
+        let counted = allocations_of(|| warm(&mut pair));
+        let packets = pair.counters(pair.a).sent_pkts + pair.counters(pair.b).sent_pkts - before;
+        assert!(packets >= 80, "{kind:?}: {packets}");
+        assert_eq!(counted, 0, "{kind:?}: in {packets} packets");
+    }
+}
+
+/// What is looked at shows in the steps of the world; how long a look takes is the benchmark's to measure.
+#[test]
+fn ten_thousand_idle_queue_pairs_add_no_step_and_no_allocation_to_a_busy_one() {
+    let steps = |idle: usize| {
+        let mut pair = Pair::new();
+        pair.world.observe(());
+        let (a, b) = (pair.a, pair.b);
+        let options = QpOptions { sends: 1, receives: 1, entries: 1, inline: 0, ..QpOptions::default() };
+        for _ in 0..idle {
+            let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, options).unwrap();
+            let qb = pair.on(b).create_queue_pair(QpKind::Rc, b.domain, b.cq, options).unwrap();
+            pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
+        }
+        let mut work = || {
+            let mut steps = 0;
+            for id in 0..50 {
+                pair.post_write(id, 0, 0, 5000);
+                while pair.world.step() {
+                    steps += 1;
+                }
+                while pair.world.on(a.host).poll(a.cq).is_some() {}
+            }
+            steps
+        };
+        work();
+        let mut steps = 0;
+        let counted = allocations_of(|| steps = work());
+        (steps, counted)
+    };
+    let alone = steps(0);
+    assert_eq!(steps(10_000), alone);
+    assert_eq!(alone.1, 0);
+}

@@ -1,0 +1,259 @@
+//! Datagrams: addressing, Q_Keys, the GRH, multicast.
+
+use softhca_engine::{AddressVector, DropReason, Event, QpKind, State};
+use softhca_fabric::{HostId, QpOptions};
+use softhca_queue::{CompletionFlags, Datagram, Operation, Receive, SendTrailer, Sge};
+use softhca_tests::pair::{ALL, Pair, QUEUE_KEY, Setup, pattern};
+use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey};
+use std::net::{IpAddr, Ipv4Addr};
+
+fn ud() -> Pair {
+    Setup::of(QpKind::Ud).build()
+}
+
+#[test]
+fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    for length in [0, 1, 2, 3, 1024, 4095, 4096] {
+        let data = pattern(length.into(), length as usize);
+        pair.fill(a, 0, &data);
+        pair.post_receive(100, 0, 40 + length);
+        pair.post_send(1, 0, length);
+        pair.run();
+        assert_eq!(pair.outcomes(a), [(1, "success")]);
+        let received = pair.completions(b)[0];
+        assert_eq!((received.bytes, received.source, received.status.name()), (40 + length, a.qp, "success"));
+        assert_eq!(received.flags, CompletionFlags::GRH);
+        assert_eq!(pair.read(b, 40, length as usize), data);
+    }
+}
+
+#[test]
+fn the_grh_is_the_ipv4_header_in_its_second_half() {
+    let mut pair = ud();
+    let b = pair.b;
+    pair.fill(b, 0, &[9; 60]);
+    pair.post_receive(100, 0, 60);
+    pair.post_send(1, 0, 8);
+    pair.run();
+    let grh = pair.read(b, 0, 40);
+    // 20 (IP) + 8 (UDP) + 12 (BTH) + 8 (DETH) + 8 (data) + 4 (ICRC).
+    let header = [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17];
+    assert_eq!((&grh[..20], &grh[20..30]), (&[0; 20][..], &header[..]));
+    assert_eq!(grh[32..40], [10, 0, 0, 1, 10, 0, 0, 2]);
+}
+
+#[test]
+fn the_grh_is_the_ipv6_header() {
+    let mut pair = Setup::of(QpKind::Ud).ipv6().build();
+    let b = pair.b;
+    pair.post_receive(100, 0, 60);
+    pair.post_send(1, 0, 8);
+    pair.run();
+    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    let grh = pair.read(b, 0, 40);
+    assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
+    let address = |last| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+    assert_eq!((&grh[8..24], &grh[24..]), (&address(1)[..], &address(2)[..]));
+}
+
+#[test]
+fn connections_work_between_ipv6_addresses() {
+    for kind in [QpKind::Rc, QpKind::Uc] {
+        let mut pair = Setup::of(kind).ipv6().build();
+        let (a, b) = (pair.a, pair.b);
+        let data = pattern(1, 3000);
+        pair.fill(a, 0, &data);
+        pair.post_write(1, 0, 0, 3000);
+        pair.run();
+        assert_eq!(pair.outcomes(a), [(1, "success")]);
+        assert_eq!(pair.read(b, 0, 3000), data);
+    }
+}
+
+#[test]
+fn immediate_data_arrives() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 100);
+    pair.post(1, Operation::Send(SendTrailer::Immediate(0xabcd)), &[a.sge(0, 4)]);
+    pair.run();
+    let received = pair.completions(b)[0];
+    assert_eq!(received.immediate, 0xabcd);
+    assert_eq!(received.flags, CompletionFlags::GRH | CompletionFlags::IMMEDIATE);
+}
+
+#[test]
+fn a_controlled_queue_key_stands_for_the_senders_own() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 100);
+    let gather = [a.sge(0, 4)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+        request.datagram.queue_key = QueueKey(0x8000_0000);
+    });
+    pair.run();
+    assert_eq!(pair.outcomes(b), [(100, "success")]);
+}
+
+#[test]
+fn a_wrong_queue_key_takes_no_receive() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 100);
+    for key in [0, 0x1110, 0x1111_0000] {
+        let gather = [a.sge(0, 4)];
+        pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+            request.datagram.queue_key = QueueKey(key);
+        });
+    }
+    pair.post_send(2, 0, 4);
+    pair.run();
+    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    assert_eq!(pair.counters(b).rx_dropped, 3);
+}
+
+#[test]
+fn a_datagram_to_nobody_is_lost() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    let gather = [a.sge(0, 4)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+        request.datagram.queue_pair = Qpn::new(0x123);
+    });
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.counters(b).rx_dropped, 1);
+}
+
+#[test]
+fn psns_count_and_gaps_do_not_matter() {
+    let mut pair = ud();
+    let b = pair.b;
+    for id in 0..3 {
+        pair.post_receive(id, 0, 100);
+    }
+    let lose_second = softhca_fabric::Selector {
+        absolute_psn: Some(softhca_fabric::Span::exactly(1)),
+        ..softhca_fabric::Selector::default()
+    };
+    pair.lose(lose_second, 1);
+    for id in 0..3 {
+        pair.post_send(id, 0, 4);
+    }
+    pair.run();
+    assert_eq!(pair.outcomes(b), [(0, "success"), (1, "success")]);
+    let psns: Vec<_> = pair.packets().iter().map(|p| p.split(' ').nth(2).unwrap().to_owned()).collect();
+    assert_eq!(psns, ["0", "1", "2"]);
+}
+
+#[test]
+fn a_local_error_stops_the_send_queue_and_receives_go_on() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_send(1, 0, 4097);
+    pair.post_send(2, 0, 4);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-length"), (2, "flushed")]);
+    assert_eq!(pair.states(), ["SQE", "RTS"]);
+    // The other direction still works, and what is posted now is flushed.
+    let to = AddressVector::to(Gid::from(pair.world.host(a.host).address()));
+    let handle = pair.on(b).create_address_handle(b.domain, to).unwrap();
+    let scatter = [a.sge(0, 100)];
+    pair.on(a).post_receive(a.qp, &Receive { id: 50, scatter: &scatter }).unwrap();
+    let gather = [b.sge(0, 4)];
+    let mut request = softhca_queue::SendRequest::new(9, Operation::Send(SendTrailer::None), &gather);
+    request.datagram = Datagram { address_handle: handle.0, queue_pair: a.qp, queue_key: QUEUE_KEY };
+    pair.on(b).post_send(b.qp, &request).unwrap();
+    pair.post_send(3, 0, 4);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(3, "flushed"), (50, "success")]);
+    // And back to RTS it sends again.
+    pair.on(a).modify(a.qp, softhca_engine::Modify::default().state(State::ReadyToSend)).unwrap();
+    pair.post_receive(100, 0, 100);
+    pair.post_send(4, 0, 4);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(4, "success")]);
+}
+
+fn group() -> Gid {
+    Gid::from(IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3)))
+}
+
+/// Another datagram queue pair on a host, with a receive posted.
+fn member(pair: &mut Pair, host: HostId, key: QueueKey) -> (Qpn, softhca_engine::CqId) {
+    let mut verbs = pair.world.on(host);
+    let domain = verbs.allocate_domain().unwrap();
+    let cq = verbs.create_completion_queue(8).unwrap();
+    let qp = verbs.create_queue_pair(QpKind::Ud, domain, cq, QpOptions::default()).unwrap();
+    verbs.start_datagrams(qp, key, Psn::new(0)).unwrap();
+    let (region, address) = verbs.register(domain, 100, ALL).unwrap();
+    let scatter = [Sge { address, length: 100, key: LocalKey(region.0) }];
+    verbs.post_receive(qp, &Receive { id: 7, scatter: &scatter }).unwrap();
+    verbs.attach_multicast(qp, group()).unwrap();
+    (qp, cq)
+}
+
+fn send_to_group(pair: &mut Pair) {
+    let a = pair.a;
+    let handle = pair.on(a).create_address_handle(a.domain, AddressVector::to(group())).unwrap();
+    let gather = [a.sge(0, 4)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+        request.datagram.address_handle = handle.0;
+        request.datagram.queue_pair = Qpn::MULTICAST;
+    });
+    pair.run();
+}
+
+#[test]
+fn a_multicast_reaches_every_member_but_the_sender() {
+    let mut pair = ud();
+    let (a, b) = (pair.a, pair.b);
+    let members = [member(&mut pair, a.host, QUEUE_KEY), member(&mut pair, b.host, QUEUE_KEY)];
+    let stranger = member(&mut pair, b.host, QueueKey(5));
+    pair.on(a).attach_multicast(a.qp, group()).unwrap();
+    send_to_group(&mut pair);
+    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    for ((_, cq), host) in members.into_iter().zip([a.host, b.host]) {
+        let received = pair.world.on(host).poll_all(cq);
+        assert_eq!(received.iter().map(|c| (c.id, c.bytes, c.source)).collect::<Vec<_>>(), [(7, 44, a.qp)]);
+    }
+    assert_eq!(pair.world.on(b.host).poll_all(stranger.1), []);
+    let own = pair
+        .record
+        .borrow()
+        .events
+        .iter()
+        .filter(|(_, host, event)| {
+            *host == a.host && matches!(event, Event::PacketReceived { qp, .. } if *qp == a.qp)
+        })
+        .count();
+    assert_eq!(own, 0);
+}
+
+#[test]
+fn a_multicast_without_members_is_lost() {
+    let mut pair = ud();
+    let b = pair.b;
+    let (qp, cq) = member(&mut pair, b.host, QUEUE_KEY);
+    pair.on(b).detach_multicast(qp, group()).unwrap();
+    assert!(pair.on(b).detach_multicast(qp, group()).is_err());
+    send_to_group(&mut pair);
+    assert_eq!(pair.world.on(b.host).poll_all(cq), []);
+    let lost = pair.record.borrow().events.iter().any(|(_, host, event)| {
+        *host == b.host && matches!(event, Event::PacketDropped { reason: DropReason::NotAMember, .. })
+    });
+    assert!(lost);
+}
+
+#[test]
+fn only_datagram_queue_pairs_and_multicast_addresses_make_members() {
+    let mut pair = Pair::new();
+    let a = pair.a;
+    assert!(pair.on(a).attach_multicast(a.qp, group()).is_err());
+    let mut pair = ud();
+    let a = pair.a;
+    let single = Gid::from(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
+    assert!(pair.on(a).attach_multicast(a.qp, single).is_err());
+}

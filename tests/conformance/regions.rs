@@ -1,0 +1,207 @@
+//! Regions: bounds, rights, re-registration, zero-based addresses.
+
+use softhca_engine::{Error, Modify, State};
+use softhca_queue::{Access, Operation, RemoteAddress, Sge};
+use softhca_tests::pair::{ALL, Pair, pattern};
+use softhca_wire::{LocalKey, RemoteKey};
+
+fn write_to(pair: &mut Pair, address: u64, key: RemoteKey, length: u32) -> &'static str {
+    let a = pair.a;
+    let remote = RemoteAddress { address, key };
+    pair.post(1, Operation::Write { remote, immediate: None }, &[a.sge(0, length)]);
+    pair.run();
+    pair.outcomes(a)[0].1
+}
+
+#[test]
+fn the_first_and_the_last_byte_belong_to_a_region_and_their_neighbours_do_not() {
+    for (offset, length, outcome) in [
+        (0i64, 1u32, "success"),
+        (99, 1, "success"),
+        (0, 100, "success"),
+        (-1, 1, "remote-access"),
+        (100, 1, "remote-access"),
+        (1, 100, "remote-access"),
+        (0, 101, "remote-access"),
+    ] {
+        let mut pair = Pair::new();
+        let b = pair.b;
+        let (key, base) = pair.on(b).register(b.domain, 100, ALL).unwrap();
+        let address = base.wrapping_add_signed(offset);
+        assert_eq!(write_to(&mut pair, address, key, length), outcome, "{offset}+{length}");
+    }
+}
+
+#[test]
+fn an_address_that_wraps_around_is_outside() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    assert_eq!(write_to(&mut pair, u64::MAX - 3, b.key, 8), "remote-access");
+}
+
+#[test]
+fn nothing_is_checked_and_nothing_written_when_there_is_nothing_to_write() {
+    let mut pair = Pair::new();
+    assert_eq!(write_to(&mut pair, 0x1234, RemoteKey(0x7777_7777), 0), "success");
+}
+
+#[test]
+fn a_zero_based_region_counts_from_zero() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    let (key, base) = pair.on(b).register(b.domain, 100, ALL | Access::ZERO_BASED).unwrap();
+    assert_eq!(base, 0);
+    let data = pattern(1, 50);
+    pair.fill(a, 0, &data);
+    assert_eq!(write_to(&mut pair, 50, key, 50), "success");
+    assert_eq!(pair.on(b).read(key, 50, 50), data);
+    assert_eq!(write_to(&mut pair, 51, key, 50), "remote-access");
+}
+
+#[test]
+fn re_registration_gives_a_new_key_and_the_old_one_is_refused() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    let new = pair.on(b).reregister(b.key, |region| region.access = read_only).unwrap();
+    assert_ne!(new, b.key);
+    assert_eq!(new.0 >> 8, b.key.0 >> 8, "the number stays, the variant changes");
+    let a = pair.a;
+    let remote = RemoteAddress { address: b.base, key: new };
+    pair.post(1, Operation::Read { remote }, &[a.sge(0, 8)]);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "remote-access");
+}
+
+#[test]
+fn re_registration_can_move_a_region_to_another_domain() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let other = pair.on(b).allocate_domain().unwrap();
+    let new = pair.on(b).reregister(b.key, |region| region.domain = other).unwrap();
+    assert_eq!(write_to(&mut pair, b.base, new, 8), "remote-access");
+    assert!(matches!(pair.on(b).free_domain(other), Err(Error::Busy { .. })));
+}
+
+#[test]
+fn a_deregistered_key_is_refused_locally_and_remotely() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    pair.on(b).deregister(b.key).unwrap();
+    assert!(matches!(pair.on(b).deregister(b.key), Err(Error::NotFound { .. })));
+    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "remote-access");
+    let mut pair = Pair::new();
+    pair.on(a).deregister(a.key).unwrap();
+    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "local-protection");
+}
+
+#[test]
+fn a_key_that_was_freed_does_not_come_back_with_the_next_region() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    let (old, _) = pair.on(b).register(b.domain, 64, ALL).unwrap();
+    pair.on(b).deregister(old).unwrap();
+    for _ in 0..100 {
+        let (new, _) = pair.on(b).register(b.domain, 64, ALL).unwrap();
+        assert_ne!(new, old);
+        pair.on(b).deregister(new).unwrap();
+    }
+}
+
+#[test]
+fn remote_write_needs_local_write() {
+    let mut pair = Pair::new();
+    let b = pair.b;
+    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        assert!(matches!(pair.on(b).register(b.domain, 64, access), Err(Error::Invalid { .. })));
+    }
+    pair.on(b).register(b.domain, 64, Access::REMOTE_READ).unwrap();
+}
+
+#[test]
+fn a_list_of_32_entries_is_gathered_and_scattered_in_order() {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    let data = pattern(3, 32 * 33);
+    let (mut gather, mut scatter, mut at) = (Vec::new(), Vec::new(), 0usize);
+    // Pieces of 2 to 64 bytes that lie in the opposite order in memory, and a receive cut elsewhere.
+    for piece in 0..32usize {
+        let length = (piece + 1) * 2;
+        let place = 50_000 - 100 * piece as u64;
+        pair.fill(a, place, &data[at..at + length]);
+        gather.push(a.sge(place, length as u32));
+        scatter.push(b.sge(90_000 - 100 * piece as u64, 33));
+        at += length;
+    }
+    pair.post_receive_into(100, &scatter);
+    pair.post(1, Operation::Send(softhca_queue::SendTrailer::None), &gather);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    for piece in 0..32usize {
+        let found = pair.read(b, 90_000 - 100 * piece as u64, 33);
+        assert_eq!(found, data[piece * 33..(piece + 1) * 33], "piece {piece}");
+    }
+    pair.post(2, Operation::Read { remote: b.remote(90_000) }, &gather[..8]);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(2, "success")]);
+}
+
+#[test]
+fn a_list_with_one_bad_entry_sends_nothing() {
+    let mut pair = Pair::new();
+    let a = pair.a;
+    let bad = Sge { address: 0, length: 1, key: LocalKey(0x5555_5555) };
+    pair.post(1, Operation::Send(softhca_queue::SendTrailer::None), &[a.sge(0, 2000), bad]);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-protection")]);
+    assert_eq!(pair.packets(), Vec::<String>::new());
+}
+
+#[test]
+fn domains_and_regions_in_use_cannot_go() {
+    let mut pair = Pair::new();
+    let a = pair.a;
+    assert!(matches!(pair.on(a).free_domain(a.domain), Err(Error::Busy { .. })));
+    pair.on(a).modify(a.qp, Modify::default().state(State::Reset)).unwrap();
+    pair.on(a).destroy_queue_pair(a.qp).unwrap();
+    assert!(matches!(pair.on(a).free_domain(a.domain), Err(Error::Busy { .. })));
+    pair.on(a).deregister(a.key).unwrap();
+    pair.on(a).free_domain(a.domain).unwrap();
+}
+
+#[test]
+fn a_region_that_goes_while_it_is_sent_from_is_a_local_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let a = pair.a;
+    pair.post_write(1, 0, 0, 100_000);
+    pair.post_write(2, 0, 0, 8);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(a).deregister(a.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-protection"), (2, "flushed")]);
+    assert_eq!(pair.states(), ["ERR", "RTS"]);
+}
+
+#[test]
+fn a_region_that_goes_while_it_is_written_to_is_a_remote_access_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_write(1, 0, 0, 100_000);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(b).deregister(b.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "remote-access")]);
+    assert_eq!(pair.states(), ["ERR", "ERR"]);
+}
+
+#[test]
+fn a_region_that_goes_while_a_read_fills_it_is_a_local_error() {
+    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let a = pair.a;
+    pair.post_read(1, 0, 0, 100_000);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.on(a).deregister(a.key).unwrap();
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "local-protection")]);
+}

@@ -1,0 +1,86 @@
+//! Extended reliable connections: the request names the receiver's shared queue.
+
+use softhca_engine::{QpKind, SrqInit};
+use softhca_queue::{Operation, Receive, SendTrailer};
+use softhca_tests::pair::{Pair, Setup, pattern};
+
+fn xrc() -> Pair {
+    Setup::of(QpKind::XrcInitiator).build()
+}
+
+#[test]
+fn every_operation_works() {
+    let mut pair = xrc();
+    let (a, b) = (pair.a, pair.b);
+    let data = pattern(1, 3000);
+    pair.fill(a, 0, &data);
+    pair.fill(b, 50_000, &data);
+    pair.post_receive(100, 0, 3000);
+    pair.post_receive(101, 0, 0);
+    pair.post_send(1, 0, 3000);
+    pair.post_write(2, 0, 10_000, 3000);
+    pair.post_read(3, 50_000, 50_000, 3000);
+    pair.post(4, Operation::FetchAdd { remote: b.remote(60_000), add: 3 }, &[a.sge(60_000, 8)]);
+    pair.post(
+        5,
+        Operation::CompareSwap { remote: b.remote(60_000), compare: 3, swap: 9 },
+        &[a.sge(60_008, 8)],
+    );
+    pair.post(6, Operation::Write { remote: b.remote(20_000), immediate: Some(8) }, &[a.sge(0, 2000)]);
+    pair.run();
+    let done: Vec<_> = (1..=6).map(|id| (id, "success")).collect();
+    assert_eq!(pair.outcomes(a), done);
+    assert_eq!(pair.outcomes(b), [(100, "success"), (101, "success")]);
+    for (end, place) in [(b, 0), (b, 10_000), (a, 50_000)] {
+        assert_eq!(pair.read(end, place, 3000), data);
+    }
+    assert_eq!(pair.read(b, 60_000, 8), 9u64.to_ne_bytes());
+}
+
+#[test]
+fn one_connection_serves_several_shared_queues() {
+    let mut pair = xrc();
+    let (a, b) = (pair.a, pair.b);
+    let attributes = pair.on(b).create_completion_queue(8).unwrap();
+    let domain = softhca_engine::XrcdId(1);
+    let init = SrqInit { domain: b.domain, limit: 0, extended: Some((attributes, domain)) };
+    let other = pair.on(b).create_shared_receive_queue(init, 8, 1).unwrap();
+    let scatter = [b.sge(5000, 100)];
+    pair.on(b).post_shared_receive(other, &Receive { id: 200, scatter: &scatter }).unwrap();
+    pair.post_receive(100, 0, 100);
+    pair.post_send(1, 0, 10);
+    let gather = [a.sge(0, 20)];
+    pair.post_with(2, Operation::Send(SendTrailer::None), &gather, |r| r.shared_receive_queue = other.0);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 10)]);
+    let second = pair.on(b).poll_all(attributes);
+    assert_eq!(second.iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(200, 20)]);
+}
+
+#[test]
+fn a_queue_of_another_domain_is_refused() {
+    let mut pair = xrc();
+    let (a, b) = (pair.a, pair.b);
+    let foreign = pair.on(b).open_xrc_domain().unwrap();
+    let init = SrqInit { domain: b.domain, limit: 0, extended: Some((b.cq, foreign)) };
+    let other = pair.on(b).create_shared_receive_queue(init, 8, 1).unwrap();
+    let gather = [a.sge(0, 20)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |r| r.shared_receive_queue = other.0);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "remote-invalid-request")]);
+    assert_eq!(pair.states(), ["ERR", "ERR"]);
+}
+
+#[test]
+fn an_error_leaves_the_shared_queue_to_others() {
+    let mut pair = xrc();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_receive(100, 0, 10);
+    pair.post_receive(101, 0, 10);
+    pair.post_send(1, 0, 11);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "remote-invalid-request")]);
+    assert_eq!(pair.outcomes(b), [(100, "local-length")]);
+    assert_eq!(pair.raised(b), Vec::<&str>::new());
+}

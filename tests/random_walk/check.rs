@@ -1,0 +1,216 @@
+//! Compares what became of a walk with the model.
+
+use crate::model::{GRH, Lane};
+use crate::play::{Outcome, Play};
+use crate::walk::{Verb, Walk};
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+use softhca_engine::{Recovery, State};
+use softhca_fabric::Action;
+use softhca_queue::{Completion, Status};
+
+/// Whether requests may fail that nothing is wrong with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Demand {
+    /// Every request succeeds.
+    Success,
+    /// Requests fail, but in the right way.
+    Order,
+}
+
+type Verdict = Result<(), TestCaseError>;
+
+/// Checks every lane of a reliable walk.
+pub fn check_reliable(walk: &Walk, demand: Demand) -> Verdict {
+    let mut play = Play::new(walk);
+    play.run();
+    for index in 0..play.lanes.len() {
+        let outcome = play.outcome(index);
+        let lane = &play.lanes[index];
+        // What is wrong in one direction ends the other one sooner or later, and who refused something does
+        // not say so again when its answer is lost.
+        let is_lossless =
+            walk.troubles.iter().all(|trouble| matches!(trouble.action, Action::Duplicate { .. }));
+        let is_ended = play.lanes[index ^ 1].flawed().is_some() || lane.flawed().is_some() && !is_lossless;
+        let demand = if is_ended { Demand::Order } else { demand };
+        check_lane(walk, index, lane, &outcome, demand)
+            .map_err(|error| TestCaseError::fail(format!("lane {index}: {error}")))?;
+    }
+    Ok(())
+}
+
+fn check_lane(walk: &Walk, index: usize, lane: &Lane, outcome: &Outcome, demand: Demand) -> Verdict {
+    let done = check_sends(lane, outcome)?;
+    if demand == Demand::Success {
+        let wanted = lane.flawed().unwrap_or(lane.deeds.len());
+        prop_assert_eq!(done, wanted, "{:?}", outcome.sends);
+        let wanted = lane.deeds.get(wanted);
+        prop_assert_eq!(outcome.reached, wanted.map_or(lane.packets(), |deed| deed.first));
+        let failed =
+            outcome.sends.iter().map(|completion| completion.status).find(|status| !status.is_success());
+        prop_assert_eq!(failed, wanted.and_then(|deed| deed.failure));
+    }
+    let acknowledged = lane.deeds[..done].last().map_or(0, |deed| deed.end());
+    prop_assert!(acknowledged <= outcome.reached, "a request succeeded that was not executed");
+    // Going back to the start of a message forgets it, not what it has stored.
+    let touched = outcome.stored.iter().map(|(psn, _)| psn + 1).max().unwrap_or(0);
+    let reached = outcome.reached.max(touched);
+    let effect = lane.after(index, |psn| psn < reached);
+    prop_assert!(outcome.target == effect.target, "the target is not what the model says");
+    check_receives(lane, outcome, &lane.after(index, |psn| psn < outcome.reached).received)?;
+    check_once(walk, lane, outcome)?;
+    for deed in lane.deeds[..done].iter().filter(|deed| deed.request.verb != Verb::Send) {
+        for (at, length) in &deed.pieces {
+            let range = *at as usize..*at as usize + *length as usize;
+            prop_assert!(
+                outcome.sender[range.clone()] == effect.sender[range],
+                "{:?} brought other bytes",
+                deed
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Successes in order, then one failure, then everything else flushed in order. Returns the successes.
+fn check_sends(lane: &Lane, outcome: &Outcome) -> Result<usize, TestCaseError> {
+    let sends = &outcome.sends;
+    let failure = sends.iter().find(|completion| !completion.status.is_success());
+    let done = failure.map_or(lane.deeds.len(), |completion| completion.id as usize);
+    let signalled = (0..done).filter(|number| lane.deeds[*number].request.signalled);
+    let expected: Vec<u64> = signalled.chain(done..lane.deeds.len()).map(|number| number as u64).collect();
+    let found: Vec<u64> = sends.iter().map(|completion| completion.id).collect();
+    prop_assert_eq!(found, expected, "{:?} {:?}", sends, outcome.sender_state);
+    for completion in sends {
+        let allowed: &[Status] = match completion.id as usize {
+            id if id < done => &[Status::Success],
+            id if id == done => match lane.deeds[id].failure {
+                Some(Status::LocalProtection) => {
+                    &[Status::LocalProtection, Status::RetryExceeded, Status::Flushed]
+                }
+                Some(_) => &[Status::RemoteAccess, Status::RetryExceeded, Status::Flushed],
+                None => &[Status::RetryExceeded, Status::Flushed],
+            },
+            _ => &[Status::Flushed],
+        };
+        prop_assert!(allowed.contains(&completion.status), "{:?}", completion);
+    }
+    if failure.is_some() {
+        prop_assert_eq!(outcome.sender_state, State::Error);
+    }
+    Ok(done)
+}
+
+/// Every executed message took the next receive; what remains is flushed in order if the queue pair failed.
+fn check_receives(lane: &Lane, outcome: &Outcome, received: &[(usize, Vec<u8>)]) -> Verdict {
+    let flushed = match outcome.receiver_state {
+        State::Error => lane.receives,
+        _ => received.len(),
+    };
+    let ids: Vec<u64> = outcome.receives.iter().map(|completion| completion.id).collect();
+    prop_assert_eq!(ids, (0..flushed as u64).collect::<Vec<_>>(), "{:?}", outcome.receives);
+    for (number, completion) in outcome.receives.iter().enumerate() {
+        match received.get(number) {
+            Some((deed, data)) => check_received(lane, outcome, completion, *deed, data, 0)?,
+            None => prop_assert_eq!(completion.status, Status::Flushed),
+        }
+    }
+    Ok(())
+}
+
+fn check_received(
+    lane: &Lane,
+    outcome: &Outcome,
+    completion: &Completion,
+    deed: usize,
+    data: &[u8],
+    header: u32,
+) -> Verdict {
+    let deed = &lane.deeds[deed];
+    prop_assert_eq!(completion.status, Status::Success);
+    prop_assert_eq!(completion.bytes, deed.length + header);
+    prop_assert_eq!(completion.immediate, deed.immediate.unwrap_or(0));
+    let at = completion.id as usize * lane.room as usize + header as usize;
+    prop_assert!(outcome.inbox[at..at + data.len()] == *data, "{:?} received other bytes", completion);
+    Ok(())
+}
+
+/// Nothing is stored twice, and everything in the order of PSNs. Going back to the start of a message
+/// stores its parts again, but never after its end.
+fn check_once(walk: &Walk, lane: &Lane, outcome: &Outcome) -> Verdict {
+    let stored = &outcome.stored;
+    if walk.recovery == Recovery::GoBack0 {
+        for deed in &lane.deeds {
+            let (last, range) = (deed.end() - 1, deed.first..deed.end());
+            let Some(end) = stored.iter().position(|(psn, _)| *psn == last) else { continue };
+            let later = stored[end..].iter().filter(|(psn, _)| *psn != last && range.contains(psn));
+            prop_assert_eq!(later.count(), 0, "{:?} was executed again", deed);
+        }
+        return Ok(());
+    }
+    for pair in stored.windows(2) {
+        let ((earlier, at), (later, next)) = (pair[0], pair[1]);
+        prop_assert!(earlier < later || earlier == later && at < next, "{:?}", pair);
+    }
+    Ok(())
+}
+
+/// Unreliable connections: whole messages or nothing of their completion, once, in order.
+pub fn check_unreliable(walk: &Walk) -> Verdict {
+    let mut play = Play::new(walk);
+    play.run();
+    for index in 0..play.lanes.len() {
+        let outcome = play.outcome(index);
+        let lane = &play.lanes[index];
+        prop_assert_eq!(check_sends(lane, &outcome)?, lane.deeds.len());
+        prop_assert_eq!(outcome.receiver_state, State::ReadyToSend);
+        check_once(walk, lane, &outcome)?;
+        let executed = |psn| outcome.stored.iter().any(|(stored, _)| *stored == psn);
+        let effect = lane.after(index, executed);
+        prop_assert!(outcome.target == effect.target, "the target is not what the packets carried");
+        let delivered = check_delivered(lane, &outcome, 0, index)?;
+        prop_assert!(delivered.is_sorted_by(|a, b| a < b), "{:?}", delivered);
+    }
+    Ok(())
+}
+
+/// Datagrams: each at most once unless the cable copied it, in order unless the cable changed that.
+pub fn check_datagrams(walk: &Walk) -> Verdict {
+    let mut play = Play::new(walk);
+    play.run();
+    let is_straight = |action: &Action| !matches!(action, Action::Reorder { .. } | Action::Delay { .. });
+    for index in 0..play.lanes.len() {
+        let outcome = play.outcome(index);
+        let lane = &play.lanes[index];
+        prop_assert_eq!(check_sends(lane, &outcome)?, lane.deeds.len());
+        let delivered = check_delivered(lane, &outcome, GRH, index)?;
+        for deed in 0..lane.deeds.len() {
+            let times = delivered.iter().filter(|number| **number == deed).count() as u64;
+            prop_assert!(times <= 1 + outcome.copies, "{} was delivered {} times", deed, times);
+        }
+        if walk.troubles.iter().all(|trouble| is_straight(&trouble.action)) {
+            prop_assert!(delivered.is_sorted(), "{:?}", delivered);
+        }
+    }
+    Ok(())
+}
+
+/// The requests that took a receive, in the order of their completions.
+fn check_delivered(
+    lane: &Lane,
+    outcome: &Outcome,
+    header: u32,
+    index: usize,
+) -> Result<Vec<usize>, TestCaseError> {
+    let sender = lane.sender(index);
+    let mut delivered = Vec::new();
+    for (number, completion) in outcome.receives.iter().enumerate() {
+        prop_assert_eq!(completion.id, number as u64);
+        let deed = completion.immediate as usize - 1;
+        let is_send = lane.deeds[deed].request.verb == Verb::Send;
+        let data = if is_send { lane.data(&lane.deeds[deed], &sender) } else { Vec::new() };
+        check_received(lane, outcome, completion, deed, &data, header)?;
+        delivered.push(deed);
+    }
+    Ok(delivered)
+}

@@ -1,0 +1,272 @@
+//! Lets our card take the part of one of the two rxe hosts of a capture.
+
+use crate::dialogue::{Dialogue, Packet};
+use softhca_engine::{AddressVector, CqId, PdId, QpKind, Recovery, Settings, WindowKind};
+use softhca_fabric::{Connection, HostId, Line, QpOptions, World};
+use softhca_queue::{
+    BindWindow, Datagram, Operation, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
+};
+use softhca_tests::pair::{ALL, Record, Recorder};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Syndrome, Trailer};
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What a capture does not tell about its queue pairs, or tells only through a refusal.
+#[derive(Clone, Copy, Default)]
+pub struct Priming {
+    /// The responder expects another PSN than the first one that comes.
+    pub expected: Option<u32>,
+    pub mtu: Option<Mtu>,
+    /// Bytes of a receive.
+    pub room: Option<u32>,
+    /// A region that ends too early: key, first and last byte.
+    pub short: Option<(u32, u64, u64)>,
+    /// The key is that of a window.
+    pub window: Option<u32>,
+    /// The responder is gone.
+    pub gone: bool,
+    /// How often the requester tries again when no receive is posted.
+    pub rnr_retry: Option<u8>,
+}
+
+/// Our card in a world where the other host only exists as an address.
+struct Stage {
+    world: World,
+    record: Rc<RefCell<Record>>,
+    host: HostId,
+    ghost: HostId,
+    domain: PdId,
+    cq: CqId,
+    qp: Qpn,
+}
+
+impl Stage {
+    fn new(dialogue: &Dialogue, (address, number): (IpAddr, Qpn), ghost: IpAddr) -> Stage {
+        let mut world = World::new(1);
+        let record = Rc::new(RefCell::new(Record::default()));
+        world.observe(Recorder(record.clone()));
+        // rxe asks for an acknowledgement with the 66th packet since the last time.
+        let settings = Settings { recovery: Recovery::GoBackN, ack_request_every: 66, ..Settings::default() };
+        let host = world.add_host_at("we", address, settings);
+        let ghost = world.add_host_at("rxe", ghost, settings);
+        world.add_cable(host, ghost, Line::default());
+        let mut verbs = world.on(host);
+        let domain = verbs.allocate_domain().unwrap();
+        let cq = verbs.create_completion_queue(4096).unwrap();
+        let options = QpOptions { sends: 256, receives: 256, ..QpOptions::default() };
+        let qp =
+            verbs.create_queue_pair_with(dialogue.kind, domain, [cq, cq], options, Some(number)).unwrap();
+        Stage { world, record, host, ghost, domain, cq, qp }
+    }
+
+    fn connect(&mut self, dialogue: &Dialogue, priming: Priming, peer: Qpn, mtu: Mtu, psns: [Psn; 2]) {
+        let mut verbs = self.world.on(self.host);
+        if dialogue.kind == QpKind::Ud {
+            return verbs.start_datagrams(self.qp, dialogue.queue_key(), psns[0]).unwrap();
+        }
+        let min_rnr_timer = dialogue.rnr_timer().unwrap_or(RnrTimer::new(12));
+        let rnr_retry = priming.rnr_retry.unwrap_or(7);
+        let connection = Connection { mtu, min_rnr_timer, rnr_retry, ..Connection::default() };
+        verbs.connect(self.qp, (self.ghost, peer), &connection, psns).unwrap();
+    }
+
+    /// Registers memory of our own choice for the data of the application.
+    fn register(&mut self, length: u64) -> (RemoteKey, u64) {
+        self.world.on(self.host).register(self.domain, length.max(1), ALL).unwrap()
+    }
+
+    fn sent(&self) -> Vec<Packet> {
+        self.record.borrow().sent.iter().map(|(_, frame)| Packet::new(frame.clone())).collect()
+    }
+}
+
+/// Feeds the requests of a capture to our card and returns its replies.
+pub fn respond(dialogue: &Dialogue, priming: Priming) -> Vec<Packet> {
+    let Dialogue { requester, responder, .. } = dialogue;
+    let mut stage = Stage::new(dialogue, *responder, requester.0);
+    let expected = priming.expected.map_or(dialogue.first_psn(), Psn::new);
+    let mtu = priming.mtu.unwrap_or(dialogue.mtu());
+    stage.connect(dialogue, priming, requester.1, mtu, [Psn::new(0), expected]);
+    let window = register_named(&mut stage, dialogue, priming);
+    let room = priming.room.unwrap_or(1 << 20);
+    let (key, base) = stage.register(u64::from(room));
+    let scatter = [Sge { address: base, length: room, key: LocalKey(key.0) }];
+    if priming.gone {
+        stage.world.on(stage.host).destroy_queue_pair(stage.qp).unwrap();
+    }
+    let mut missing = dialogue.rnr_naks();
+    let mut given = HashSet::new();
+    for packet in dialogue.requests() {
+        let psn = packet.psn();
+        if takes_receive(packet) && !priming.gone && !given.contains(&psn) {
+            match missing.get_mut(&psn).filter(|count| **count > 0) {
+                Some(count) => *count -= 1,
+                None => {
+                    given.insert(psn);
+                    let receive = Receive { id: 0, scatter: &scatter };
+                    stage.world.on(stage.host).post_receive(stage.qp, &receive).unwrap();
+                }
+            }
+        }
+        let mut frame = packet.frame.clone();
+        if let (Some(theirs), Some(ours)) = (priming.window, window) {
+            replace(&mut frame.bytes, theirs, ours.0);
+            Icrc::seal(&frame.envelope, &mut frame.bytes);
+        }
+        stage.world.inject(stage.host, frame);
+    }
+    stage.sent()
+}
+
+/// Whether a packet is the one that takes a receive.
+fn takes_receive(packet: &Packet) -> bool {
+    let opcode = packet.header.bth.opcode;
+    match packet.operation() {
+        softhca_wire::Operation::Send => opcode.position().starts(),
+        _ => packet.header.immediate.is_some(),
+    }
+}
+
+/// Registers what the requests name, with the bytes that rxe's memory held.
+fn register_named(stage: &mut Stage, dialogue: &Dialogue, priming: Priming) -> Option<RemoteKey> {
+    let mut regions = dialogue.regions();
+    if let Some((key, from, to)) = priming.short {
+        regions.insert(RemoteKey(key), (from, to));
+    }
+    let memory = dialogue.memory();
+    let mut window = None;
+    for (key, (from, to)) in regions {
+        let mut verbs = stage.world.on(stage.host);
+        // A window needs a region under another key.
+        let region = if priming.window == Some(key.0) { RemoteKey(0x7f00) } else { key };
+        verbs.register_as(stage.domain, from, to - from, ALL, region).unwrap();
+        for (address, byte) in memory.range(from..to) {
+            verbs.write(region, *address, &[*byte]);
+        }
+        if priming.window == Some(key.0) {
+            let unbound = verbs.allocate_window(stage.domain, WindowKind::Type2).unwrap();
+            let bind = BindWindow {
+                window: unbound,
+                new_key: unbound,
+                region: LocalKey(region.0),
+                address: from,
+                length: to - from,
+                access: ALL & !softhca_queue::Access::WINDOW_BIND,
+            };
+            verbs.post_send(stage.qp, &SendRequest::new(0, Operation::BindWindow(bind), &[])).unwrap();
+            let bound = verbs.poll(stage.cq).expect("a bind completes at once");
+            assert!(bound.status.is_success(), "{bound:?}");
+            window = Some(unbound);
+        }
+    }
+    window
+}
+
+/// Puts our key in the place of theirs.
+fn replace(bytes: &mut [u8], theirs: u32, ours: u32) {
+    let (theirs, ours) = (theirs.to_be_bytes(), ours.to_be_bytes());
+    if let Some(at) = bytes.windows(4).position(|window| window == theirs) {
+        bytes[at..at + 4].copy_from_slice(&ours);
+    }
+}
+
+/// A message of a capture as the work request that made it.
+struct Message {
+    operation: Operation,
+    flags: SendFlags,
+    data: Vec<u8>,
+    /// Bytes that come back.
+    back: u32,
+    datagram: Option<(Qpn, QueueKey)>,
+}
+
+/// Posts the work requests of a capture to our card, feeds it the replies, and returns the first
+/// transmission of each request, and how the work requests ended.
+pub fn request(dialogue: &Dialogue, priming: Priming) -> (Vec<Packet>, Vec<&'static str>) {
+    let Dialogue { requester, responder, .. } = dialogue;
+    let mut stage = Stage::new(dialogue, *requester, responder.0);
+    stage.connect(dialogue, priming, responder.1, dialogue.mtu(), [dialogue.first_psn(), Psn::new(0)]);
+    let destination = Gid::from(responder.0);
+    let vector = AddressVector::to(destination);
+    let handle = stage.world.on(stage.host).create_address_handle(stage.domain, vector).unwrap().0;
+    for message in messages(dialogue) {
+        let length = message.data.len() as u32 + message.back;
+        let (key, base) = stage.register(u64::from(length));
+        let gather = [Sge { address: base, length, key: LocalKey(key.0) }];
+        let mut request = SendRequest::new(0, message.operation, &gather);
+        request.flags |= message.flags;
+        if let Some((queue_pair, queue_key)) = message.datagram {
+            request.datagram = Datagram { address_handle: handle, queue_pair, queue_key };
+        }
+        let mut verbs = stage.world.on(stage.host);
+        verbs.write(key, base, &message.data);
+        verbs.post_send(stage.qp, &request).unwrap();
+    }
+    for packet in dialogue.replies() {
+        // A receiver that is not ready again was asked again, after the wait that it imposed before.
+        if let Some(Syndrome::RnrNak(timer)) = packet.header.aeth.map(|aeth| aeth.syndrome) {
+            stage.world.run_for(Duration::from_nanos(timer.nanoseconds()));
+        }
+        stage.world.inject(stage.host, packet.frame.clone());
+    }
+    // What was never answered runs out of tries.
+    stage.world.run_for(Duration::from_secs(10));
+    let mut seen = HashSet::new();
+    let mut sent = stage.sent();
+    sent.retain(|packet| seen.insert(packet.psn()));
+    let completions = stage.world.on(stage.host).poll_all(stage.cq);
+    (sent, completions.iter().map(|completion| completion.status.name()).collect())
+}
+
+/// The work requests that made the requests of a capture.
+fn messages(dialogue: &Dialogue) -> Vec<Message> {
+    let mut messages: Vec<Message> = Vec::new();
+    for packet in dialogue.distinct() {
+        let header = &packet.header;
+        let opcode = header.bth.opcode;
+        let reth = header.reth.map(|reth| RemoteAddress { address: reth.address, key: reth.key });
+        let atomic = header.atomic.map(|eth| (RemoteAddress { address: eth.address, key: eth.key }, eth));
+        if opcode.position().starts() {
+            let operation = match (packet.operation(), reth, atomic) {
+                (softhca_wire::Operation::Write, Some(remote), _) => {
+                    Operation::Write { remote, immediate: None }
+                }
+                (softhca_wire::Operation::ReadRequest, Some(remote), _) => Operation::Read { remote },
+                (softhca_wire::Operation::CompareSwap, _, Some((remote, eth))) => {
+                    Operation::CompareSwap { remote, compare: eth.compare, swap: eth.swap_or_add }
+                }
+                (softhca_wire::Operation::FetchAdd, _, Some((remote, eth))) => {
+                    Operation::FetchAdd { remote, add: eth.swap_or_add }
+                }
+                _ => Operation::Send(SendTrailer::None),
+            };
+            let back = match operation {
+                Operation::Read { .. } => header.reth.map_or(0, |reth| reth.length),
+                Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
+                _ => 0,
+            };
+            let datagram = header.deth.map(|deth| (header.bth.destination, deth.queue_key));
+            let flags = SendFlags::empty();
+            messages.push(Message { operation, flags, data: Vec::new(), back, datagram });
+        }
+        let message = messages.last_mut().expect("a message starts with its start");
+        message.data.extend(&packet.payload);
+        message.flags.set(SendFlags::SOLICITED, header.bth.solicited);
+        match (opcode.trailer(), &mut message.operation) {
+            (Trailer::Immediate, Operation::Send(trailer)) => {
+                *trailer = SendTrailer::Immediate(header.immediate.expect("immediate data").0);
+            }
+            (Trailer::Immediate, Operation::Write { immediate, .. }) => {
+                *immediate = header.immediate.map(|immediate| immediate.0);
+            }
+            (Trailer::Invalidate, Operation::Send(trailer)) => {
+                *trailer = SendTrailer::Invalidate(RemoteKey(header.ieth.expect("a key").0));
+            }
+            _ => {}
+        }
+    }
+    messages
+}
