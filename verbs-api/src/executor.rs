@@ -331,12 +331,11 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     waker.wake_by_ref();
     loop {
-        if main.queued.swap(false, Ordering::AcqRel) {
-            if let Poll::Ready(value) =
+        if main.queued.swap(false, Ordering::AcqRel)
+            && let Poll::Ready(value) =
                 executor.enter(|| future.as_mut().poll(&mut Context::from_waker(&waker)))
-            {
-                return value;
-            }
+        {
+            return value;
         }
         match executor.poll_one() {
             Ok(true) => continue,
