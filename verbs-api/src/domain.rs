@@ -4,8 +4,8 @@ use crate::backend::Backend;
 use crate::memory::Block;
 use crate::region::{MemoryRegion, MemoryWindow};
 use crate::{
-    Access, AddressVector, CompletionQueue, Context, Error, QpKind, QueuePair, QueuePairBuilder,
-    SharedReceiveQueue, WindowKind, XrcDomain,
+    Access, AddressVector, CompletionQueue, Context, Error, QpKind, QueuePairBuilder, SharedReceiveQueue,
+    WindowKind, XrcDomain,
 };
 use softhca_engine::{AhId, PdId};
 use std::ptr::NonNull;
@@ -80,12 +80,6 @@ impl ProtectionDomain {
         entries: usize,
     ) -> Result<SharedReceiveQueue, Error> {
         SharedReceiveQueue::new(self, receives, entries, Some((xrc_domain, queue)))
-    }
-
-    /// Creates the receiving end of an XRC connection, in RESET. Its peer may reach the memory of this
-    /// domain and the shared receive queues of the XRC domain.
-    pub fn create_xrc_target(&self, xrc_domain: &XrcDomain) -> Result<QueuePair, Error> {
-        QueuePairBuilder::xrc_target(self, xrc_domain).create()
     }
 
     /// Creates an address handle.

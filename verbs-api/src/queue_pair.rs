@@ -2,8 +2,9 @@
 
 use crate::backend::{NewQueuePair, Sizes};
 use crate::{
-    Access, AddressVector, CompletionQueue, Error, Gid, Modify, Mtu, ProtectionDomain, Psn, QpKind, QpView,
-    Qpn, QueueKey, ReceiveRequest, Rendezvous, RnrTimer, SendRequest, SharedReceiveQueue, State, XrcDomain,
+    Access, AddressVector, CompletionQueue, Context, Error, Gid, Modify, Mtu, ProtectionDomain, Psn, QpKind,
+    QpView, Qpn, QueueKey, ReceiveRequest, Rendezvous, RnrTimer, SendRequest, SharedReceiveQueue, State,
+    XrcDomain,
 };
 use parking_lot::Mutex;
 use softhca_engine::QpInit;
@@ -93,7 +94,8 @@ struct Queues {
 
 /// A queue pair that is about to be created.
 pub struct QueuePairBuilder {
-    domain: ProtectionDomain,
+    context: Context,
+    domain: Option<ProtectionDomain>,
     kind: QpKind,
     queues: Queues,
     sizes: Sizes,
@@ -103,7 +105,8 @@ pub struct QueuePairBuilder {
 impl QueuePairBuilder {
     pub(crate) fn new(domain: &ProtectionDomain, kind: QpKind, queue: &CompletionQueue) -> QueuePairBuilder {
         QueuePairBuilder {
-            domain: domain.clone(),
+            context: domain.inner.context.clone(),
+            domain: Some(domain.clone()),
             kind,
             queues: Queues {
                 send: Some(queue.clone()),
@@ -116,9 +119,10 @@ impl QueuePairBuilder {
         }
     }
 
-    pub(crate) fn xrc_target(domain: &ProtectionDomain, xrc_domain: &XrcDomain) -> QueuePairBuilder {
+    pub(crate) fn xrc_target(context: &Context, xrc_domain: &XrcDomain) -> QueuePairBuilder {
         QueuePairBuilder {
-            domain: domain.clone(),
+            context: context.clone(),
+            domain: None,
             kind: QpKind::XrcTarget,
             queues: Queues { xrc_domain: Some(xrc_domain.clone()), ..Queues::default() },
             sizes: Sizes { sends: 0, receives: 0, entries: 0, inline: 0 },
@@ -172,7 +176,7 @@ impl QueuePairBuilder {
     pub fn create(self) -> Result<QueuePair, Error> {
         let init = QpInit {
             kind: self.kind,
-            domain: Some(self.domain.inner.id),
+            domain: self.domain.as_ref().map(|domain| domain.inner.id),
             send_cq: self.queues.send.as_ref().map(CompletionQueue::id),
             receive_cq: self.queues.receive.as_ref().map(CompletionQueue::id),
             shared_receive_queue: self.queues.shared.as_ref().map(SharedReceiveQueue::id),
@@ -180,11 +184,12 @@ impl QueuePairBuilder {
             signal_all: self.signal_all,
         };
         let NewQueuePair { number, send, receive } =
-            self.domain.inner.backend.create_queue_pair(init, self.sizes)?;
-        let psn = Psn::new(self.domain.inner.backend.random() as u32);
+            self.context.backend.create_queue_pair(init, self.sizes)?;
+        let psn = Psn::new(self.context.backend.random() as u32);
         Ok(QueuePair {
             inner: Arc::new(Inner {
-                domain: self.domain,
+                context: self.context,
+                _domain: self.domain,
                 kind: self.kind,
                 number,
                 psn,
@@ -203,7 +208,9 @@ pub struct QueuePair {
 }
 
 struct Inner {
-    domain: ProtectionDomain,
+    context: Context,
+    /// What its work requests name lives in it; an XRC target has none.
+    _domain: Option<ProtectionDomain>,
     kind: QpKind,
     number: Qpn,
     psn: Psn,
@@ -226,18 +233,18 @@ impl QueuePair {
 
     /// What a peer must know to connect.
     pub fn endpoint(&self) -> Endpoint {
-        let gid = self.inner.domain.inner.context.gid(0).unwrap_or_default();
+        let gid = self.inner.context.gid(0).unwrap_or_default();
         Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
     }
 
     /// Changes attributes and state. The error names what is missing or not allowed.
     pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
-        self.inner.domain.inner.backend.modify_queue_pair(self.inner.number, modify)
+        self.inner.context.backend.modify_queue_pair(self.inner.number, modify)
     }
 
     /// What it is doing.
     pub fn query(&self) -> Result<QpView, Error> {
-        self.inner.domain.inner.backend.query_queue_pair(self.inner.number)
+        self.inner.context.backend.query_queue_pair(self.inner.number)
     }
 
     /// The state that it is in.
@@ -323,7 +330,7 @@ impl QueuePair {
             }
         }
         ring.publish();
-        self.inner.domain.inner.backend.ring(self.inner.number, &ring);
+        self.inner.context.backend.ring(self.inner.number, &ring);
         Ok(())
     }
 
@@ -335,25 +342,25 @@ impl QueuePair {
         if ring.publish()
             && let Some(send) = &self.inner.send
         {
-            self.inner.domain.inner.backend.ring(self.inner.number, &send.lock());
+            self.inner.context.backend.ring(self.inner.number, &send.lock());
         }
         Ok(())
     }
 
     /// Makes a datagram queue pair a member of a multicast group.
     pub fn attach_multicast(&self, group: Gid) -> Result<(), Error> {
-        self.inner.domain.inner.backend.attach_multicast(self.inner.number, group)
+        self.inner.context.backend.attach_multicast(self.inner.number, group)
     }
 
     /// Takes it out of a multicast group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
-        self.inner.domain.inner.backend.detach_multicast(self.inner.number, group)
+        self.inner.context.backend.detach_multicast(self.inner.number, group)
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.destroy_queue_pair(self.number);
+        let _ = self.context.backend.destroy_queue_pair(self.number);
     }
 }
 

@@ -1,7 +1,6 @@
 //! Extended reliable connections: one connection per host reaches many shared receive queues.
 
-use crate::backend::Backend;
-use crate::{Context, Error};
+use crate::{Context, Error, QueuePair, QueuePairBuilder};
 use softhca_engine::XrcdId;
 use std::sync::Arc;
 
@@ -13,15 +12,21 @@ pub struct XrcDomain {
 }
 
 struct Inner {
-    backend: Arc<dyn Backend>,
+    context: Context,
     id: XrcdId,
 }
 
 impl XrcDomain {
     pub(crate) fn new(context: &Context) -> Result<XrcDomain, Error> {
-        let backend = context.backend.clone();
-        let id = backend.open_xrc_domain()?;
-        Ok(XrcDomain { inner: Arc::new(Inner { backend, id }) })
+        let id = context.backend.open_xrc_domain()?;
+        Ok(XrcDomain { inner: Arc::new(Inner { context: context.clone(), id }) })
+    }
+
+    /// Creates the receiving end of a connection, in RESET. Its peer, a queue pair of kind `XrcInitiator`,
+    /// names a shared receive queue of this domain in every request, one-sided ones too: what it may reach is
+    /// the memory of that queue's protection domain.
+    pub fn create_target(&self) -> Result<QueuePair, Error> {
+        QueuePairBuilder::xrc_target(&self.inner.context, self).create()
     }
 
     pub(crate) fn id(&self) -> XrcdId {
@@ -32,6 +37,6 @@ impl XrcDomain {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Every queue of the domain holds a handle: none is left.
-        let _ = self.backend.close_xrc_domain(self.id);
+        let _ = self.context.backend.close_xrc_domain(self.id);
     }
 }

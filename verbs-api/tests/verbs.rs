@@ -191,7 +191,7 @@ fn a_shared_receive_queue_serves_two_pairs_and_tells_its_limit(devices: [Device;
 fn an_extended_connection_reaches_the_queue_that_the_sender_names(devices: [Device; 2]) {
     let [a, b] = [End::new(&devices[0], QpKind::XrcInitiator), End::new(&devices[1], QpKind::Rc)];
     let xrc_domain = b.context.open_xrc_domain().unwrap();
-    let target = b.domain.create_xrc_target(&xrc_domain).unwrap();
+    let target = xrc_domain.create_target().unwrap();
     let queues = [1, 2].map(|id| {
         let completions = b.context.create_completion_queue(8).unwrap();
         let shared = b.domain.create_xrc_shared_receive_queue(&xrc_domain, &completions, 8, 1).unwrap();
@@ -207,8 +207,10 @@ fn an_extended_connection_reaches_the_queue_that_the_sender_names(devices: [Devi
         assert_eq!((received.status, received.bytes), (Status::Success, 10));
         assert_eq!(b.region.read_at(received.id * 64, 10), b"to a queue");
     }
-    // One-sided operations work on the domain of the target.
-    a.pair.post(&SendRequest::write(2, &[a.region.entry(0, 8)], b.region.remote(0))).unwrap();
+    // One-sided operations name a queue too: its protection domain is what they may reach.
+    let entry = [a.region.entry(0, 8)];
+    let request = SendRequest::write(2, &entry, b.region.remote(0));
+    a.pair.post(&request.to_shared_receive_queue(queues[0].1.number())).unwrap();
     a.succeed();
     drop((xrc_domain, b.domain));
     assert_eq!(target.state().unwrap(), State::ReadyToSend);
