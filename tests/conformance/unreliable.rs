@@ -73,15 +73,30 @@ fn a_lost_whole_message_is_not_noticed() {
 }
 
 #[test]
-fn a_copy_of_a_packet_is_dropped_and_its_message_goes_on() {
+fn a_duplicate_in_the_middle_breaks_its_message() {
     let mut pair = uc();
     let b = pair.b;
     pair.rule(requests(Span::exactly(1)), Repeat::times(1), Action::Duplicate { copies: 1 });
     pair.post_receive(100, 0, 4000);
     pair.post_send(1, 0, 3000);
+    pair.post_send(2, 0, 10);
     pair.run();
-    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 3000)]);
-    assert_eq!(pair.counters(b).rx_dropped, 1);
+    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 10)]);
+}
+
+#[test]
+fn a_copy_of_a_whole_message_is_another_message() {
+    let mut pair = uc();
+    let b = pair.b;
+    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
+    pair.post_receive(100, 0, 100);
+    pair.post_receive(101, 0, 100);
+    pair.post_send(1, 0, 10);
+    pair.run();
+    assert_eq!(
+        pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(),
+        [(100, 10), (101, 10)]
+    );
 }
 
 #[test]

@@ -96,7 +96,7 @@ proptest! {
     }
 
     #[test]
-    fn an_unreliable_connection_delivers_whole_messages_once_and_in_order(
+    fn an_unreliable_connection_delivers_whole_messages_and_once_if_they_stay_in_line(
         walk in any_weather().prop_flat_map(|weather| any_walk(QpKind::Uc, Recovery::Fatal, weather)),
     ) {
         check_unreliable(&walk)?;

@@ -22,13 +22,10 @@ impl QueuePair {
         self.note_established(ctx);
         let (operation, position) = (packet.opcode.operation(), packet.opcode.position());
         let expected = self.inbound.expected;
-        // A packet from the past is a copy, or was overtaken: taking it would deliver twice or out of order.
-        if packet.psn.is_before(expected) {
-            return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
-        }
         self.inbound.expected = packet.psn.plus(1);
         if position.starts() {
-            // A message that starts ends whatever was open; its receive serves this one.
+            // A message that starts ends whatever was open, at any PSN; its receive serves this one. A copy that
+            // the network made of an ONLY packet is therefore a message of its own, as on every UC responder.
             if self.inbound.open.take().is_some() {
                 let reason = DropReason::UnreliableGap { expected };
                 ctx.tell(Event::PacketDropped { qp: self.number, packet: None, reason });
