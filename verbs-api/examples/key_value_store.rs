@@ -1,19 +1,25 @@
 //! A key-value store whose clients read it with one-sided READs: `cargo run --example key_value_store`.
 //!
 //! The server's application changes values while clients read them; its CPU serves no read. How does a reader
-//! know that what it read is whole, and not half old and half new? Each slot carries its version twice, before
-//! and after the value. The server makes the first version odd, changes the value, then makes both the next
-//! even number. A reader that finds an odd version, or two that differ, reads again.
+//! know that what it read is whole, and not half old and half new? Each slot has a version. The server makes it
+//! odd, changes the value, and makes it the next even number. A reader asks for the version, the slot, and the
+//! version again: a connection serves READs in their order, so if both versions are the same even number,
+//! nothing changed in between.
+//!
+//! Two versions around the value and one READ of it all would not do: in which order the bytes of one READ are
+//! fetched is the card's business.
 
 use softhca::{
-    Access, CompletionQueue, Device, Error, MemoryRegion, Path, QpKind, QueuePair, RemoteAddress, SendRequest,
+    Access, CompletionQueue, Device, Error, MemoryRegion, Path, QpKind, QueuePair, RemoteAddress, SendFlags,
+    SendRequest,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-/// A slot: version, key, value, version again.
+/// A slot: version, key, value.
 const VALUE: usize = 48;
-const SLOT: u64 = 8 + 8 + VALUE as u64 + 8;
+const SLOT: u64 = 8 + 8 + VALUE as u64;
 const SLOTS: u64 = 64;
 
 /// The server's side: plain stores to its own registered memory.
@@ -30,11 +36,10 @@ impl Store {
     fn put(&self, key: u64, value: &[u8; VALUE]) {
         let at = Store::slot(key);
         let version = self.table.load(at);
-        // Odd: a change is under way. Eight aligned bytes are written at once, and in order.
+        // Odd: a change is under way. Eight aligned bytes are written at once, and writes keep their order.
         self.table.write_at(at, &(version + 1).to_ne_bytes());
         self.table.write_at(at + 8, &key.to_ne_bytes());
         self.table.write_at(at + 16, value);
-        self.table.write_at(at + 16 + VALUE as u64, &(version + 2).to_ne_bytes());
         self.table.write_at(at, &(version + 2).to_ne_bytes());
     }
 }
@@ -45,28 +50,43 @@ struct Client {
     queue: CompletionQueue,
     buffer: MemoryRegion,
     table: RemoteAddress,
-    /// Reads that met a change and were made again.
-    torn: u64,
+    /// How often a read met a change and was made again.
+    retries: u64,
 }
 
 impl Client {
-    /// One READ of the whole slot, and again if the server was just changing it.
+    /// Version, slot, version: three READs in one batch, and again if the server was just changing the slot.
     fn get(&mut self, key: u64) -> Result<Option<[u8; VALUE]>, Error> {
+        let remote = RemoteAddress { address: self.table.address + Store::slot(key), ..self.table };
+        let [before, slot, after] =
+            [(0, 8), (8, SLOT as u32), (8 + SLOT, 8)].map(|(at, length)| [self.buffer.entry(at, length)]);
         loop {
-            let remote = RemoteAddress { address: self.table.address + Store::slot(key), ..self.table };
-            self.pair.post(&SendRequest::read(key, &[self.buffer.entry(0, SLOT as u32)], remote))?;
+            // Only the last reports: when it is done, those before it are.
+            self.pair.post_all(&[
+                SendRequest::read(1, &before, remote).flags(SendFlags::empty()),
+                SendRequest::read(2, &slot, remote).flags(SendFlags::empty()),
+                SendRequest::read(3, &after, remote),
+            ])?;
             let completion = self.queue.wait()?;
             assert!(completion.status.is_success(), "READ: {:?}", completion.status);
-            let slot = self.buffer.read_at(0, SLOT as usize);
-            let word = |at: usize| u64::from_ne_bytes(slot[at..at + 8].try_into().expect("eight bytes"));
-            let (before, after) = (word(0), word(16 + VALUE));
-            if before != after || before % 2 == 1 {
-                self.torn += 1;
+            let (version, again) = (self.buffer.load(0), self.buffer.load(8 + SLOT));
+            if version != again || version % 2 == 1 {
+                self.retries += 1;
                 continue;
             }
-            let value = slot[16..16 + VALUE].try_into().expect("the size of a value");
-            return Ok((before > 0 && word(8) == key).then_some(value));
+            let found = version > 0 && self.buffer.load(16) == key;
+            let value = self.buffer.read_at(24, VALUE).try_into().expect("the size of a value");
+            return Ok(found.then_some(value));
         }
+    }
+}
+
+/// Tells the writer to stop, however the reader ends.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -82,21 +102,23 @@ fn main() -> Result<(), Error> {
     let queue = client.create_completion_queue(4)?;
     let pair = client_domain.queue_pair(QpKind::Rc, &queue).create()?;
     pair.connect_both(&listening, &Path::default())?;
-    let buffer = client_domain.register(SLOT as usize, Access::LOCAL_WRITE)?;
+    let buffer = client_domain.register(SLOT as usize + 16, Access::LOCAL_WRITE)?;
     // The client knows the table by address and key: in real life the server sends them once.
-    let mut client = Client { pair, queue, buffer, table: table.remote(0), torn: 0 };
+    let mut client = Client { pair, queue, buffer, table: table.remote(0), retries: 0 };
 
     let store = Store { table };
     store.put(1, &[b'a'; VALUE]);
     println!("key 1: {:?}", client.get(1)?.map(|value| value[0] as char));
     println!("key 2: {:?}", client.get(2)?);
 
-    // One thread changes key 1 without a pause while the client reads it: every value that it sees is whole.
+    // A thread changes key 1 all the time while the client reads it: every value that the client gets is whole.
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             for letter in (b'a'..=b'z').cycle().take_while(|_| !stop.load(Ordering::Relaxed)) {
                 store.put(1, &[letter; VALUE]);
+                thread::sleep(Duration::from_micros(20));
             }
         });
         let reads = 2000;
@@ -104,8 +126,7 @@ fn main() -> Result<(), Error> {
             let value = client.get(1)?.expect("key 1 is there");
             assert!(value.iter().all(|byte| *byte == value[0]), "a torn value: {value:?}");
         }
-        stop.store(true, Ordering::Relaxed);
-        println!("{reads} reads, every value whole; {} reads met a change and were made again", client.torn);
+        println!("{reads} reads, every value whole; {} met a change and were made again", client.retries);
         Ok(())
     })
 }

@@ -59,17 +59,21 @@ impl Block {
         }
     }
 
+    /// Fetches bytes, in any order among themselves, before whatever the caller reads next.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         let from = self.at(offset, into.len())?;
         // SAFETY: `from` has as many bytes as `into`, and `into` is ours alone.
         unsafe { copy(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        fence(Ordering::Acquire);
         Ok(())
     }
 
-    /// Stores bytes such that the last eight become visible after all others: programs spin on the last one.
+    /// Stores bytes after whatever the caller wrote before, and such that the last eight become visible after
+    /// all others: programs spin on the last one.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
         let to = self.at(offset, from.len())?;
         let head = from.len().saturating_sub(8);
+        fence(Ordering::Release);
         // SAFETY: `to` has as many bytes as `from`, which nobody writes meanwhile.
         unsafe {
             copy(from.as_ptr(), to.as_ptr(), head);

@@ -70,7 +70,7 @@ impl MemoryRegion {
         RemoteAddress { address: self.inner.base + offset, key: self.remote_key() }
     }
 
-    /// Copies bytes in.
+    /// Copies bytes in. Whoever sees them sees what this thread wrote before.
     ///
     /// # Panics
     /// If they do not fit, as with a slice.

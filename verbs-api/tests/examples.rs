@@ -1,7 +1,8 @@
 //! Every example runs to its end.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// The example's program, which Cargo builds beside the tests.
 fn program(name: &str) -> PathBuf {
@@ -13,7 +14,16 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn output(name: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program(name)).args(arguments).output().expect("the example starts");
+    let mut command = Command::new(program(name));
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("the example starts");
+    // What they print fits a pipe, so that waiting first is fine; one that hangs is ended and shown.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().expect("the example's state").is_none() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let output = child.wait_with_output().expect("the example's output");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{name} {arguments:?}: {}\n{text}{errors}", output.status);
@@ -40,7 +50,7 @@ fn a_pingpong_runs_as_two_processes() {
     let client = || Command::new(program("rc_pingpong")).args(["127.0.0.1", "-n", "20", "-p", port]).output();
     // The server needs a moment until it listens.
     let done = (0..50).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100));
         client().is_ok_and(|output| output.status.success())
     });
     if !done {
