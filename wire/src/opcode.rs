@@ -151,7 +151,7 @@ struct Row {
 }
 
 /// The lower five bits. Not every service has every row: see [`Service::defines`].
-static TABLE: [Option<Row>; 32] = {
+const TABLE: [Option<Row>; 32] = {
     use Operation as O;
     use Position::*;
     use Trailer as T;
@@ -296,6 +296,26 @@ static MEANINGS: [Meaning; 256] = {
     meanings
 };
 
+const UNDEFINED: u8 = 0xff;
+
+/// Where [`BY_PARTS`] has the combination.
+const fn place(operation: Operation, position: Position, trailer: Trailer) -> usize {
+    (operation as usize * 4 + position as usize) * 3 + trailer as usize
+}
+
+/// The lower five bits of each combination: the table turned round.
+static BY_PARTS: [u8; 11 * 4 * 3] = {
+    let mut low = [UNDEFINED; 11 * 4 * 3];
+    let mut index = 0;
+    while index < TABLE.len() {
+        if let Some(row) = &TABLE[index] {
+            low[place(row.operation, row.position, row.trailer)] = index as u8;
+        }
+        index += 1;
+    }
+    low
+};
+
 /// A defined opcode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Opcode(u8);
@@ -322,10 +342,10 @@ impl Opcode {
         }
         // A middle or first packet has no trailer of its own: the message's trailer comes at its end.
         let trailer = if position.ends() { trailer } else { Trailer::None };
-        let low = TABLE.iter().position(|row| {
-            row.is_some_and(|r| (r.operation, r.position, r.trailer) == (operation, position, trailer))
-        })? as u8;
-        Opcode::from_byte(service as u8 | low)
+        match BY_PARTS[place(operation, position, trailer)] {
+            UNDEFINED => None,
+            low => Opcode::from_byte(service as u8 | low),
+        }
     }
 
     /// Every defined opcode, in numerical order.

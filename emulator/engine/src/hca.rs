@@ -355,29 +355,32 @@ impl QueuePair {
         buffer: &mut [u8],
         most: usize,
     ) -> Option<Run> {
-        let mut run: Option<Run> = None;
+        let mut run =
+            Run { envelope: self.envelope, segment: 0, count: 0, bytes: 0, queue_pair: self.number };
         let mut most = most;
         self.replies_last = !self.replies_last;
-        loop {
-            let used = run.map_or(0, |run| run.bytes);
-            let Some(plan) = self.plan(card, ctx) else { return run };
-            let count = run.map_or(0, |run| run.count);
+        while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
-            if run.is_none() {
+            if run.count == 0 {
+                run.envelope = plan.envelope;
                 most = most.min(gate.packets(plan.envelope.destination, largest));
                 if most == 0 {
                     self.park(card, plan.envelope.destination);
                     return None;
                 }
             }
-            if count == most || used + largest > buffer.len() {
+            if run.count == most || run.bytes + largest > buffer.len() {
+                self.wake(card);
                 break;
             }
-            let at = used + plan.header.emit(&mut buffer[used..]);
+            let at = run.bytes + plan.header.emit(&mut buffer[run.bytes..]);
             let (payload, pad) = (plan.payload as usize, usize::from(plan.header.bth.pad));
             let end = at + payload + pad + ICRC_LEN;
-            let size = end - used;
-            if run.is_some_and(|run| size > run.segment || plan.envelope != run.envelope) {
+            let size = end - run.bytes;
+            // The packets of a connected queue pair all go the same way.
+            let elsewhere = self.kind.is_datagram() && plan.envelope != run.envelope;
+            if run.count > 0 && (size > run.segment || elsewhere) {
+                self.wake(card);
                 break;
             }
             if !self.fill(card, ctx, &plan, &mut buffer[at..at + payload]) {
@@ -389,15 +392,17 @@ impl QueuePair {
             } else {
                 self.note_request_sent(card, ctx, &plan);
             }
-            let segment = run.map_or(size, |run| run.segment);
-            let (envelope, queue_pair) = (plan.envelope, self.number);
-            run = Some(Run { envelope, segment, count: count + 1, bytes: end, queue_pair });
-            if size < segment {
+            if run.count == 0 {
+                run.segment = size;
+            }
+            run.count += 1;
+            run.bytes = end;
+            if size < run.segment {
+                self.wake(card);
                 break;
             }
         }
-        self.wake(card);
-        run
+        (run.count > 0).then_some(run)
     }
 
     /// Waits until the driver may send to `destination`.

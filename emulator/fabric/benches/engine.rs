@@ -207,8 +207,7 @@ fn resident_bytes() -> usize {
 fn main() {
     // For instruction counts: valgrind --tool=callgrind target/release/deps/engine-… profile
     if std::env::args().any(|argument| argument == "profile") {
-        rounds(Mtu::B1024, 65_536, 0, 1, 1, 100_000);
-        rounds(Mtu::B1024, 64, 0, 1, 1, 100_000);
+        rounds(Mtu::B1024, 65_536, 0, 1, 1, 200_000);
         return;
     }
     println!("ns per packet through requester, wire, responder and completer, ICRC included:");
