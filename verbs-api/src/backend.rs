@@ -1,11 +1,11 @@
 //! What the verbs need of a card, wherever it is.
 
-use crate::Error;
 use crate::memory::Block;
 use crate::notifier::Notifier;
+use crate::{Error, Rendezvous};
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, Counters, CqId, Modify, PdId, QpInit, QpView, SrqId, SrqInit, State,
-    WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
+    State, WindowKind, XrcdId,
 };
 use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer};
 use softhca_wire::{Gid, Qpn, RemoteKey};
@@ -51,7 +51,8 @@ pub(crate) trait Backend: Send + Sync {
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey>;
     fn free_window(&self, key: RemoteKey) -> Result<()>;
 
-    fn create_completion_queue(&self, slots: u32) -> Result<(CqId, CompletionConsumer, Arc<Notifier>)>;
+    /// Creates a completion queue; `news` is told of each notification that the application asked for.
+    fn create_completion_queue(&self, slots: u32, news: Arc<Notifier>) -> Result<(CqId, CompletionConsumer)>;
     fn resize_completion_queue(&self, cq: CqId, slots: u32) -> Result<CompletionConsumer>;
     fn destroy_completion_queue(&self, cq: CqId) -> Result<()>;
 
@@ -86,4 +87,13 @@ pub(crate) trait Backend: Send + Sync {
     fn ring(&self, number: Qpn, send: &SendProducer);
     /// Lets the card get on, on the caller's time.
     fn drive(&self);
+
+    /// The time by which the card's owner waits.
+    fn now(&self) -> Instant;
+    /// Blocks until `news` counted past `seen`. False if `until` came first.
+    fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool;
+    /// A random number, or one that a seed decides.
+    fn random(&self) -> u64;
+    /// Where applications on cards of this kind meet.
+    fn rendezvous(&self) -> Rendezvous;
 }

@@ -1,15 +1,17 @@
 //! Completion queues.
 
 use crate::backend::Backend;
+use crate::executor::{Wait, waiting_for};
 use crate::notifier::Notifier;
+use crate::rendezvous::refuse_to_block;
 use crate::{Completion, Context, Error, Notify};
 use parking_lot::Mutex;
-use softhca_engine::CqId;
+use softhca_engine::{CqId, Instant};
 use softhca_queue::CompletionConsumer;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a wait spins, driving the card, before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -24,14 +26,15 @@ struct Inner {
     backend: Arc<dyn Backend>,
     id: CqId,
     ring: Mutex<CompletionConsumer>,
-    notifier: Arc<Notifier>,
+    news: Arc<Notifier>,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(context: &Context, slots: u32) -> Result<CompletionQueue, Error> {
         let backend = context.backend.clone();
-        let (id, ring, notifier) = backend.create_completion_queue(slots)?;
-        Ok(CompletionQueue { inner: Arc::new(Inner { backend, id, ring: Mutex::new(ring), notifier }) })
+        let news = Arc::new(Notifier::default());
+        let (id, ring) = backend.create_completion_queue(slots, news.clone())?;
+        Ok(CompletionQueue { inner: Arc::new(Inner { backend, id, ring: Mutex::new(ring), news }) })
     }
 
     pub(crate) fn id(&self) -> CqId {
@@ -39,6 +42,9 @@ impl CompletionQueue {
     }
 
     /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still.
     pub fn poll(&self) -> Option<Completion> {
         if let Some(completion) = self.inner.ring.lock().pop() {
             return Some(completion);
@@ -67,6 +73,12 @@ impl CompletionQueue {
     }
 
     /// Waits for the next completion: spins for a moment, then sleeps.
+    ///
+    /// On a simulated card, outside of host code, this lets virtual time go on.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
+    /// card when nothing is left to happen.
     pub fn wait(&self) -> Result<Completion, Error> {
         loop {
             if let Some(completion) = self.wait_until(None) {
@@ -76,36 +88,48 @@ impl CompletionQueue {
     }
 
     /// Waits for the next completion, but not longer than `timeout`.
+    ///
+    /// # Panics
+    /// As [`CompletionQueue::wait`].
     pub fn wait_for(&self, timeout: Duration) -> Option<Completion> {
-        self.wait_until(Some(Instant::now() + timeout))
+        self.wait_until(Some(self.inner.backend.now().plus(timeout)))
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Completion> {
-        let spin_until = Instant::now() + SPIN;
+        refuse_to_block("CompletionQueue::wait", "queue.next().await");
+        let backend = &self.inner.backend;
+        let spin_until = backend.now().plus(SPIN);
         loop {
             if let Some(completion) = self.poll() {
                 return Some(completion);
             }
-            let now = Instant::now();
+            let now = backend.now();
             if deadline.is_some_and(|deadline| now >= deadline) {
                 return None;
             }
             if now < spin_until {
                 continue;
             }
-            let seen = self.inner.notifier.count();
-            self.inner.ring.lock().request_notification(Notify::Next);
+            let seen = self.inner.news.count();
+            self.request_notification(Notify::Next);
             if let Some(completion) = self.inner.ring.lock().pop() {
                 return Some(completion);
             }
-            self.inner.notifier.wait(seen, deadline);
+            backend.wait(&self.inner.news, seen, deadline);
         }
+    }
+
+    /// Asks for one notification: of the next completion, or the next that its sender solicited.
+    ///
+    /// Poll once more afterwards, as with `ibv_req_notify_cq`: what came before the wish does not notify.
+    pub fn request_notification(&self, notify: Notify) {
+        self.inner.ring.lock().request_notification(notify);
     }
 
     /// The next completion, for async code. Futures never drive: the card's own thread does.
     pub async fn next(&self) -> Completion {
         poll_fn(|context| {
-            let seen = self.inner.notifier.count();
+            let seen = self.inner.news.count();
             let ring = &self.inner.ring;
             if let Some(completion) = ring.lock().pop() {
                 return Poll::Ready(completion);
@@ -114,9 +138,10 @@ impl CompletionQueue {
             if let Some(completion) = ring.lock().pop() {
                 return Poll::Ready(completion);
             }
-            if !self.inner.notifier.register(seen, context.waker()) {
+            if !self.inner.news.register(seen, context.waker()) {
                 context.waker().wake_by_ref();
             }
+            waiting_for(|| Wait::Completion(self.inner.id));
             Poll::Pending
         })
         .await

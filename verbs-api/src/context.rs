@@ -1,12 +1,16 @@
 //! An open device.
 
 use crate::backend::Backend;
+use crate::executor::{Wait, waiting_for};
+use crate::rendezvous::refuse_to_block;
 use crate::{CompletionQueue, Counters, Error, ProtectionDomain};
 use softhca_engine::AsyncEvent;
 use softhca_wire::Gid;
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Duration;
 
 /// An open device.
 #[derive(Clone)]
@@ -51,16 +55,36 @@ impl Context {
     }
 
     /// Waits for an asynchronous event; `None` when the time is over.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
     pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
-        let deadline = Instant::now() + timeout;
+        refuse_to_block("Context::wait_event", "context.next_event().await");
+        let until = self.backend.now().plus(timeout);
         loop {
             let seen = self.backend.events().count();
             if let Some(event) = self.backend.take_event() {
                 return Some(event);
             }
-            if !self.backend.events().wait(seen, Some(deadline)) {
+            if !self.backend.wait(self.backend.events(), seen, Some(until)) {
                 return self.backend.take_event();
             }
         }
+    }
+
+    /// The next asynchronous event, for async code.
+    pub async fn next_event(&self) -> AsyncEvent {
+        poll_fn(|context| {
+            let seen = self.backend.events().count();
+            if let Some(event) = self.backend.take_event() {
+                return Poll::Ready(event);
+            }
+            if !self.backend.events().register(seen, context.waker()) {
+                context.waker().wake_by_ref();
+            }
+            waiting_for(|| Wait::AsyncEvent);
+            Poll::Pending
+        })
+        .await
     }
 }

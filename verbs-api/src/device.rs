@@ -1,12 +1,14 @@
 //! Devices.
 
-use crate::embedded::Embedded;
-use crate::{Context, Error, IcrcCheck, Settings, Witness};
+use crate::backend::Backend;
+use crate::embedded::{self, Embedded};
+use crate::simulated::Simulated;
+use crate::{Context, Error, IcrcCheck, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Limits};
 use softhca_fabric::{Flow, Rule, Tally};
 use softhca_udp::{DriverOptions, HostSockets, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,10 +40,16 @@ impl Default for EmbeddedOptions {
     }
 }
 
+#[derive(Clone)]
+enum Card {
+    Embedded(Arc<Embedded>),
+    Simulated(Arc<Simulated>),
+}
+
 /// A card that can be opened.
 #[derive(Clone)]
 pub struct Device {
-    card: Arc<Embedded>,
+    card: Card,
     address: IpAddr,
 }
 
@@ -54,16 +62,20 @@ impl Device {
     /// A card in this process, as the options say.
     pub fn embedded_with(mut options: EmbeddedOptions) -> Result<Device, Error> {
         if options.settings.seed == 0 {
-            options.settings.seed = RandomState::new().build_hasher().finish();
+            options.settings.seed = RandomState::new().hash_one(0);
         }
         let sockets = match options.address {
             Some(address) => HostSockets::bind(address, SocketOptions::default())?,
             None => bind_host(SocketOptions::default())?,
         };
         let driver = DriverOptions { settings: options.settings, icrc: options.icrc };
-        let card = Arc::new(Embedded::start(sockets, driver, options.witness)?);
-        let address = card.address();
-        Ok(Device { card, address })
+        let card = embedded::start(sockets, driver, options.witness)?;
+        let address = card.seat.address();
+        Ok(Device { card: Card::Embedded(Arc::new(card)), address })
+    }
+
+    pub(crate) fn simulated(card: Simulated, address: IpAddr) -> Device {
+        Device { card: Card::Simulated(Arc::new(card)), address }
     }
 
     /// The name: a process has one host, and a host one device.
@@ -90,33 +102,62 @@ impl Device {
 
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
-        let mtu = if self.address.is_loopback() { Mtu::B4096 } else { Mtu::B1024 };
+        let mtu = if self.address.is_loopback() || matches!(self.card, Card::Simulated(_)) {
+            Mtu::B4096
+        } else {
+            Mtu::B1024
+        };
         PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
     }
 
     /// Opens the device.
     pub fn open(&self) -> Context {
-        Context::new(self.card.clone(), self.address)
+        Context::new(self.backend(), self.address)
     }
 
-    /// Puts a fault rule on the cable that leaves the card.
+    fn backend(&self) -> Arc<dyn Backend> {
+        match &self.card {
+            Card::Embedded(card) => card.clone(),
+            Card::Simulated(card) => card.clone(),
+        }
+    }
+
+    /// Where applications meet before they are connected: shared by the hosts of a `World`, or by all
+    /// embedded cards of this process.
+    pub fn rendezvous(&self) -> Rendezvous {
+        self.backend().rendezvous()
+    }
+
+    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
-        self.card.add_rule(seed, rule);
+        match &self.card {
+            Card::Embedded(card) => card.seat.add_rule(seed, rule),
+            Card::Simulated(card) => card.seat.add_rule(&rule),
+        }
     }
 
     /// Lets rules know a queue pair by its role.
     pub fn add_flow(&self, seed: u64, flow: Flow) {
-        self.card.add_flow(seed, flow);
+        match &self.card {
+            Card::Embedded(card) => card.seat.add_flow(seed, flow),
+            Card::Simulated(card) => card.seat.add_flow(flow),
+        }
     }
 
     /// The rules on the cable, and how often each fired.
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
-        self.card.rules()
+        match &self.card {
+            Card::Embedded(card) => card.seat.rules(),
+            Card::Simulated(card) => card.seat.rules(),
+        }
     }
 
-    /// Lets the card's time begin at `started`, so that the traces of several cards share one clock.
+    /// Lets the card's time begin at `started`, so that the traces of several cards share one clock. The
+    /// hosts of a world share one anyway.
     pub fn start_clock_at(&self, started: std::time::Instant) {
-        self.card.start_clock_at(started);
+        if let Card::Embedded(card) = &self.card {
+            card.seat.start_clock_at(started);
+        }
     }
 }
 

@@ -38,26 +38,44 @@ mod device;
 mod domain;
 mod embedded;
 mod error;
+mod executor;
+mod local;
 mod memory;
 mod notifier;
 mod queue_pair;
+mod random;
 mod region;
+mod rendezvous;
+mod report;
 mod shared_receive;
+mod simulated;
+mod time;
 mod work;
+mod world;
 
 pub use completion::CompletionQueue;
 pub use context::Context;
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
+pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
 pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use random::{Rng, rng};
 pub use region::{MemoryRegion, MemoryWindow};
+pub use rendezvous::Rendezvous;
+pub use report::{Cause, Failure, Moment, Report, What};
 pub use shared_receive::SharedReceiveQueue;
+pub use time::{Sleep, now, sleep, timeout};
 pub use work::{ReceiveRequest, SendRequest};
+pub use world::{Outcome, World};
 
 pub use softhca_engine::{
-    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Modify, QpKind, QpView, Recovery,
-    Settings, State, WindowKind,
+    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Event, Instant, Modify, QpKind,
+    QpView, Recovery, Settings, State, WindowKind,
+};
+pub use softhca_fabric::{
+    Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
+    Selector, Span, Tally,
 };
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,

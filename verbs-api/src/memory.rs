@@ -175,6 +175,23 @@ impl Memory for HostMemory {
     }
 }
 
+/// A block that a world's host has adopted.
+pub(crate) struct Adopted(pub Arc<Block>);
+
+impl Memory for Adopted {
+    fn read(&self, _: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        self.0.read(offset, into)
+    }
+
+    fn write(&mut self, _: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        self.0.write(offset, from)
+    }
+
+    fn atomic(&mut self, _: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+        self.0.atomic(offset, operation)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -33,8 +33,9 @@ impl Notifier {
         self.state.lock().count
     }
 
-    /// Sleeps until something has happened since `seen`. False if the deadline came first.
-    pub fn wait(&self, seen: u64, deadline: Option<Instant>) -> bool {
+    /// Sleeps until something has happened since `seen`. False if the time was over first.
+    pub fn wait(&self, seen: u64, timeout: Option<Duration>) -> bool {
+        let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.state.lock();
         while state.count == seen {
             match deadline {

@@ -3,12 +3,11 @@
 use crate::backend::{NewQueuePair, Sizes};
 use crate::{
     Access, AddressVector, CompletionQueue, Error, Gid, Modify, Mtu, ProtectionDomain, Psn, QpKind, QpView,
-    Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest, SharedReceiveQueue, State,
+    Qpn, QueueKey, ReceiveRequest, Rendezvous, RnrTimer, SendRequest, SharedReceiveQueue, State,
 };
 use parking_lot::Mutex;
 use softhca_engine::QpInit;
 use softhca_queue::{ReceiveProducer, SendProducer};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 /// What a peer must know to connect: carry it over by any means.
@@ -137,7 +136,7 @@ impl QueuePairBuilder {
         };
         let NewQueuePair { number, send, receive } =
             self.domain.inner.backend.create_queue_pair(init, self.sizes)?;
-        let psn = Psn::new(RandomState::new().build_hasher().finish() as u32);
+        let psn = Psn::new(self.domain.inner.backend.random() as u32);
         Ok(QueuePair {
             inner: Arc::new(Inner {
                 domain: self.domain,
@@ -226,6 +225,21 @@ impl QueuePair {
         }
         self.modify(&send)?;
         Ok(())
+    }
+
+    /// Connects to the one other queue pair that meets this one under `name`: both call this. When it
+    /// returns, both can receive and send.
+    pub async fn meet(&self, at: &Rendezvous, name: &str, path: &Path) -> Result<Endpoint, Error> {
+        let peer = at.exchange(name, self.endpoint()).await;
+        self.connect(&peer, path)?;
+        at.exchange(&format!("{name}, connected"), ()).await;
+        Ok(peer)
+    }
+
+    /// Connects this queue pair and another of the same process or world to each other.
+    pub fn connect_both(&self, other: &QueuePair, path: &Path) -> Result<(), Error> {
+        self.connect(&other.endpoint(), path)?;
+        other.connect(&self.endpoint(), path)
     }
 
     /// Takes a datagram queue pair to RTS.

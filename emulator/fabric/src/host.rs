@@ -75,6 +75,11 @@ impl Host {
         self.address
     }
 
+    /// The cables that leave it, and which way.
+    pub fn cables(&self) -> &[(CableId, Direction)] {
+        &self.cables
+    }
+
     /// Its card.
     pub fn card(&self) -> &Hca {
         &self.hca

@@ -14,6 +14,7 @@ const SPARSE_FROM: u64 = 64 << 20;
 enum Block {
     Dense(Vec<u8>),
     Sparse { length: u64, pages: BTreeMap<u64, Box<[u8; PAGE]>> },
+    Adopted(Box<dyn Memory + Send>),
 }
 
 /// The memory behind the regions of one host. Large blocks are sparse: gigabytes cost only what is written.
@@ -29,6 +30,15 @@ impl Store {
             0..SPARSE_FROM => Block::Dense(vec![0; length as usize]),
             _ => Block::Sparse { length, pages: BTreeMap::new() },
         };
+        self.add(block)
+    }
+
+    /// A block that somebody else keeps: asked for its bytes, and for no other block's.
+    pub fn adopt(&mut self, memory: Box<dyn Memory + Send>) -> MemoryId {
+        self.add(Block::Adopted(memory))
+    }
+
+    fn add(&mut self, block: Block) -> MemoryId {
         self.blocks.push(Some(block));
         MemoryId(self.blocks.len() as u32 - 1)
     }
@@ -84,6 +94,7 @@ impl Memory for Store {
                     }
                 }
             }
+            Block::Adopted(keeper) => keeper.read(memory, offset, into)?,
         }
         Ok(())
     }
@@ -106,11 +117,15 @@ impl Memory for Store {
                     }
                 }
             }
+            Block::Adopted(keeper) => keeper.write(memory, offset, from)?,
         }
         Ok(())
     }
 
     fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+        if let Some(Some(Block::Adopted(keeper))) = self.blocks.get_mut(memory.0 as usize) {
+            return keeper.atomic(memory, offset, operation);
+        }
         let mut bytes = [0; 8];
         self.read(memory, offset, &mut bytes)?;
         let old = u64::from_ne_bytes(bytes);

@@ -5,7 +5,7 @@
 
 use crate::host::{Host, HostId};
 use crate::verbs::Verbs;
-use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed};
+use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed, Store};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec;
@@ -47,6 +47,20 @@ pub trait Observer {
 }
 
 impl Observer for () {}
+
+impl<O: Observer + ?Sized> Observer for Box<O> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        (**self).card(now, host, event);
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        (**self).frame(now, cable, direction, stage, frame);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        (**self).fault(now, cable, fault);
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
@@ -95,8 +109,8 @@ impl Census {
     }
 }
 
-/// Hosts and cables under a virtual clock.
-pub struct World {
+/// Hosts and cables under a virtual clock, seen by an observer.
+pub struct World<O: Observer = Box<dyn Observer>> {
     now: Instant,
     seed: u64,
     hosts: Vec<Host>,
@@ -110,7 +124,7 @@ pub struct World {
     arrivals: u64,
     /// Buffers of frames that have arrived.
     buffers: Vec<Vec<u8>>,
-    observer: Box<dyn Observer>,
+    observer: O,
     /// Frames that a host sent to itself, oldest first: they pass no cable.
     looped: VecDeque<(HostId, Frame)>,
     scratch: Vec<u8>,
@@ -122,6 +136,23 @@ const FRAME: usize = 4096 + 128;
 impl World {
     /// An empty world. The seed decides queue pair numbers, keys and every probability.
     pub fn new(seed: u64) -> World {
+        World::observed(seed, Box::new(()))
+    }
+
+    /// Shows everything from now on to `observer`.
+    pub fn observe(&mut self, observer: impl Observer + 'static) {
+        self.observer = Box::new(observer);
+    }
+
+    /// The verbs of a host's application.
+    pub fn on(&mut self, host: HostId) -> Verbs<'_> {
+        Verbs { world: self, id: host }
+    }
+}
+
+impl<O: Observer> World<O> {
+    /// An empty world that shows everything to `observer`: one that may change threads makes a world that may.
+    pub fn observed(seed: u64, observer: O) -> World<O> {
         World {
             now: Instant::ZERO,
             seed,
@@ -134,15 +165,15 @@ impl World {
             free: Vec::new(),
             arrivals: 0,
             buffers: Vec::new(),
-            observer: Box::new(()),
+            observer,
             looped: VecDeque::new(),
             scratch: vec![0; FRAME],
         }
     }
 
-    /// Shows everything from now on to `observer`.
-    pub fn observe(&mut self, observer: impl Observer + 'static) {
-        self.observer = Box::new(observer);
+    /// The observer.
+    pub fn observer(&mut self) -> &mut O {
+        &mut self.observer
     }
 
     /// The time.
@@ -233,24 +264,24 @@ impl World {
         Psn::new(self.draw(words) as u32)
     }
 
-    /// The verbs of a host's application.
-    pub fn on(&mut self, host: HostId) -> Verbs<'_> {
-        Verbs { world: self, id: host }
-    }
-
-    /// Calls `act` with a host's card and a context, then lets the card send.
-    pub(crate) fn with_card<R>(
+    /// Calls `act` with a host's card and a context, then lets the card hear its doorbells and send.
+    pub fn with_card<R>(
         &mut self,
         id: HostId,
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
     ) -> R {
         let now = self.now;
         let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-        let observer = &mut *self.observer;
+        let observer = &mut self.observer;
         let mut events = |now, event: &Event| observer.card(now, id, event);
         let result = act(hca, &mut Context { now, memory: store, events: &mut events });
         self.pump(id);
         result
+    }
+
+    /// The memory behind a host's regions.
+    pub fn memory(&mut self, host: HostId) -> &mut Store {
+        &mut self.host_mut(host).store
     }
 
     pub(crate) fn host_mut(&mut self, id: HostId) -> &mut Host {
@@ -291,6 +322,11 @@ impl World {
     /// Goes on until nothing is left to happen.
     pub fn run(&mut self) {
         self.run_until(Instant::from_nanos(u64::MAX));
+    }
+
+    /// When the next thing happens, if anything is left to happen.
+    pub fn next_event_at(&self) -> Option<Instant> {
+        self.next_at().map(Instant::from_nanos)
     }
 
     fn next_at(&self) -> Option<u64> {
@@ -353,7 +389,7 @@ impl World {
         loop {
             let now = self.now;
             let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-            let observer = &mut *self.observer;
+            let observer = &mut self.observer;
             let mut events = |now, event: &Event| observer.card(now, id, event);
             let mut ctx = Context { now, memory: store, events: &mut events };
             hca.ring(&mut ctx);
@@ -370,7 +406,7 @@ impl World {
                 break;
             }
             let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-            let observer = &mut *self.observer;
+            let observer = &mut self.observer;
             let mut events = |now, event: &Event| observer.card(now, id, event);
             let mut ctx = Context { now, memory: store, events: &mut events };
             let Some(run) = hca.transmit(&mut ctx, &mut (), &mut self.scratch, 1) else { break };
@@ -437,8 +473,7 @@ impl World {
     fn through(&mut self, id: CableId, act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet)) {
         let World { now, links, flows, agenda, serial, frames, free, observer, .. } = self;
         let Link { cable, ends } = &mut links[id.0 as usize];
-        let mut exit =
-            Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer: &mut **observer };
+        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer: observer };
         act(cable, flows, &mut exit);
         if let Some(at) = cable.next_timeout() {
             self.schedule(at, Happening::Held { cable: id });

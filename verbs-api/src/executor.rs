@@ -1,0 +1,414 @@
+//! The executor behind [`World::run`](crate::World::run) and [`block_on`]: one thread, one queue of woken
+//! tasks in the order in which they were woken. Nothing here knows of cards.
+
+use crate::time::real_now;
+use parking_lot::{Condvar, Mutex};
+use softhca_engine::{CqId, Instant};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::hash::{BuildHasher, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+/// Empty polls that code in a world may make without an await.
+const MOST_EMPTY_POLLS: u32 = 10_000;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
+}
+
+/// What a task waits for, for the message when it waits in vain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// A completion on this queue.
+    Completion(CqId),
+    /// An event on a completion channel.
+    ChannelEvent,
+    /// An asynchronous event of the device.
+    AsyncEvent,
+    /// A value that nobody has published under this name.
+    Name(String),
+    /// The end of a sleep.
+    Sleep(Instant),
+    /// The end of another task.
+    Task,
+    /// Anything to happen.
+    Anything,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wait::Completion(cq) => write!(f, "a completion on queue {:#x}", cq.0),
+            Wait::ChannelEvent => f.write_str("an event on a completion channel"),
+            Wait::AsyncEvent => f.write_str("an asynchronous event"),
+            Wait::Name(name) => write!(f, "somebody to publish {name:?}"),
+            Wait::Sleep(until) => write!(f, "the time {until:?}"),
+            Wait::Task => f.write_str("another task"),
+            Wait::Anything => f.write_str("anything to happen"),
+        }
+    }
+}
+
+/// Where the executor's time comes from.
+enum Clock {
+    Real,
+    Virtual(Cell<Instant>),
+}
+
+struct Task {
+    group: usize,
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    waits: Vec<Wait>,
+}
+
+/// Tasks that were woken and not polled yet.
+#[derive(Default)]
+struct Woken {
+    tasks: Mutex<VecDeque<u64>>,
+    news: Condvar,
+}
+
+struct TaskWaker {
+    task: u64,
+    queued: AtomicBool,
+    woken: Arc<Woken>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::AcqRel) {
+            self.woken.tasks.lock().push_back(self.task);
+            self.woken.news.notify_one();
+        }
+    }
+}
+
+/// A panic of a task.
+pub(crate) struct Panicked {
+    pub group: usize,
+    pub payload: Box<dyn Any + Send>,
+}
+
+impl Panicked {
+    pub fn message(&self) -> String {
+        let text = self.payload.downcast_ref::<&str>().map(|text| text.to_string());
+        text.or_else(|| self.payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
+    }
+}
+
+/// Runs tasks on the thread that it is on. Tasks are in groups: the hosts of a world.
+pub(crate) struct Executor {
+    clock: Clock,
+    seed: u64,
+    tasks: RefCell<BTreeMap<u64, Task>>,
+    wakers: RefCell<BTreeMap<u64, Arc<TaskWaker>>>,
+    next_task: Cell<u64>,
+    woken: Arc<Woken>,
+    timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
+    timer_serial: Cell<u64>,
+    /// Tasks that wait for anything to happen.
+    patient: RefCell<Vec<Waker>>,
+    group: Cell<usize>,
+    waits: RefCell<Vec<Wait>>,
+    empty_polls: Cell<u32>,
+    /// How many generators each group was given.
+    generators: RefCell<BTreeMap<usize, u64>>,
+}
+
+impl Executor {
+    fn new(clock: Clock, seed: u64) -> Rc<Executor> {
+        Rc::new(Executor {
+            clock,
+            seed,
+            tasks: RefCell::default(),
+            wakers: RefCell::default(),
+            next_task: Cell::new(0),
+            woken: Arc::default(),
+            timers: RefCell::default(),
+            timer_serial: Cell::new(0),
+            patient: RefCell::default(),
+            group: Cell::new(0),
+            waits: RefCell::default(),
+            empty_polls: Cell::new(0),
+            generators: RefCell::default(),
+        })
+    }
+
+    /// One whose time is told by [`Executor::set_now`].
+    pub fn in_virtual_time(seed: u64) -> Rc<Executor> {
+        Executor::new(Clock::Virtual(Cell::new(Instant::ZERO)), seed)
+    }
+
+    /// The executor of the task that calls.
+    pub fn current() -> Option<Rc<Executor>> {
+        CURRENT.with_borrow(Option::clone)
+    }
+
+    /// Calls `act` as code of this executor.
+    pub fn enter<R>(self: &Rc<Self>, act: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Rc<Executor>>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0.take());
+            }
+        }
+        let _restore = Restore(CURRENT.replace(Some(self.clone())));
+        act()
+    }
+
+    /// The group of the task that ran last.
+    pub fn group(&self) -> usize {
+        self.group.get()
+    }
+
+    pub fn is_virtual(&self) -> bool {
+        matches!(self.clock, Clock::Virtual(_))
+    }
+
+    pub fn now(&self) -> Instant {
+        match &self.clock {
+            Clock::Real => real_now(),
+            Clock::Virtual(now) => now.get(),
+        }
+    }
+
+    pub fn set_now(&self, now: Instant) {
+        if let Clock::Virtual(clock) = &self.clock {
+            clock.set(now);
+        }
+    }
+
+    /// The seed, the group of the task that calls, and how often it was asked before.
+    pub fn generator(&self) -> [u64; 3] {
+        let group = self.group.get();
+        let mut generators = self.generators.borrow_mut();
+        let count = generators.entry(group).or_default();
+        *count += 1;
+        [self.seed, group as u64, *count]
+    }
+
+    /// Adds a task to a group.
+    pub fn add(&self, group: usize, future: impl Future<Output = ()> + 'static) {
+        let id = self.next_task.get();
+        self.next_task.set(id + 1);
+        let waker = TaskWaker { task: id, queued: AtomicBool::new(false), woken: self.woken.clone() };
+        let waker = Arc::new(waker);
+        self.tasks.borrow_mut().insert(id, Task { group, future: Box::pin(future), waits: Vec::new() });
+        self.wakers.borrow_mut().insert(id, waker.clone());
+        waker.wake();
+    }
+
+    /// Polls the task that was woken first. Says whether there was one.
+    pub fn poll_one(self: &Rc<Self>) -> Result<bool, Panicked> {
+        let Some(id) = self.woken.tasks.lock().pop_front() else { return Ok(false) };
+        let Some(waker) = self.wakers.borrow().get(&id).cloned() else { return Ok(true) };
+        waker.queued.store(false, Ordering::Release);
+        let Some(mut task) = self.tasks.borrow_mut().remove(&id) else { return Ok(true) };
+        self.group.set(task.group);
+        self.empty_polls.set(0);
+        self.waits.borrow_mut().clear();
+        let waker = Waker::from(waker);
+        let mut context = Context::from_waker(&waker);
+        let polled = self.enter(|| {
+            let poll = catch_unwind(AssertUnwindSafe(|| task.future.as_mut().poll(&mut context)));
+            match poll {
+                Ok(Poll::Pending) => Ok(Some(task)),
+                Ok(Poll::Ready(())) => {
+                    drop(task);
+                    Ok(None)
+                }
+                Err(payload) => Err(Panicked { group: task.group, payload }),
+            }
+        });
+        match polled? {
+            Some(mut task) => {
+                task.waits = self.waits.take();
+                self.tasks.borrow_mut().insert(id, task);
+            }
+            None => {
+                self.wakers.borrow_mut().remove(&id);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What the tasks of a group wait for.
+    pub fn waits(&self, group: usize) -> Vec<Wait> {
+        let tasks = self.tasks.borrow();
+        tasks.values().filter(|task| task.group == group).flat_map(|task| task.waits.clone()).collect()
+    }
+
+    /// Notes what the running task waits for.
+    pub fn note_wait(&self, wait: Wait) {
+        self.waits.borrow_mut().push(wait);
+    }
+
+    /// Notes that the running task looked for something in vain.
+    ///
+    /// # Panics
+    /// In virtual time, when it did so too often: time stands still while code runs.
+    pub fn note_empty_poll(&self) {
+        let polls = self.empty_polls.get() + 1;
+        self.empty_polls.set(polls);
+        assert!(
+            !self.is_virtual() || polls < MOST_EMPTY_POLLS,
+            "{MOST_EMPTY_POLLS} empty polls without an await: in a World time stands still while code runs, \
+             so nothing can complete. Use `queue.next().await`, or `softhca::yield_now().await` between polls"
+        );
+    }
+
+    pub fn wake_at(&self, at: Instant, waker: Waker) {
+        let serial = self.timer_serial.get();
+        self.timer_serial.set(serial + 1);
+        self.timers.borrow_mut().insert((at, serial), waker);
+    }
+
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.borrow().keys().next().map(|(at, _)| *at)
+    }
+
+    /// Wakes whoever sleeps until a time that has come.
+    pub fn fire_timers(&self) {
+        let later = self.timers.borrow_mut().split_off(&(self.now(), u64::MAX));
+        let due = self.timers.replace(later);
+        due.into_values().for_each(Waker::wake);
+    }
+
+    /// Has the running task woken when anything happens.
+    fn wake_when_anything_happens(&self, waker: &Waker) {
+        match self.is_virtual() {
+            true => self.patient.borrow_mut().push(waker.clone()),
+            false => waker.wake_by_ref(),
+        }
+    }
+
+    /// Wakes the tasks that wait for anything to happen.
+    pub fn something_happened(&self) {
+        self.patient.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Notes what the running task waits for.
+pub(crate) fn waiting_for(wait: impl FnOnce() -> Wait) {
+    if let Some(executor) = Executor::current().filter(|executor| executor.is_virtual()) {
+        executor.note_wait(wait());
+    }
+}
+
+/// Runs a future to its end on this thread, in real time. [`spawn`] adds tasks beside it, which end with it.
+///
+/// ```
+/// use std::time::Duration;
+/// let sum = softhca::block_on(async {
+///     let task = softhca::spawn(async { 20 });
+///     softhca::sleep(Duration::from_millis(1)).await;
+///     task.await + 22
+/// });
+/// assert_eq!(sum, 42);
+/// ```
+///
+/// # Panics
+/// Inside of itself or of a `World`: await the future instead. And when a task panics.
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    assert!(Executor::current().is_none(), "block_on inside of async code: await the future instead");
+    let executor = Executor::new(Clock::Real, RandomState::new().hash_one(0));
+    let main =
+        Arc::new(TaskWaker { task: u64::MAX, queued: AtomicBool::new(false), woken: executor.woken.clone() });
+    let waker = Waker::from(main.clone());
+    let mut future = pin!(future);
+    waker.wake_by_ref();
+    loop {
+        if main.queued.swap(false, Ordering::AcqRel) {
+            if let Poll::Ready(value) =
+                executor.enter(|| future.as_mut().poll(&mut Context::from_waker(&waker)))
+            {
+                return value;
+            }
+        }
+        match executor.poll_one() {
+            Ok(true) => continue,
+            Ok(false) => {}
+            Err(panicked) => resume_unwind(panicked.payload),
+        }
+        executor.fire_timers();
+        let mut woken = executor.woken.tasks.lock();
+        if woken.is_empty() {
+            let patience = executor.next_timer().map(|at| at.since(real_now()));
+            executor.woken.news.wait_for(&mut woken, patience.unwrap_or(Duration::from_secs(3600)));
+        }
+    }
+}
+
+struct Joint<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+}
+
+/// A task that was spawned: a future of what it returns. The task goes on when this is dropped.
+pub struct JoinHandle<T> {
+    joint: Arc<Mutex<Joint<T>>>,
+}
+
+impl<T> Future for JoinHandle<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut joint = self.joint.lock();
+        match joint.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                joint.waker = Some(context.waker().clone());
+                waiting_for(|| Wait::Task);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Runs a future beside the one that calls: on the same host of a `World`, or within the same [`block_on`].
+///
+/// # Panics
+/// Outside of both. Under another runtime, use that runtime's own.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+    let executor = Executor::current();
+    let executor = executor.expect("spawn needs a World's host code or block_on around it");
+    let joint = Arc::new(Mutex::new(Joint { value: None, waker: None }));
+    let handle = JoinHandle { joint: joint.clone() };
+    executor.add(executor.group.get(), async move {
+        let value = future.await;
+        let mut joint = joint.lock();
+        joint.value = Some(value);
+        joint.waker.take().into_iter().for_each(Waker::wake);
+    });
+    handle
+}
+
+/// Lets everybody else go on. In a `World` that means until anything happens: polling without time is vain.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        waiting_for(|| Wait::Anything);
+        match Executor::current() {
+            Some(executor) => executor.wake_when_anything_happens(context.waker()),
+            None => context.waker().wake_by_ref(),
+        }
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,51 @@
+//! Random numbers: from the seed in a [`World`](crate::World), from the operating system elsewhere.
+
+use crate::executor::Executor;
+use softhca_fabric::Seed;
+use std::hash::{BuildHasher, RandomState};
+
+/// A generator of random numbers. Not for secrets.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    seed: Seed,
+    drawn: u64,
+}
+
+/// A generator: in the code of a `World` one that the seed decides, each host with numbers of its own.
+///
+/// ```
+/// let die = 1 + softhca::rng().below(6);
+/// assert!((1..=6).contains(&die));
+/// ```
+pub fn rng() -> Rng {
+    let seed = match Executor::current() {
+        Some(executor) => {
+            let [seed, group, count] = executor.generator();
+            Seed(seed).draw(&[0x726e_6773, group, count])
+        }
+        None => RandomState::new().hash_one(0),
+    };
+    Rng { seed: Seed(seed), drawn: 0 }
+}
+
+impl Rng {
+    /// The next number, any of them as likely as any other.
+    pub fn number(&mut self) -> u64 {
+        self.drawn += 1;
+        self.seed.draw(&[self.drawn])
+    }
+
+    /// A number below `bound`; zero if that is zero.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.drawn += 1;
+        self.seed.below(bound, &[self.drawn])
+    }
+
+    /// Fills a slice with random bytes.
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            let number = self.number().to_le_bytes();
+            chunk.copy_from_slice(&number[..chunk.len()]);
+        }
+    }
+}

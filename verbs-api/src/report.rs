@@ -1,0 +1,277 @@
+//! What a world tells of its run: the record while it goes on, the report or the failure at its end.
+
+use crate::executor::Wait;
+use crate::local::Board;
+use softhca_engine::{Event, Instant};
+use softhca_fabric::{
+    CableId, Census, Direction, Effect, Fault, Frame, HostId, Observer, RuleId, Stage, Tally,
+};
+use std::error::Error;
+use std::fmt::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Sees everything in a world: brings the cards their news, keeps a digest, and a record if wanted.
+#[derive(Default)]
+pub(crate) struct Reporter {
+    pub boards: Vec<Arc<Board>>,
+    pub names: Vec<Arc<str>>,
+    /// The hosts at the ends of each cable.
+    pub ends: Vec<[HostId; 2]>,
+    pub record: Option<Vec<Moment>>,
+    pub next: Option<Box<dyn Observer + Send>>,
+    pub digest: Digest,
+}
+
+impl Reporter {
+    fn note(&mut self, at: Instant, host: HostId, what: What) {
+        let _ = write!(self.digest, "{at:?} {} {what:?}", host.0);
+        if let Some(record) = &mut self.record {
+            record.push(Moment { at, host: self.names[host.0 as usize].clone(), what });
+        }
+    }
+}
+
+impl Observer for Reporter {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.boards[host.0 as usize].put_up(event);
+        self.note(now, host, What::Event(*event));
+        if let Some(next) = &mut self.next {
+            next.card(now, host, event);
+        }
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        if let Some(next) = &mut self.next {
+            next.frame(now, cable, direction, stage, frame);
+        }
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        let [first, second] = self.ends[cable.0 as usize];
+        let from = if fault.direction == Direction::Forward { first } else { second };
+        self.note(now, from, What::Fault(*fault));
+        if let Some(next) = &mut self.next {
+            next.fault(now, cable, fault);
+        }
+    }
+}
+
+/// A number that stands for everything that happened: FNV-1a of the text of each moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Digest(pub u64);
+
+impl Default for Digest {
+    fn default() -> Digest {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Write for Digest {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.0 =
+            text.bytes().fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+        Ok(())
+    }
+}
+
+/// Something that happened in a world. Its display is one line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Moment {
+    /// When.
+    pub at: Instant,
+    /// On which host, or to a packet from which host.
+    pub host: Arc<str>,
+    /// What.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum What {
+    /// The host's card told an event.
+    Event(Event),
+    /// A packet that the host sent met a fault.
+    Fault(Fault),
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let microseconds = self.at.nanos() as f64 / 1000.0;
+        write!(f, "{microseconds:>12.3} µs  {:<10} ", self.host)?;
+        match &self.what {
+            What::Event(event) => write_event(f, event),
+            What::Fault(fault) => {
+                match fault.sighting.relative_psn {
+                    Some(psn) => write!(f, "packet {psn:+} ")?,
+                    None => f.write_str("a packet ")?,
+                }
+                match fault.effect {
+                    Effect::Dropped { .. } => f.write_str("was lost on the cable"),
+                    effect => write!(f, "on the cable: {effect:?}"),
+                }
+            }
+        }
+    }
+}
+
+fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
+    match event {
+        Event::WorkStarted { qp, id, operation, bytes, packets, .. } => {
+            write!(f, "{qp} began request {id}: {}, {bytes} bytes in {packets} packets", operation.name())
+        }
+        Event::PacketSent { qp, packet, again, .. } => {
+            let again = if *again { ", again" } else { "" };
+            write!(f, "{qp} sent {} PSN {}, {} bytes{again}", packet.opcode, packet.psn, packet.payload)
+        }
+        Event::PacketReceived { qp, packet } => {
+            write!(f, "{qp} received {} PSN {}", packet.opcode, packet.psn)
+        }
+        Event::PacketDropped { qp, reason, .. } => write!(f, "{qp} dropped a packet: {reason}"),
+        Event::Refused { qp, psn, refusal } => write!(f, "{qp} refused PSN {psn}: {refusal}"),
+        Event::StateChanged { qp, from, to, reason } => write!(f, "{qp} went from {from} to {to}: {reason}"),
+        Event::Completed { completion, reason, .. } if completion.status.is_success() => {
+            let _ = reason;
+            write!(f, "{} completed request {}: success", completion.queue_pair, completion.id)
+        }
+        Event::Completed { completion, reason, .. } => {
+            let (qp, id, status) = (completion.queue_pair, completion.id, completion.status);
+            write!(f, "{qp} completed request {id}: {status:?}, {reason}")
+        }
+        Event::Raised { event, .. } => write!(f, "raised {event:?}"),
+        other => write!(f, "{other:?}"),
+    }
+}
+
+/// How a run went.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The seed of the world.
+    pub seed: u64,
+    /// When the last host's code ended.
+    pub ended_at: Instant,
+    /// A number that stands for everything that happened: the same for every run with the same seed.
+    pub digest: u64,
+    /// How many frames went where.
+    pub census: Census,
+    /// Everything that happened, if [`World::record`](crate::World::record) asked for it.
+    pub record: Vec<Moment>,
+    pub(crate) tallies: Vec<(RuleId, Tally)>,
+}
+
+impl Report {
+    /// How often a fault rule matched and fired.
+    pub fn tally(&self, rule: RuleId) -> Tally {
+        let found = self.tallies.iter().find(|(id, _)| *id == rule);
+        found.map(|(_, tally)| *tally).unwrap_or_default()
+    }
+}
+
+/// Why a run did not end well. Its display says when, with which seed, and how to see it again.
+#[derive(Clone, PartialEq)]
+pub struct Failure {
+    /// The seed of the world.
+    pub seed: u64,
+    /// When.
+    pub at: Instant,
+    /// What happened.
+    pub cause: Cause,
+}
+
+/// What made a run fail.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The code of a host returned an error.
+    Error {
+        /// Which host.
+        host: String,
+        /// The error.
+        message: String,
+    },
+    /// The code of a host panicked.
+    Panic {
+        /// Which host.
+        host: String,
+        /// The panic's message.
+        message: String,
+    },
+    /// Nothing is left to happen, and hosts still wait.
+    Deadlock {
+        /// Which hosts, and for what.
+        waiting: Vec<(String, Vec<Wait>)>,
+        /// Queue pairs with work that nobody answers, in words.
+        queue_pairs: Vec<String>,
+    },
+    /// The run took longer than the world's limit.
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+        /// Which hosts had not ended, and what they waited for.
+        waiting: Vec<(String, Vec<Wait>)>,
+    },
+    /// Code went on and on without letting time pass.
+    Livelock {
+        /// The host whose code ran last.
+        host: String,
+    },
+    /// A cable or a fault names a host that does not exist.
+    UnknownHost {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: Vec<String>,
+    },
+}
+
+fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[(String, Vec<Wait>)]) -> fmt::Result {
+    for (host, waits) in waiting {
+        let waits: Vec<String> = waits.iter().map(Wait::to_string).collect();
+        match waits.is_empty() {
+            true => write!(f, "\n  {host} waits for something that is not of this world")?,
+            false => write!(f, "\n  {host} waits for {}", waits.join(" and "))?,
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let microseconds = self.at.nanos() as f64 / 1000.0;
+        match &self.cause {
+            Cause::Error { host, message } => {
+                write!(f, "host {host:?} failed at {microseconds} µs: {message}")?
+            }
+            Cause::Panic { host, message } => {
+                write!(f, "host {host:?} panicked at {microseconds} µs: {message}")?;
+            }
+            Cause::Deadlock { waiting, queue_pairs } => {
+                write!(f, "deadlock at {microseconds} µs: nothing is left to happen, and")?;
+                write_waiting(f, waiting)?;
+                for queue_pair in queue_pairs {
+                    write!(f, "\n  {queue_pair}")?;
+                }
+            }
+            Cause::TimeLimit { limit, waiting } => {
+                write!(f, "the run did not end within {limit:?} of virtual time:")?;
+                write_waiting(f, waiting)?;
+            }
+            Cause::Livelock { host } => {
+                write!(f, "host {host:?} runs at {microseconds} µs without letting time pass")?;
+            }
+            Cause::UnknownHost { name, known } => {
+                write!(f, "there is no host {name:?} in this world: it has {}", known.join(", "))?;
+            }
+        }
+        write!(f, "\n  to see it again: World::new({})", self.seed)
+    }
+}
+
+/// As its display, so that `unwrap` shows sentences.
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Error for Failure {}

@@ -1,0 +1,438 @@
+//! Several hosts in virtual time, for deterministic tests of RDMA programs.
+
+use crate::executor::{Executor, Wait};
+use crate::local::{Board, Local};
+use crate::report::{Cause, Failure, Report, Reporter};
+use crate::simulated::{Desk, Fabric};
+use crate::{
+    Action, Device, Instant, Line, Observer, Rendezvous, Repeat, Rule, RuleId, Selector, Settings, Tally,
+};
+use parking_lot::Mutex;
+use softhca_fabric::{CableId, Direction, HostId};
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+/// Polls of tasks that may follow each other without time passing.
+const MOST_POLLS: u64 = 1_000_000;
+
+/// What the code of a host may return: nothing, or a result whose error can be displayed.
+pub trait Outcome {
+    /// The error in words.
+    fn failure(self) -> Option<String>;
+}
+
+impl Outcome for () {
+    fn failure(self) -> Option<String> {
+        None
+    }
+}
+
+impl<E: Display> Outcome for Result<(), E> {
+    fn failure(self) -> Option<String> {
+        self.err().map(|error| error.to_string())
+    }
+}
+
+type Main = Pin<Box<dyn Future<Output = Option<String>>>>;
+
+/// Whether a run waits for a host's code to end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    WithTheRun,
+    ByItself,
+}
+
+struct Host {
+    name: String,
+    id: HostId,
+    device: Device,
+    main: Option<Box<dyn FnOnce(Device) -> Main>>,
+    ends: Ends,
+}
+
+struct PlannedFault {
+    from: String,
+    to: String,
+    rule: Rule,
+    cable: Option<CableId>,
+}
+
+/// Several hosts in virtual time: their async code, their cards, the cables between them, scripted faults.
+///
+/// One seed decides everything that is open: numbers, keys, probabilities, [`rng`](crate::rng()). The same
+/// seed and code give the same events at the same nanosecond, on every machine. Code takes no virtual time;
+/// time passes in awaits. A test says what its hosts do, and runs:
+///
+/// ```
+/// use softhca::{Access, Path, QpKind, ReceiveRequest, SendRequest, World};
+///
+/// let mut world = World::new(7);
+/// world.host("server", |device| async move {
+///     let context = device.open();
+///     let domain = context.allocate_domain()?;
+///     let queue = context.create_completion_queue(16)?;
+///     let region = domain.register(64, Access::LOCAL_WRITE)?;
+///     let pair = domain.queue_pair(QpKind::Rc, &queue).create()?;
+///     pair.post_receive(&ReceiveRequest { id: 1, scatter: &[region.entry(0, 64)] })?;
+///     pair.meet(&device.rendezvous(), "greeting", &Path::default()).await?;
+///     assert_eq!(queue.next().await.bytes, 5);
+///     assert_eq!(region.read_at(0, 5), b"hello");
+///     Ok::<(), softhca::Error>(())
+/// });
+/// world.host("client", |device| async move {
+///     let context = device.open();
+///     let queue = context.create_completion_queue(16)?;
+///     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+///     pair.meet(&device.rendezvous(), "greeting", &Path::default()).await?;
+///     pair.post(&SendRequest::send(1, &[]).inline(b"hello"))?;
+///     assert!(queue.next().await.status.is_success());
+///     Ok::<(), softhca::Error>(())
+/// });
+/// let report = world.run().unwrap();
+/// assert_eq!(report.ended_at.nanos(), 2_000); // there and back over a cable of 1 µs
+/// ```
+///
+/// # What keeps it deterministic
+/// Await only what this crate offers, and take time and chance from [`now`](crate::now()),
+/// [`sleep`](crate::sleep()) and [`rng`](crate::rng()). What breaks it: the system clock, threads, the order
+/// of a `HashMap`, addresses of memory, sockets and files that others use.
+///
+/// # Blocking
+/// In the code of a host, calls that block panic and name what to await instead. Polling in a loop needs an
+/// await in it: ten thousand empty polls without one panic. Outside of host code, on the cards of
+/// [`World::device`], blocking calls are fine: they let virtual time go on.
+pub struct World {
+    seed: u64,
+    fabric: Arc<Mutex<Fabric>>,
+    hosts: Vec<Host>,
+    settings: Settings,
+    default_line: Option<Line>,
+    lines: BTreeMap<[String; 2], Line>,
+    cables: BTreeMap<[HostId; 2], CableId>,
+    faults: Vec<PlannedFault>,
+    rendezvous: Rendezvous,
+    limit: Duration,
+}
+
+impl World {
+    /// A world without hosts. Pairs of hosts get a cable that takes 1 µs, unless told otherwise.
+    pub fn new(seed: u64) -> World {
+        World {
+            seed,
+            fabric: Arc::new(Mutex::new(Fabric::observed(seed, Reporter::default()))),
+            hosts: Vec::new(),
+            settings: Settings::default(),
+            default_line: Some(Line { delay_ns: 1_000, ..Line::default() }),
+            lines: BTreeMap::new(),
+            cables: BTreeMap::new(),
+            faults: Vec::new(),
+            rendezvous: Rendezvous::new(),
+            limit: Duration::from_secs(600),
+        }
+    }
+
+    /// The settings of the cards of hosts that are added from now on: what a loss does, above all.
+    pub fn settings(&mut self, settings: Settings) -> &mut World {
+        self.settings = settings;
+        self
+    }
+
+    /// The cable that each pair of hosts gets which has none of its own; none for no cable. Hosts that were
+    /// added before have theirs already.
+    pub fn default_line(&mut self, line: Option<Line>) -> &mut World {
+        self.default_line = line;
+        self
+    }
+
+    /// Lays a cable between two hosts, or changes it. They may be added later.
+    pub fn cable(&mut self, first: &str, second: &str, line: Line) -> &mut World {
+        let mut names = [first.to_owned(), second.to_owned()];
+        names.sort();
+        self.lines.insert(names, line);
+        self.settle();
+        self
+    }
+
+    /// Has packets from one host to another meet a fault. The hosts may be added later.
+    ///
+    /// Relative PSNs, messages and transmissions in the selector count for each queue pair from its first
+    /// packet; roles are numbers in the order in which queue pairs reach RTS, from zero.
+    pub fn fault(
+        &mut self,
+        from: &str,
+        to: &str,
+        selector: Selector,
+        repeat: Repeat,
+        action: Action,
+    ) -> RuleId {
+        let id = RuleId(self.faults.len() as u32);
+        let rule = Rule { id, selector, repeat, action };
+        self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, cable: None });
+        self.settle();
+        id
+    }
+
+    /// Keeps everything that happens for [`Report::record`].
+    pub fn record(&mut self) -> &mut World {
+        self.fabric.lock().observer().record.get_or_insert_default();
+        self
+    }
+
+    /// Shows everything that happens to `observer`, which must not call verbs.
+    pub fn observe(&mut self, observer: impl Observer + Send + 'static) -> &mut World {
+        self.fabric.lock().observer().next = Some(Box::new(observer));
+        self
+    }
+
+    /// How much virtual time a run may take; ten minutes unless told otherwise.
+    pub fn limit(&mut self, limit: Duration) -> &mut World {
+        self.limit = limit;
+        self
+    }
+
+    /// Where hosts meet before they are connected.
+    pub fn rendezvous(&self) -> Rendezvous {
+        self.rendezvous.clone()
+    }
+
+    /// The time.
+    pub fn now(&self) -> Instant {
+        self.fabric.lock().now()
+    }
+
+    /// Adds a host and what its application does. A run waits for it to end.
+    ///
+    /// # Panics
+    /// If the name is taken.
+    pub fn host<F, R>(&mut self, name: &str, code: F) -> &mut World
+    where
+        F: FnOnce(Device) -> R + 'static,
+        R: Future<Output: Outcome> + 'static,
+    {
+        self.add_host(name, Ends::ByItself, Some(boxed(code)));
+        self
+    }
+
+    /// Adds a host whose application may go on for ever: a run ends when all other hosts have ended.
+    ///
+    /// # Panics
+    /// If the name is taken.
+    pub fn service<F, R>(&mut self, name: &str, code: F) -> &mut World
+    where
+        F: FnOnce(Device) -> R + 'static,
+        R: Future<Output: Outcome> + 'static,
+    {
+        self.add_host(name, Ends::WithTheRun, Some(boxed(code)));
+        self
+    }
+
+    /// Adds a host without code and returns its card, for tests that call verbs themselves.
+    ///
+    /// # Panics
+    /// If the name is taken.
+    pub fn device(&mut self, name: &str) -> Device {
+        self.add_host(name, Ends::WithTheRun, None)
+    }
+
+    fn add_host(&mut self, name: &str, ends: Ends, main: Option<Box<dyn FnOnce(Device) -> Main>>) -> Device {
+        assert!(self.hosts.iter().all(|host| host.name != name), "there is a host {name:?} already");
+        let board = Arc::new(Board::default());
+        let mut fabric = self.fabric.lock();
+        let id = fabric.add_host(name, self.settings);
+        let address = fabric.host(id).address();
+        fabric.observer().boards.push(board.clone());
+        fabric.observer().names.push(name.into());
+        drop(fabric);
+        let desk = Desk {
+            fabric: self.fabric.clone(),
+            host: id,
+            rendezvous: self.rendezvous.clone(),
+            draws: AtomicU64::new(0),
+        };
+        let card = Local::new(desk, board).expect("a new card has room for a client");
+        let device = Device::simulated(card, address);
+        self.hosts.push(Host { name: name.into(), id, device: device.clone(), main, ends });
+        self.settle();
+        device
+    }
+
+    fn find(&self, name: &str) -> Option<HostId> {
+        self.hosts.iter().find(|host| host.name == name).map(|host| host.id)
+    }
+
+    /// Lays cables and arms faults whose hosts are known.
+    fn settle(&mut self) {
+        let fabric = &mut *self.fabric.lock();
+        for (index, first) in self.hosts.iter().enumerate() {
+            for second in &self.hosts[index + 1..] {
+                let mut names = [first.name.clone(), second.name.clone()];
+                names.sort();
+                let own = self.lines.get(&names).copied();
+                match (self.cables.get(&[first.id, second.id]), own.or(self.default_line)) {
+                    (None, Some(line)) => {
+                        let cable = fabric.add_cable(first.id, second.id, line);
+                        fabric.observer().ends.push([first.id, second.id]);
+                        self.cables.insert([first.id, second.id], cable);
+                    }
+                    (Some(cable), _) if own.is_some_and(|own| own != *fabric.cable(*cable).line()) => {
+                        fabric.cable_mut(*cable).set_line(own.expect("it was seen above"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        for index in 0..self.faults.len() {
+            let fault = &self.faults[index];
+            let (Some(from), Some(to)) = (self.find(&fault.from), self.find(&fault.to)) else { continue };
+            let ends = [from.min(to), from.max(to)];
+            let Some(cable) = self.cables.get(&ends).copied().filter(|_| fault.cable.is_none()) else {
+                continue;
+            };
+            let direction = if from < to { Direction::Forward } else { Direction::Backward };
+            let mut rule = fault.rule.clone();
+            rule.selector.direction = Some(direction);
+            fabric.add_rule(cable, rule);
+            self.faults[index].cable = Some(cable);
+        }
+    }
+
+    fn failure(&self, cause: Cause) -> Failure {
+        Failure { seed: self.seed, at: self.now(), cause }
+    }
+
+    /// Every name that cables and faults use has a host.
+    fn check_names(&self) -> Result<(), Failure> {
+        let faults = self.faults.iter().flat_map(|fault| [&fault.from, &fault.to]);
+        for name in self.lines.keys().flatten().chain(faults) {
+            if self.find(name).is_none() {
+                let known = self.hosts.iter().map(|host| host.name.clone()).collect();
+                return Err(self.failure(Cause::UnknownHost { name: name.clone(), known }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the code of all hosts to its end.
+    ///
+    /// A failure names the host whose code returned an error or panicked, or, when nothing is left to
+    /// happen, the hosts that still wait and what for; the time, and the seed that shows it again.
+    pub fn run(&mut self) -> Result<Report, Failure> {
+        self.check_names()?;
+        let executor = Executor::in_virtual_time(self.seed);
+        let unfinished = Rc::new(std::cell::RefCell::new(BTreeMap::new()));
+        let error = Rc::new(std::cell::RefCell::new(None));
+        for host in &mut self.hosts {
+            let Some(main) = host.main.take() else { continue };
+            let (group, device) = (host.id.0 as usize, host.device.clone());
+            if host.ends == Ends::ByItself {
+                unfinished.borrow_mut().insert(group, host.name.clone());
+            }
+            let (unfinished, error) = (unfinished.clone(), error.clone());
+            executor.add(group, async move {
+                let failure = main(device).await;
+                unfinished.borrow_mut().remove(&group);
+                if let Some(message) = failure {
+                    error.borrow_mut().get_or_insert((group, message));
+                }
+            });
+        }
+        let names: Vec<String> = self.hosts.iter().map(|host| host.name.clone()).collect();
+        let until = self.now().plus(self.limit);
+        loop {
+            executor.set_now(self.now());
+            let mut polls = 0;
+            loop {
+                match executor.poll_one() {
+                    Ok(false) => break,
+                    Ok(true) => polls += 1,
+                    Err(panicked) => {
+                        let host = names[panicked.group].clone();
+                        let message = panicked.message();
+                        return Err(self.failure(Cause::Panic { host, message }));
+                    }
+                }
+                if let Some((group, message)) = error.borrow_mut().take() {
+                    let host: &String = &names[group];
+                    return Err(self.failure(Cause::Error { host: host.clone(), message }));
+                }
+                if polls == MOST_POLLS {
+                    let host = names[executor.group()].clone();
+                    return Err(self.failure(Cause::Livelock { host }));
+                }
+            }
+            if unfinished.borrow().is_empty() {
+                return Ok(self.report());
+            }
+            let waiting = || -> Vec<(String, Vec<Wait>)> {
+                let unfinished = unfinished.borrow();
+                unfinished.iter().map(|(group, name)| (name.clone(), executor.waits(*group))).collect()
+            };
+            let mut fabric = self.fabric.lock();
+            match (executor.next_timer(), fabric.next_event_at()) {
+                (None, None) => {
+                    let queue_pairs = busy_queue_pairs(&fabric);
+                    drop(fabric);
+                    return Err(self.failure(Cause::Deadlock { waiting: waiting(), queue_pairs }));
+                }
+                (timer, event) if timer.into_iter().chain(event).min() > Some(until) => {
+                    fabric.run_until(until);
+                    drop(fabric);
+                    let limit = self.limit;
+                    return Err(self.failure(Cause::TimeLimit { limit, waiting: waiting() }));
+                }
+                (Some(timer), event) if event.is_none_or(|event| timer < event) => {
+                    fabric.run_until(timer);
+                }
+                _ => {
+                    fabric.step();
+                }
+            }
+            executor.set_now(fabric.now());
+            drop(fabric);
+            executor.fire_timers();
+            executor.something_happened();
+        }
+    }
+
+    fn report(&self) -> Report {
+        let mut fabric = self.fabric.lock();
+        let tallies = self.faults.iter().filter_map(|fault| {
+            let mut rules = fabric.cable(fault.cable?).rules();
+            rules.find(|(rule, _)| rule.id == fault.rule.id).map(|(rule, tally): (_, Tally)| (rule.id, tally))
+        });
+        let tallies = tallies.collect();
+        let (ended_at, census) = (fabric.now(), fabric.census());
+        let digest = fabric.observer().digest.0;
+        let record = fabric.observer().record.as_mut().map(std::mem::take).unwrap_or_default();
+        Report { seed: self.seed, ended_at, digest, census, record, tallies }
+    }
+}
+
+fn boxed<F, R>(code: F) -> Box<dyn FnOnce(Device) -> Main>
+where
+    F: FnOnce(Device) -> R + 'static,
+    R: Future<Output: Outcome> + 'static,
+{
+    Box::new(move |device| {
+        let future = code(device);
+        Box::pin(async move { future.await.failure() })
+    })
+}
+
+/// Queue pairs with work that nobody answers, in words.
+fn busy_queue_pairs(fabric: &Fabric) -> Vec<String> {
+    let mut busy = Vec::new();
+    for (_, host) in fabric.hosts() {
+        for view in host.card().queue_pairs().filter(|view| view.outstanding > 0) {
+            let (name, state, count) = (host.name(), view.state, view.outstanding);
+            busy.push(format!("{name}'s queue pair {} is in {state} with {count} unanswered", view.number));
+        }
+    }
+    busy
+}
