@@ -85,7 +85,7 @@ impl Lane {
     }
 
     fn new(walk: &Walk) -> Lane {
-        let mtu = if walk.kind == QpKind::Ud { 1024 } else { walk.mtu.bytes() };
+        let mtu = walk.mtu.bytes();
         let header = if walk.kind == QpKind::Ud { GRH } else { 0 };
         let room = 4 * mtu + 8 + header;
         Lane { mtu, kind: walk.kind, deeds: Vec::new(), sender: SOURCE, room, receives: 0 }

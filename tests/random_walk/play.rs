@@ -79,6 +79,7 @@ impl<'a> Play<'a> {
             recovery: walk.recovery,
             acks: walk.acks,
             ack_request_every: walk.ack_request_every,
+            mtu: walk.mtu,
             ..Settings::default()
         };
         let hosts: Vec<_> = ["alice", "bob", "carol"][..walk.hosts]

@@ -6,7 +6,8 @@ use softhca_fabric::Frame;
 use softhca_tests::{capture, captures_folder};
 use softhca_trace::Capture;
 use softhca_wire::{
-    Header, ICRC_LEN, NakCode, Operation, Psn, Qpn, RemoteKey, RnrTimer, Service, Syndrome, Transport,
+    Header, ICRC_LEN, Mtu, NakCode, Operation, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Service, Syndrome,
+    Transport,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -76,7 +77,12 @@ pub fn names() -> Vec<String> {
     let names = folder.map(|entry| entry.expect("an entry").path());
     let names = names.filter(|path| path.extension().is_some_and(|end| end == "pcap"));
     let names = names.map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned());
-    let mut names: Vec<_> = names.filter(|name| name.starts_with("vt_") || name.starts_with("pf_")).collect();
+    // The queue pairs of srq_pp cannot be told apart: only one end of each is in its packets.
+    let is_plain = |name: &str| {
+        let name = name.trim_start_matches("j_");
+        ["vt_", "pf_", "rc_pp", "uc_pp", "ud_pp"].iter().any(|start| name.starts_with(start))
+    };
+    let mut names: Vec<_> = names.filter(|name| is_plain(name)).collect();
     names.sort();
     names
 }
@@ -133,14 +139,34 @@ impl Dialogue {
         self.requests().next().expect("a request").psn()
     }
 
-    /// Every request once, in the order of PSNs.
+    /// Every request once, in the order of PSNs, without READs that resume an earlier one.
     pub fn distinct(&self) -> Vec<&Packet> {
         let first = self.first_psn();
         let mut by_psn = BTreeMap::new();
         for packet in self.requests() {
             by_psn.entry(packet.psn().since(first)).or_insert(packet);
         }
+        let mut next = 0;
+        by_psn.retain(|psn, packet| {
+            let is_new = *psn >= next;
+            if is_new {
+                let length = packet.header.reth.map_or(0, |reth| reth.length);
+                let is_read = packet.operation() == Operation::ReadRequest;
+                next = psn + if is_read { self.mtu().packets(length) } else { 1 };
+            }
+            is_new
+        });
         by_psn.into_values().collect()
+    }
+
+    /// The path MTU: captures whose name starts with `j_` are of jumbo frames.
+    pub fn mtu(&self) -> Mtu {
+        if self.name.starts_with("j_") { Mtu::B4096 } else { Mtu::B1024 }
+    }
+
+    /// The Q_Key of datagrams.
+    pub fn queue_key(&self) -> QueueKey {
+        self.requests().find_map(|packet| packet.header.deth).map_or(QueueKey(0), |deth| deth.queue_key)
     }
 
     /// The timer in the RNR NAKs, if there are any.

@@ -15,6 +15,13 @@ use std::collections::BTreeMap;
 
 /// Where we and rxe differ: capture, what, how often, why.
 const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
+    ("j_pf_read_bw", "only we: READ_RESPONSE_FIRST ack 4096B", 1, LOST_READ),
+    ("j_pf_read_bw", "only we: READ_RESPONSE_MIDDLE 4096B", 3, LOST_READ),
+    ("j_pf_read_bw", "only we: READ_RESPONSE_LAST ack 4096B", 1, LOST_READ),
+    ("j_rc_pp_64k", "only rxe: ACKNOWLEDGE ack", 30, EAGER),
+    ("rc_pp", "only rxe: ACKNOWLEDGE ack", 3, EAGER),
+    ("rc_pp_64k", "only rxe: ACKNOWLEDGE ack", 63, EAGER),
+    ("rc_pp_ipv6", "only rxe: ACKNOWLEDGE ack", 2, EAGER),
     (
         "vt_bad_psn2",
         "only rxe: ACKNOWLEDGE ack",
@@ -29,12 +36,7 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
     ),
     ("vt_loss_ack", "only we: ACKNOWLEDGE ack", 1, "rxe's was lost before it was captured"),
     ("vt_loss_atomic", "only we: ATOMIC_ACKNOWLEDGE ack", 2, "rxe's were lost before they were captured"),
-    (
-        "vt_loss_write",
-        "only rxe: ACKNOWLEDGE ack",
-        10,
-        "rxe acknowledges every duplicate packet of a SEND or WRITE, we those that ask for it",
-    ),
+    ("vt_loss_write", "only rxe: ACKNOWLEDGE ack", 10, EAGER),
     (
         "vt_rnr_ok",
         "only rxe: ACKNOWLEDGE nak sequence error",
@@ -49,6 +51,10 @@ const DIFFERENCES: &[(&str, &str, usize, &str)] = &[
     ),
     ("vt_toobig", "only we: ACKNOWLEDGE nak invalid request", 1, "the same"),
 ];
+
+const EAGER: &str = "rxe acknowledges every duplicate packet of a SEND or WRITE, we those that ask for it";
+const LOST_READ: &str = "the end of rxe's answer was lost before it was captured, and we answer the whole; \
+    asked for the rest, rxe goes on with MIDDLE, we begin with FIRST";
 
 /// How the work requests of a capture end, where not all succeed: statuses in order, once each.
 const FAILURES: &[(&str, &[&str])] = &[
@@ -164,5 +170,5 @@ fn every_capture_is_replayed_in_every_direction_in_which_something_is_asked_for(
     let all: Vec<_> = names.iter().flat_map(|name| dialogues(name)).collect();
     let requests: usize = all.iter().map(|dialogue| dialogue.requests().count()).sum();
     let replies: usize = all.iter().map(|dialogue| dialogue.replies().count()).sum();
-    assert_eq!((names.len(), all.len(), requests, replies), (30, 31, 836, 271));
+    assert_eq!((names.len(), all.len(), requests, replies), (43, 54, 2047, 549));
 }

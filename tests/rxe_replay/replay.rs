@@ -48,7 +48,8 @@ impl Stage {
         let mut world = World::new(1);
         let record = Rc::new(RefCell::new(Record::default()));
         world.observe(Recorder(record.clone()));
-        let settings = Settings { recovery: Recovery::GoBackN, ..Settings::default() };
+        // rxe asks for an acknowledgement with the 66th packet since the last time.
+        let settings = Settings { recovery: Recovery::GoBackN, ack_request_every: 66, ..Settings::default() };
         let host = world.add_host_at("we", address, settings);
         let ghost = world.add_host_at("rxe", ghost, settings);
         world.add_cable(host, ghost, Line::default());
@@ -64,7 +65,7 @@ impl Stage {
     fn connect(&mut self, dialogue: &Dialogue, priming: Priming, peer: Qpn, mtu: Mtu, psns: [Psn; 2]) {
         let mut verbs = self.world.on(self.host);
         if dialogue.kind == QpKind::Ud {
-            return verbs.start_datagrams(self.qp, QueueKey(0x1111_1111), psns[0]).unwrap();
+            return verbs.start_datagrams(self.qp, dialogue.queue_key(), psns[0]).unwrap();
         }
         let min_rnr_timer = dialogue.rnr_timer().unwrap_or(RnrTimer::new(12));
         let rnr_retry = priming.rnr_retry.unwrap_or(7);
@@ -87,10 +88,10 @@ pub fn respond(dialogue: &Dialogue, priming: Priming) -> Vec<Packet> {
     let Dialogue { requester, responder, .. } = dialogue;
     let mut stage = Stage::new(dialogue, *responder, requester.0);
     let expected = priming.expected.map_or(dialogue.first_psn(), Psn::new);
-    let mtu = priming.mtu.unwrap_or(Mtu::B1024);
+    let mtu = priming.mtu.unwrap_or(dialogue.mtu());
     stage.connect(dialogue, priming, requester.1, mtu, [Psn::new(0), expected]);
     let window = register_named(&mut stage, dialogue, priming);
-    let room = priming.room.unwrap_or(1 << 16);
+    let room = priming.room.unwrap_or(1 << 20);
     let (key, base) = stage.register(u64::from(room));
     let scatter = [Sge { address: base, length: room, key: LocalKey(key.0) }];
     if priming.gone {
@@ -187,7 +188,7 @@ struct Message {
 pub fn request(dialogue: &Dialogue, priming: Priming) -> (Vec<Packet>, Vec<&'static str>) {
     let Dialogue { requester, responder, .. } = dialogue;
     let mut stage = Stage::new(dialogue, *requester, responder.0);
-    stage.connect(dialogue, priming, responder.1, Mtu::B1024, [dialogue.first_psn(), Psn::new(0)]);
+    stage.connect(dialogue, priming, responder.1, dialogue.mtu(), [dialogue.first_psn(), Psn::new(0)]);
     let destination = Gid::from(responder.0);
     let vector = AddressVector::to(destination);
     let handle = stage.world.on(stage.host).create_address_handle(stage.domain, vector).unwrap().0;

@@ -75,7 +75,7 @@ impl Exchange {
 /// `consumed + returned` is how far the sender has come in what was granted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Request {
-    /// Used for frames that were sent.
+    /// Used for frames that were sent, those before the first grant included.
     pub consumed: u64,
     /// Given back unused.
     pub returned: u64,

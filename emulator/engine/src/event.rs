@@ -70,7 +70,6 @@ pub enum DropReason {
     StateDoesNotReceive(State),
     RefusalOutstanding { expected: Psn },
     StaleResponse { oldest: Psn },
-    AskedAgain { expected: Psn },
     NothingOutstanding,
     DuplicateWithoutRecord,
     DuplicateOfNoInterest,
@@ -99,9 +98,6 @@ impl fmt::Display for DropReason {
                 write!(f, "a NAK is outstanding: only PSN {expected} is taken")
             }
             DropReason::StaleResponse { oldest } => write!(f, "an old response: {oldest} is awaited"),
-            DropReason::AskedAgain { expected } => {
-                write!(f, "a response that was on its way when {expected} was asked for again")
-            }
             DropReason::NothingOutstanding => f.write_str("a response to nothing that was sent"),
             DropReason::DuplicateWithoutRecord => {
                 f.write_str("a duplicate atomic whose result is no longer kept")

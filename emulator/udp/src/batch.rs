@@ -94,9 +94,13 @@ impl<'a> Chunk<'a> {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
 
-    /// The charge that the sender counted for them; see [`charge`].
+    /// The charge that the sender counted for them; see [`RoceSocket::run_charge`](crate::RoceSocket::run_charge).
     pub fn charge(&self) -> u64 {
-        charge(self.segment_size, self.segments())
+        if self.source.ip().is_loopback() {
+            charge(self.segment_size, self.segments())
+        } else {
+            charge(self.segment_size, 1) * self.segments() as u64
+        }
     }
 
     /// One by one. An empty datagram is one datagram.

@@ -60,6 +60,9 @@ struct Sender {
     /// What the sender says it has consumed, and when it said so; settled when the socket is empty.
     claimed: u64,
     claimed_at: u64,
+    /// Of what arrives, this much was sent before the first grant, if the socket was not empty since.
+    strays: u64,
+    since: u64,
     /// The furthest `consumed + returned` seen, which dates a REQUEST.
     reached: u64,
     waits: bool,
@@ -129,7 +132,15 @@ impl Granter {
 
     /// Takes in what a sender says.
     pub fn request(&mut self, from: IpAddr, request: &Request, now: u64) {
-        let sender = self.senders.entry(from).or_default();
+        // Consumed before anything was granted: the sender took us for a port of another make.
+        let strays = request.consumed;
+        let sender = self.senders.entry(from).or_insert_with(|| Sender {
+            granted: strays,
+            drained: strays,
+            strays: strays.min(self.budget * 2),
+            since: now,
+            ..Sender::default()
+        });
         let reached = request.consumed.saturating_add(request.returned);
         if reached < sender.reached {
             return;
@@ -141,6 +152,9 @@ impl Granter {
         let claim = request.consumed.min(sender.granted - sender.returned);
         if claim > sender.drained && sender.claimed <= sender.drained {
             (sender.claimed, sender.claimed_at) = (claim, now);
+            self.settle_at.get_or_insert(now + SETTLE);
+        }
+        if sender.strays > 0 {
             self.settle_at.get_or_insert(now + SETTLE);
         }
         (sender.needed, sender.wanted) = (request.needed, request.wanted);
@@ -162,7 +176,9 @@ impl Granter {
             self.changed = true;
         }
         if let Some(sender) = self.senders.get_mut(&from) {
-            let drained = charge.min(sender.outstanding());
+            let stray = charge.min(sender.strays);
+            sender.strays -= stray;
+            let drained = (charge - stray).min(sender.outstanding());
             sender.drained += drained;
             self.outstanding -= drained;
             self.changed = true;
@@ -191,14 +207,18 @@ impl Granter {
             return;
         }
         self.settle_at = None;
-        for sender in self.senders.values_mut().filter(|sender| sender.claimed > sender.drained) {
-            if now >= sender.claimed_at + SETTLE {
+        for sender in self.senders.values_mut() {
+            if now >= sender.since + SETTLE {
+                sender.strays = 0;
+            }
+            let claimed = sender.claimed > sender.drained;
+            if claimed && now >= sender.claimed_at + SETTLE {
                 let lost = (sender.claimed - sender.drained).min(sender.outstanding());
                 sender.drained += lost;
                 self.outstanding -= lost;
                 self.changed = true;
-            } else {
-                let at = sender.claimed_at + SETTLE;
+            } else if claimed || sender.strays > 0 {
+                let at = SETTLE + if claimed { sender.claimed_at } else { sender.since };
                 self.settle_at = Some(self.settle_at.map_or(at, |other| other.min(at)));
             }
         }
@@ -373,6 +393,12 @@ impl Holder {
         if self.wanted < self.spent() + APPETITE / 2 {
             self.ask = true;
         }
+    }
+
+    /// Counts what was sent without a grant, to a peer that did not know of grants yet.
+    pub fn strayed(&mut self, charge: u64) {
+        self.consumed += charge;
+        self.granted += charge;
     }
 
     /// Takes in what the receiver says.

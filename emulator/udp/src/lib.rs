@@ -25,4 +25,4 @@ pub use socket::{
     Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
     SocketOptions,
 };
-pub use system::{Ready, Waker, wait};
+pub use system::{Ready, Waker, wait, wait_writable};

@@ -317,6 +317,7 @@ impl Links {
                 (peer.turn_used, peer.turn_at) = (0, now);
             }
             peer.turn_used += charge;
+            peer.holder.strayed(charge);
         } else {
             peer.holder.sent(charge, now);
             self.due = true;

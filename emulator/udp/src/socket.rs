@@ -4,7 +4,7 @@
 //! [`RoceSocket::identification`] predicts, which the ICRC needs. Nothing is queued here and nothing is
 //! tried again: what the kernel does not take is the caller's to keep.
 
-use crate::{BindError, batch::Batch, system};
+use crate::{BindError, batch::Batch, charge, system};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -44,7 +44,7 @@ impl Default for SocketOptions {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SendError {
-    /// The send buffer is full: try again when the socket is writable.
+    /// The send buffer is full: try again after [`wait_writable`](crate::wait_writable).
     #[error("the socket's send buffer is full")]
     WouldBlock,
     /// The kernel had no memory, or a local queue overflowed.
@@ -149,6 +149,29 @@ impl RoceSocket {
     /// The most datagrams of `segment_size` bytes in a run.
     pub fn run_capacity(segment_size: usize) -> usize {
         (MAX_RUN_BYTES / segment_size.max(1)).min(MAX_RUN_SEGMENTS)
+    }
+
+    /// What `segments` datagrams of `segment_size` bytes, sent as one run, are counted for in the link to
+    /// `destination`. Only loopback is known to keep a run whole until it is read.
+    pub fn run_charge(&self, destination: IpAddr, segment_size: usize, segments: usize) -> u64 {
+        match self.segmentation {
+            Segmentation::Offloaded if destination.is_loopback() => charge(segment_size, segments),
+            _ => charge(segment_size, 1) * segments as u64,
+        }
+    }
+
+    /// How many datagrams of `segment_size` bytes fit into a run that may be charged `allowance`.
+    pub fn run_within(&self, destination: IpAddr, segment_size: usize, allowance: u64) -> usize {
+        let capacity = Self::run_capacity(segment_size);
+        let fits = match self.segmentation {
+            Segmentation::Offloaded if destination.is_loopback() => {
+                let overhead = charge(0, 2);
+                allowance.saturating_sub(overhead) / segment_size.max(1) as u64
+            }
+            _ => 0,
+        };
+        let alone = allowance / charge(segment_size, 1);
+        capacity.min(if fits > 1 { fits } else { alone } as usize)
     }
 
     /// Sends `bytes` as datagrams of `segment_size` bytes, the last one maybe shorter, to the same port of

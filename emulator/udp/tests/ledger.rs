@@ -48,6 +48,8 @@ struct Port {
     socket: VecDeque<(usize, u64, u64)>,
     /// The sum of what was granted. To a port that it takes for another make, a sender promises nothing.
     charged: u64,
+    /// The sum of all.
+    held: u64,
     /// The link socket.
     control: VecDeque<(usize, Message)>,
     errors: Vec<(IpAddr, UnreachablePort)>,
@@ -108,6 +110,7 @@ impl World {
             links,
             socket: VecDeque::new(),
             charged: 0,
+            held: 0,
             control: VecDeque::new(),
             errors: Vec::new(),
             appetite: 1 + self.random.below(20),
@@ -170,7 +173,7 @@ impl World {
             // Longer than grants are good for.
             self.ports[victim].down_until = Some(self.now + SECOND / 2 + self.random.below(SECOND));
             self.ports[victim].socket.clear();
-            self.ports[victim].charged = 0;
+            (self.ports[victim].charged, self.ports[victim].held) = (0, 0);
         }
         self.ports[victim].appetite = 1 + self.random.below(20);
     }
@@ -189,6 +192,7 @@ impl World {
             match port.socket.pop_front() {
                 Some((from, charge, granted)) => {
                     port.charged -= granted;
+                    port.held -= charge;
                     port.links.received(address(from), charge, now);
                 }
                 None => {
@@ -235,10 +239,15 @@ impl World {
             let foreign = port.links.state(address(to)) == Some(PeerState::Foreign);
             if self.ports[to].down_until.is_some() {
                 self.ports[from].errors.push((address(to), UnreachablePort::Roce));
-            } else if !self.random.percent(self.faults.data_loss) {
+                continue;
+            }
+            // The kernel has a third more than the budget.
+            let full = self.ports[to].held > self.budget * 4 / 3;
+            if !(self.random.percent(self.faults.data_loss) || foreign && full) {
                 let granted = if foreign { 0 } else { charge };
                 self.ports[to].socket.push_back((from, charge, granted));
                 self.ports[to].charged += granted;
+                self.ports[to].held += charge;
                 let charged = self.ports[to].charged;
                 assert!(charged <= self.budget, "{charged} in a socket for {}", self.budget);
             }

@@ -2,7 +2,7 @@
 
 use softhca_udp::{
     Batch, BindError, Cause, HostSockets, MAX_RUN_BYTES, NetworkError, Owner, RoceSocket, Segmentation,
-    SendError, SocketOptions, Waker, wait,
+    SendError, SocketOptions, Waker, charge, raw, wait,
 };
 use softhca_wire::{Bth, Envelope, ICRC_LEN, Icrc};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -191,4 +191,23 @@ fn an_overflowing_buffer_is_counted() {
     let memory = receiver.receive_memory().expect("the kernel tells");
     assert_eq!(memory.limit as usize, receiver.receive_buffer());
     assert!(memory.dropped > 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_kernel_charges_no_more_than_assumed() {
+    for host in [loopback(14), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
+        if RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default()).is_err() {
+            eprintln!("skipped: this machine has no {host}");
+            continue;
+        }
+        let boundaries = [16, 197, 198, 645, 646, 1669, 1670, 3717, 3718];
+        for len in boundaries.into_iter().chain((20..=4224).step_by(61)) {
+            for segments in [1, 2, 7, RoceSocket::run_capacity(len)] {
+                let charged = raw::measure_charge(host, len, segments).expect("loopback takes a run");
+                let assumed = charge(len, segments);
+                assert!(charged <= assumed, "{segments} of {len} B to {host}: {charged}, not {assumed}");
+            }
+        }
+    }
 }

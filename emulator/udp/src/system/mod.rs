@@ -1,7 +1,7 @@
 //! What differs between operating systems. The only place with unsafe code.
 
 mod wait;
-pub use wait::{Ready, Waker, wait};
+pub use wait::{Ready, Waker, wait, wait_writable};
 
 #[cfg(target_os = "linux")]
 mod linux;

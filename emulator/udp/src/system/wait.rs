@@ -57,6 +57,15 @@ pub fn wait(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Re
     Ok(ready)
 }
 
+/// Sleeps until `descriptor` takes data again, or for `timeout`; returns whether it does.
+pub fn wait_writable(descriptor: BorrowedFd<'_>, timeout: Option<Duration>) -> io::Result<bool> {
+    let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+    match poll(&mut polled, timeout) {
+        Err(error) if error.kind() != io::ErrorKind::Interrupted => Err(error),
+        _ => Ok(polled[0].revents & libc::POLLOUT != 0),
+    }
+}
+
 #[cfg(target_os = "linux")]
 fn poll(polled: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<()> {
     let limit = timeout.map(|timeout| libc::timespec {

@@ -1,0 +1,211 @@
+//! The promise on real sockets: nobody's receive buffer overflows, whatever its owner does meanwhile.
+
+use softhca_udp::{
+    Batch, Cause, HostSockets, LinkChange, Links, PeerState, Segmentation, SendError, SocketOptions,
+    UnreachablePort, budget, wait,
+};
+use softhca_wire::link::{Incarnation, Message};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The smallest driver: one turn reads everything, sends what is due, and sleeps.
+struct Node {
+    sockets: HostSockets,
+    links: Links,
+    begin: Instant,
+    batch: Batch,
+    changes: Vec<LinkChange>,
+}
+
+impl Node {
+    fn new(address: IpAddr, options: SocketOptions) -> Node {
+        let sockets = HostSockets::bind(address, options).expect("a free loopback address");
+        let links = Links::new(Incarnation::new(1), budget(sockets.roce.receive_buffer()), 0);
+        Node { sockets, links, begin: Instant::now(), batch: Batch::new(), changes: Vec::new() }
+    }
+
+    fn now(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    /// Takes in everything; shows every data frame to `see`.
+    fn receive(&mut self, mut see: impl FnMut(IpAddr, &[u8])) {
+        let now = self.now();
+        for (socket, port) in
+            [(&self.sockets.roce, UnreachablePort::Roce), (&self.sockets.link, UnreachablePort::Link)]
+        {
+            while let Some(error) = socket.take_error().expect("the error queue can be read") {
+                if let (Some(peer), Cause::PortUnreachable) = (error.peer, error.cause) {
+                    self.links.unreachable(peer.ip(), port, now);
+                }
+            }
+        }
+        loop {
+            self.sockets.link.receive(&mut self.batch).expect("the link socket can be read");
+            for datagram in self.batch.datagrams() {
+                let message = Message::parse(datagram.bytes).expect("only link control comes here");
+                self.links.handle(datagram.source.ip(), &message, now);
+            }
+            if self.batch.is_empty() {
+                break;
+            }
+        }
+        loop {
+            self.sockets.roce.receive(&mut self.batch).expect("the RoCE socket can be read");
+            for chunk in self.batch.chunks() {
+                self.links.received(chunk.source.ip(), chunk.charge(), now);
+                chunk.datagrams().for_each(|datagram| see(datagram.source.ip(), datagram.bytes));
+            }
+            if self.batch.is_empty() {
+                self.links.socket_empty(now);
+                break;
+            }
+        }
+        if self.links.next_timeout().is_some_and(|at| at <= now) {
+            self.links.expire(now);
+        }
+    }
+
+    fn transmit(&mut self) {
+        let now = self.now();
+        while let Some((to, message)) = self.links.transmit(now) {
+            // Link control may be lost.
+            let _ = self.sockets.link.send_run(to, 0, Message::LEN, &message.emit());
+        }
+        while let Some(event) = self.links.poll_event() {
+            self.changes.push(event.change);
+        }
+    }
+
+    /// Sleeps until something comes or is due.
+    fn sleep(&self) {
+        let until = self.links.next_timeout().map_or(10_000_000, |at| at.saturating_sub(self.now()));
+        let descriptors = [self.sockets.roce.as_fd(), self.sockets.link.as_fd()];
+        wait(&descriptors, Some(Duration::from_nanos(until.min(10_000_000))))
+            .expect("sockets can be waited for");
+    }
+
+    /// Sends frame after frame of `size` bytes, each with its number, in runs as long as allowed.
+    fn flood(&mut self, to: IpAddr, size: usize, frames: u32, finished: impl Fn() -> bool) {
+        let mut next = 0u32;
+        while !finished() {
+            self.receive(|_, _| {});
+            while next < frames {
+                let now = self.now();
+                let allowance = self.links.allowance(to, now);
+                let segments =
+                    self.sockets.roce.run_within(to, size, allowance).min((frames - next) as usize);
+                if segments == 0 {
+                    let charge = self.sockets.roce.run_charge(to, size, 1);
+                    assert!(!self.links.may_send(to, charge, now));
+                    break;
+                }
+                let charge = self.sockets.roce.run_charge(to, size, segments);
+                assert!(self.links.may_send(to, charge, now));
+                let mut run = vec![0; segments * size];
+                for (index, frame) in run.chunks_mut(size).enumerate() {
+                    frame[..4].copy_from_slice(&(next + index as u32).to_be_bytes());
+                }
+                match self.sockets.roce.send_run(to, 0, size, &run) {
+                    Ok(sent) => {
+                        self.links.sent(to, self.sockets.roce.run_charge(to, size, sent), now);
+                        next += sent as u32;
+                    }
+                    Err(SendError::WouldBlock) => break,
+                    Err(error) => panic!("loopback takes every run: {error}"),
+                }
+            }
+            self.transmit();
+            self.sleep();
+        }
+    }
+}
+
+fn loopback(last: u8) -> IpAddr {
+    Ipv4Addr::new(127, 92, std::process::id() as u8, last).into()
+}
+
+/// Floods a receiver with a stock buffer, which sleeps now and then, from several hosts at once.
+fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmentation: Segmentation) {
+    let stock = SocketOptions { receive_buffer: 106_496, segmentation };
+    let mut receiver = Node::new(loopback(group), stock);
+    assert_eq!(receiver.sockets.roce.receive_buffer(), 212_992);
+    let to = receiver.sockets.address();
+    let arrived = AtomicUsize::new(0);
+    let total = usize::from(senders) * frames as usize;
+    thread::scope(|scope| {
+        for sender in 1..=senders {
+            let arrived = &arrived;
+            scope.spawn(move || {
+                let mut node = Node::new(loopback(group + sender), stock);
+                node.flood(to, size, frames, || arrived.load(Ordering::Acquire) == total);
+            });
+        }
+        let mut expected = [0u32; 256];
+        let mut naps = [total / 2, total / 4, 1].to_vec();
+        while arrived.load(Ordering::Acquire) < total {
+            let mut new = 0;
+            receiver.receive(|from, bytes| {
+                let IpAddr::V4(from) = from else { panic!("only IPv4 is used") };
+                let next = &mut expected[usize::from(from.octets()[3])];
+                assert_eq!(bytes.len(), size);
+                assert_eq!(bytes[..4], next.to_be_bytes(), "nothing is lost, repeated or reordered");
+                *next += 1;
+                new += 1;
+            });
+            let so_far = arrived.fetch_add(new, Ordering::AcqRel) + new;
+            receiver.transmit();
+            if naps.pop_if(|at| so_far >= *at).is_some() {
+                thread::sleep(Duration::from_millis(400));
+            }
+            let memory = receiver.sockets.roce.receive_memory().expect("the kernel tells");
+            assert_eq!(memory.dropped, 0, "charged {} of {}", memory.charged, memory.limit);
+            receiver.sleep();
+        }
+    });
+    assert_eq!(receiver.sockets.roce.receive_memory().expect("the kernel tells").dropped, 0);
+    println!(
+        "{senders} senders of {size} B: link socket dropped {:?}",
+        receiver.sockets.link.receive_memory()
+    );
+}
+
+#[test]
+fn two_senders_of_full_frames_lose_nothing() {
+    nothing_is_dropped(10, 2, 4154, 20_000, Segmentation::Offloaded);
+}
+
+#[test]
+fn two_senders_of_small_frames_lose_nothing() {
+    nothing_is_dropped(20, 2, 64, 50_000, Segmentation::Offloaded);
+}
+
+#[test]
+fn two_senders_without_offload_lose_nothing() {
+    nothing_is_dropped(30, 2, 1082, 5_000, Segmentation::Separate);
+}
+
+#[test]
+fn twelve_senders_lose_nothing() {
+    nothing_is_dropped(40, 12, 4154, 500, Segmentation::Offloaded);
+}
+
+#[test]
+fn a_host_without_a_card_is_foreign_and_then_dead() {
+    let mut node = Node::new(loopback(60), SocketOptions::default());
+    let nobody = loopback(61);
+    while !node.changes.contains(&LinkChange::Became(PeerState::Dead)) {
+        node.receive(|_, _| {});
+        let (now, charge) = (node.now(), node.sockets.roce.run_charge(nobody, 64, 1));
+        if node.links.may_send(nobody, charge, now) {
+            node.sockets.roce.send_run(nobody, 0, 64, &[0; 64]).expect("loopback takes it");
+            node.links.sent(nobody, charge, now);
+        }
+        node.transmit();
+        node.sleep();
+    }
+    assert_eq!(node.changes, [PeerState::Foreign, PeerState::Dead].map(LinkChange::Became));
+}
