@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 pub mod pair;
+pub mod tools;
 
 /// The capture with this name, without its ending.
 pub fn capture(name: &str) -> PathBuf {

@@ -3,6 +3,7 @@
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
 mod bench;
+mod time;
 mod trace;
 
 use clap::{Parser, Subcommand};
@@ -20,7 +21,7 @@ struct Arguments {
 enum Command {
     /// Measure the card beside bare UDP sockets
     Bench(bench::Arguments),
-    /// Tell the RoCE packets of a capture, one line each
+    /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
 

@@ -179,3 +179,20 @@ fn a_file_that_is_not_a_capture_is_refused_with_a_sentence() {
     let outputs = [&folder.join("missing.pcap"), &text, &cut].map(|file| told(&["trace"], file));
     insta::assert_snapshot!(outputs.join("\n\n"));
 }
+
+#[test]
+fn a_ladder_is_drawn_for_each_connection() {
+    insta::assert_snapshot!(told(&["trace", "--ladder"], &capture("rdma_client")));
+    insta::assert_snapshot!("every_operation_in_a_ladder", told(&["trace", "--ladder"], &capture("vt_odd")));
+    insta::assert_snapshot!("a_loss_in_a_ladder", told(&["trace", "--ladder"], &capture("vt_loss_write")));
+    insta::assert_snapshot!("unreliable_ladders", told(&["trace", "--ladder"], &capture("vt_uc_ops")));
+}
+
+#[test]
+fn a_ladder_can_be_narrowed_down() {
+    let arguments = ["trace", "--ladder", "--qp", "1", "--from", "100ms", "--to", "0.125"];
+    insta::assert_snapshot!(told(&arguments, &capture("rdma_client")));
+    let wrong = told(&["trace", "--ladder", "--from", "soon"], &capture("rdma_client"));
+    assert!(wrong.contains("`soon` is no time") && wrong.ends_with("exit 2"), "{wrong}");
+    assert!(told(&["trace", "--ladder", "--json"], &capture("rdma_client")).ends_with("exit 2"));
+}

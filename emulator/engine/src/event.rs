@@ -70,6 +70,7 @@ pub enum DropReason {
     StateDoesNotReceive(State),
     RefusalOutstanding { expected: Psn },
     StaleResponse { oldest: Psn },
+    AskedAgain { expected: Psn },
     NothingOutstanding,
     DuplicateWithoutRecord,
     DuplicateOfNoInterest,
@@ -98,6 +99,9 @@ impl fmt::Display for DropReason {
                 write!(f, "a NAK is outstanding: only PSN {expected} is taken")
             }
             DropReason::StaleResponse { oldest } => write!(f, "an old response: {oldest} is awaited"),
+            DropReason::AskedAgain { expected } => {
+                write!(f, "response {expected} is missing and was asked for again already")
+            }
             DropReason::NothingOutstanding => f.write_str("a response to nothing that was sent"),
             DropReason::DuplicateWithoutRecord => {
                 f.write_str("a duplicate atomic whose result is no longer kept")

@@ -8,8 +8,10 @@ use crate::verbs::Verbs;
 use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed, Store};
 use alloc::boxed::Box;
 use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::cell::RefCell;
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, Settings};
@@ -59,6 +61,36 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
 
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         (**self).fault(now, cable, fault);
+    }
+}
+
+/// Shown to several, in order.
+impl Observer for Vec<Box<dyn Observer>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.iter_mut().for_each(|observer| observer.card(now, host, event));
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.iter_mut().for_each(|observer| observer.frame(now, cable, direction, stage, frame));
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.iter_mut().for_each(|observer| observer.fault(now, cable, fault));
+    }
+}
+
+/// Shown to one that somebody else keeps, to ask it afterwards.
+impl<O: Observer> Observer for Rc<RefCell<O>> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.borrow_mut().card(now, host, event);
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.borrow_mut().frame(now, cable, direction, stage, frame);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        self.borrow_mut().fault(now, cable, fault);
     }
 }
 
@@ -232,6 +264,11 @@ impl<O: Observer> World<O> {
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
         &mut self.links[id.0 as usize].cable
+    }
+
+    /// The hosts at the two ends of a cable, if there is such a cable.
+    pub fn ends_of(&self, id: CableId) -> Option<[HostId; 2]> {
+        self.links.get(id.0 as usize).map(|link| link.ends)
     }
 
     /// The hosts at a cable's two ends.

@@ -113,6 +113,7 @@ pub struct Driver<M> {
 
 /// Asks the links before anything is sent.
 struct Permission<'a> {
+    socket: &'a RoceSocket,
     links: &'a mut Links,
     waiting: &'a mut BTreeSet<IpAddr>,
     now: u64,
@@ -127,9 +128,7 @@ impl Gate for Permission<'_> {
             self.waiting.insert(destination);
             return 0;
         }
-        let allowance = self.links.allowance(destination, self.now);
-        let run = (allowance.saturating_sub(charge(0, 2)) / size as u64) as usize;
-        run.clamp(1, RoceSocket::run_capacity(size))
+        self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
     }
 }
 
@@ -361,7 +360,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -369,6 +368,7 @@ impl<M: Memory> Driver<M> {
             match event.change {
                 LinkChange::Became(PeerState::Stalled) => hca.stall(event.peer),
                 LinkChange::Became(PeerState::Dead) => {
+                    unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
@@ -408,10 +408,10 @@ impl<M: Memory> Driver<M> {
         }
         let mut moved = false;
         for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { links, waiting, now: now.nanos() };
+            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
             let most = crate::MAX_RUN_SEGMENTS;
             let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
@@ -442,15 +442,21 @@ impl<M: Memory> Driver<M> {
         while let Some(Unsent { run, done }) = &mut self.unsent {
             let run = *run;
             let destination = run.envelope.destination;
-            let bytes = &self.buffer[*done..run.bytes];
+            let mut bytes = &self.buffer[*done..run.bytes];
+            if !destination.is_multicast() {
+                // A run that waited, or that the path does not cut, may have lost its permission.
+                let allowance = self.links.allowance(destination, now.nanos());
+                let allowed = self.sockets.roce.run_within(destination, run.segment, allowance);
+                if allowed == 0 {
+                    self.links.may_send(destination, charge(run.segment, 1), now.nanos());
+                    return Ok(false);
+                }
+                bytes = &bytes[..bytes.len().min(allowed * run.segment)];
+            }
             match self.sockets.roce.send_run(destination, run.envelope.traffic_class, run.segment, bytes) {
                 Ok(count) => {
-                    let separate = self.sockets.roce.segmentation() == crate::Segmentation::Separate;
-                    let price = match separate {
-                        true => charge(run.segment, 1) * count as u64,
-                        false => charge(run.segment, count),
-                    };
                     if !destination.is_multicast() {
+                        let price = self.sockets.roce.run_charge(destination, run.segment, count);
                         self.links.sent(destination, price, now.nanos());
                     }
                     *done = (*done + count * run.segment).min(run.bytes);
@@ -476,10 +482,10 @@ impl<M: Memory> Driver<M> {
     fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { links, waiting, now: now.nanos() };
+            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
             let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
             self.seal(now, &run, 0);

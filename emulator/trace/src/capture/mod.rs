@@ -7,8 +7,10 @@ mod link;
 mod pcap;
 mod pcapng;
 mod source;
+mod writer;
 
 pub use link::LinkType;
+pub use writer::{CaptureWriter, Framing, Heading, InterfaceId};
 
 use crate::capture::source::Source;
 use softhca_wire::{Frame, Malformed};

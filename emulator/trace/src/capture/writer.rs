@@ -1,0 +1,264 @@
+//! Writes pcapng: an interface per port, nanoseconds, and a comment where there is something to say.
+//!
+//! The same calls give the same bytes on every machine: little-endian, no host name, no clock.
+
+use softhca_wire::{
+    Envelope, EtherType, Ethernet, Frame, Gid, Grh, ICRC_LEN, Icrc, MacAddress, Network, Pfc,
+};
+use std::io::{self, Write};
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+
+const OPTION_END: u16 = 0;
+const COMMENT: u16 = 1;
+const PACKET_FLAGS: u16 = 2;
+const INTERFACE_NAME: u16 = 2;
+const INTERFACE_DESCRIPTION_TEXT: u16 = 3;
+const APPLICATION: u16 = 4;
+const RESOLUTION: u16 = 9;
+
+/// An interface of the capture that is being written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InterfaceId(u32);
+
+/// Which way a packet goes at the interface that sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heading {
+    /// It arrives.
+    In,
+    /// It leaves.
+    Out,
+}
+
+/// What stands around a transport packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Framing {
+    /// Ethernet, IP and UDP, as it was sealed for.
+    #[default]
+    V2,
+    /// Ethernet and GRH: RoCE v1. The ICRC is changed to fit; a wrong one stays wrong.
+    V1,
+}
+
+/// A pcapng file being written.
+///
+/// ```
+/// use softhca_trace::{Capture, CaptureWriter};
+/// let mut file = Vec::new();
+/// let mut writer = CaptureWriter::new(&mut file)?;
+/// writer.add_interface("alice", "10.0.0.1")?;
+/// assert_eq!(Capture::new(&file[..]).unwrap().count(), 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct CaptureWriter<W> {
+    output: W,
+    framing: Framing,
+    interfaces: u32,
+    /// The block at hand; kept to be used again.
+    block: Vec<u8>,
+}
+
+impl<W: Write> CaptureWriter<W> {
+    /// Starts a file of RoCEv2 frames.
+    pub fn new(output: W) -> io::Result<CaptureWriter<W>> {
+        CaptureWriter::with_framing(output, Framing::V2)
+    }
+
+    /// Starts a file whose packets are framed like this.
+    pub fn with_framing(output: W, framing: Framing) -> io::Result<CaptureWriter<W>> {
+        let mut writer = CaptureWriter { output, framing, interfaces: 0, block: Vec::new() };
+        writer.begin(SECTION_HEADER);
+        writer.words([0x1a2b_3c4d, 1, u32::MAX, u32::MAX]);
+        writer.option(APPLICATION, b"SoftHCA");
+        writer.end()?;
+        Ok(writer)
+    }
+
+    /// Adds an interface. Interfaces may come at any time before their first packet.
+    pub fn add_interface(&mut self, name: &str, description: &str) -> io::Result<InterfaceId> {
+        const ETHERNET: u32 = 1;
+        const NO_SNAP_LENGTH: u32 = 0;
+        self.begin(INTERFACE_DESCRIPTION);
+        self.words([ETHERNET, NO_SNAP_LENGTH]);
+        self.option(INTERFACE_NAME, name.as_bytes());
+        self.option(INTERFACE_DESCRIPTION_TEXT, description.as_bytes());
+        self.option(RESOLUTION, &[9]);
+        self.end()?;
+        self.interfaces += 1;
+        Ok(InterfaceId(self.interfaces - 1))
+    }
+
+    /// Writes a packet, from the BTH to the ICRC, with the headers that its envelope stands for.
+    pub fn packet(
+        &mut self,
+        time_ns: u64,
+        interface: InterfaceId,
+        heading: Heading,
+        envelope: &Envelope,
+        packet: &[u8],
+        comment: Option<&str>,
+    ) -> io::Result<()> {
+        let frame = match self.framing {
+            Framing::V2 => Frame::around(envelope, packet).to_vec(),
+            Framing::V1 => version_1(envelope, packet),
+        };
+        self.frame(time_ns, interface, heading, &frame, comment)
+    }
+
+    /// Writes a priority pause frame.
+    pub fn pause(
+        &mut self,
+        time_ns: u64,
+        interface: InterfaceId,
+        heading: Heading,
+        pause: &Pfc,
+        comment: Option<&str>,
+    ) -> io::Result<()> {
+        self.frame(time_ns, interface, heading, &pause.emit(), comment)
+    }
+
+    /// Writes an Ethernet frame, without its check sequence, as it is.
+    pub fn frame(
+        &mut self,
+        time_ns: u64,
+        InterfaceId(interface): InterfaceId,
+        heading: Heading,
+        frame: &[u8],
+        comment: Option<&str>,
+    ) -> io::Result<()> {
+        debug_assert!(interface < self.interfaces, "an interface of this file");
+        let length = frame.len() as u32;
+        self.begin(ENHANCED_PACKET);
+        self.words([interface, (time_ns >> 32) as u32, time_ns as u32, length, length]);
+        self.padded(frame);
+        if let Some(comment) = comment {
+            self.option(COMMENT, comment.as_bytes());
+        }
+        let direction: u32 = if heading == Heading::In { 1 } else { 2 };
+        self.option(PACKET_FLAGS, &direction.to_le_bytes());
+        self.end()
+    }
+
+    /// Hands everything that was written on to whoever stores it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+
+    /// What was written to.
+    pub fn into_inner(self) -> W {
+        self.output
+    }
+
+    /// Starts a block; its length is filled in at its end.
+    fn begin(&mut self, kind: u32) {
+        self.block.clear();
+        self.words([kind, 0]);
+    }
+
+    fn words<const N: usize>(&mut self, words: [u32; N]) {
+        self.block.extend(words.into_iter().flat_map(u32::to_le_bytes));
+    }
+
+    fn padded(&mut self, bytes: &[u8]) {
+        self.block.extend_from_slice(bytes);
+        self.block.resize(self.block.len().next_multiple_of(4), 0);
+    }
+
+    /// Adds an option; one that is too long for the format is cut.
+    fn option(&mut self, code: u16, value: &[u8]) {
+        let value = &value[..value.len().min(usize::from(u16::MAX))];
+        self.words([u32::from(code) | (value.len() as u32) << 16]);
+        self.padded(value);
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.words([OPTION_END.into()]);
+        let length = self.block.len() as u32 + 4;
+        self.words([length]);
+        self.block[4..8].copy_from_slice(&length.to_le_bytes());
+        self.output.write_all(&self.block)
+    }
+}
+
+/// The packet as RoCE v1 would frame it.
+fn version_1(envelope: &Envelope, packet: &[u8]) -> Vec<u8> {
+    let grh = Grh {
+        source: Gid::from(envelope.source),
+        destination: Gid::from(envelope.destination),
+        traffic_class: envelope.traffic_class,
+        flow_label: envelope.flow_label,
+        payload_length: packet.len() as u16,
+        hop_limit: envelope.hop_limit,
+    };
+    let mut sealed = packet.to_vec();
+    if let Ok((transport, found)) = Icrc::split(packet) {
+        let (right, version_1) = (Icrc::compute(envelope, transport), Icrc::compute_v1(&grh, transport));
+        // What was wrong with the ICRC stays wrong with it.
+        let icrc: [u8; ICRC_LEN] = std::array::from_fn(|i| version_1.0[i] ^ right.0[i] ^ found.0[i]);
+        sealed[transport.len()..].copy_from_slice(&icrc);
+    }
+    let ethernet = Ethernet {
+        destination: MacAddress::of(envelope.destination),
+        source: MacAddress::of(envelope.source),
+        vlan: None,
+        kind: EtherType::ROCE,
+    };
+    Frame { ethernet: Some(ethernet), network: Network::V1(grh), packet: &sealed, trailer: &[] }.to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Capture, Contents, Packet, Record};
+    use softhca_wire::{Bth, Opcode, Psn, Qpn};
+    use std::net::Ipv4Addr;
+
+    fn envelope() -> Envelope {
+        let host = |last| Ipv4Addr::new(10, 0, 0, last).into();
+        Envelope { identification: 0x1234, traffic_class: 2, ..Envelope::between(host(1), host(2)) }
+    }
+
+    fn sealed() -> Vec<u8> {
+        let opcode = Opcode::from_byte(0x04).expect("RC SEND_ONLY");
+        let mut packet = vec![0; Bth::LEN + 8 + ICRC_LEN];
+        Bth::new(opcode, Qpn::new(0x11), Psn::new(7)).emit(&mut packet);
+        Icrc::seal(&envelope(), &mut packet);
+        packet
+    }
+
+    fn read(file: &[u8]) -> Vec<Record> {
+        Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
+    }
+
+    fn is_intact(record: &Record) -> bool {
+        match Packet::new(record, 0).contents {
+            Contents::Roce(roce) => roce.intact,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        for framing in [Framing::V2, Framing::V1] {
+            let mut writer = CaptureWriter::with_framing(Vec::new(), framing).unwrap();
+            let alice = writer.add_interface("alice", "10.0.0.1").unwrap();
+            let bob = writer.add_interface("bob", "10.0.0.2").unwrap();
+            let time = 5_000_000_007;
+            writer.packet(time, alice, Heading::Out, &envelope(), &sealed(), Some("dropped")).unwrap();
+            let mut damaged = sealed();
+            damaged[14] ^= 1;
+            writer.packet(time + 1, bob, Heading::In, &envelope(), &damaged, None).unwrap();
+            let pause = Pfc { source: MacAddress([2, 0, 10, 0, 0, 1]), pause: [Some(9); 8] };
+            writer.pause(time + 2, bob, Heading::Out, &pause, None).unwrap();
+            let file = writer.into_inner();
+            let [first, second, third] = &read(&file)[..] else { panic!("three records") };
+            assert_eq!((first.time_ns, is_intact(first)), (time, true), "{framing:?}");
+            assert_eq!((second.time_ns, is_intact(second)), (time + 1, false), "{framing:?}");
+            assert_eq!(Packet::new(third, 0).contents, Contents::Pause(pause));
+            assert!(file.windows(7).any(|bytes| bytes == b"dropped"));
+        }
+    }
+}

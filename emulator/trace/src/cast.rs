@@ -1,0 +1,130 @@
+//! Who is who: the names that people know hosts, queue pairs and rules by.
+
+use softhca_fabric::{CableId, Direction, Endpoint, HostId, RuleId, World};
+use softhca_wire::{Psn, Qpn};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// The names of a run. What has no name is told by its number or address.
+#[derive(Clone, Debug, Default)]
+pub struct Cast {
+    hosts: BTreeMap<HostId, (String, IpAddr)>,
+    by_address: BTreeMap<IpAddr, HostId>,
+    cables: BTreeMap<CableId, [HostId; 2]>,
+    queue_pairs: BTreeMap<Endpoint, String>,
+    peers: BTreeMap<Endpoint, Endpoint>,
+    first_psns: BTreeMap<Endpoint, Psn>,
+    rules: BTreeMap<RuleId, String>,
+}
+
+impl Cast {
+    /// Nobody has a name yet.
+    pub fn new() -> Cast {
+        Cast::default()
+    }
+
+    /// The hosts, cables and known queue pairs of a world as it is now. The queue pairs of a host are
+    /// called by its name and a number, in the order of their roles: `alice.1`.
+    pub fn of(world: &World) -> Cast {
+        let mut cast = Cast::new();
+        for (id, host) in world.hosts() {
+            cast.name_host(id, host.name(), host.address());
+        }
+        for index in 0.. {
+            let Some(ends) = world.ends_of(CableId(index)) else { break };
+            cast.cables.insert(CableId(index), ends);
+        }
+        let mut counts = BTreeMap::new();
+        for flow in world.flows().iter() {
+            let at = flow.requester;
+            let count = counts.entry(at.address).and_modify(|count| *count += 1).or_insert(1);
+            let name = format!("{}.{count}", cast.host_at(at.address));
+            cast.name_queue_pair(at, &name);
+            cast.first_psns.insert(at, flow.first_psn);
+            if let Some(peer) = flow.responder {
+                cast.peers.insert(at, peer);
+            }
+        }
+        cast
+    }
+
+    /// Names a host.
+    pub fn name_host(&mut self, id: HostId, name: &str, address: IpAddr) {
+        self.hosts.insert(id, (name.to_owned(), address));
+        self.by_address.insert(address, id);
+    }
+
+    /// Names a queue pair.
+    pub fn name_queue_pair(&mut self, endpoint: Endpoint, name: &str) {
+        self.queue_pairs.insert(endpoint, name.to_owned());
+    }
+
+    /// Says which queue pair is at the other end of a connection, both ways.
+    pub fn connect(&mut self, first: Endpoint, second: Endpoint) {
+        self.peers.insert(first, second);
+        self.peers.insert(second, first);
+    }
+
+    /// Says where a queue pair's PSNs start.
+    pub fn start_at(&mut self, endpoint: Endpoint, first: Psn) {
+        self.first_psns.insert(endpoint, first);
+    }
+
+    /// Names a fault rule.
+    pub fn name_rule(&mut self, id: RuleId, name: &str) {
+        self.rules.insert(id, name.to_owned());
+    }
+
+    /// Every host with its address, in the order of their ids.
+    pub fn hosts(&self) -> impl Iterator<Item = (&str, IpAddr)> {
+        self.hosts.values().map(|(name, address)| (name.as_str(), *address))
+    }
+
+    /// What a host is called.
+    pub fn host(&self, id: HostId) -> String {
+        self.hosts.get(&id).map_or_else(|| format!("host{}", id.0), |(name, _)| name.clone())
+    }
+
+    /// What the host with this address is called.
+    pub fn host_at(&self, address: IpAddr) -> String {
+        self.by_address.get(&address).map_or_else(|| address.to_string(), |id| self.host(*id))
+    }
+
+    /// What a rule is called.
+    pub fn rule(&self, id: RuleId) -> String {
+        self.rules.get(&id).map_or_else(|| format!("rule {}", id.0), |name| format!("{name:?}"))
+    }
+
+    /// The address of a host, if it has a name.
+    pub fn address(&self, id: HostId) -> Option<IpAddr> {
+        self.hosts.get(&id).map(|(_, address)| *address)
+    }
+
+    /// The address of the host that a direction of a cable starts at, and of the one that it leads to.
+    pub fn ends(&self, cable: CableId, direction: Direction) -> Option<[IpAddr; 2]> {
+        let [first, second] = *self.cables.get(&cable)?;
+        let ends = [self.address(first)?, self.address(second)?];
+        Some(if direction == Direction::Forward { ends } else { [ends[1], ends[0]] })
+    }
+
+    /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.
+    pub(crate) fn heading(&self, address: IpAddr, qpn: Option<Qpn>) -> String {
+        let known = self.by_address.contains_key(&address);
+        let name = qpn.and_then(|qpn| self.queue_pairs.get(&Endpoint { address, qpn }));
+        match (name, qpn) {
+            (Some(name), _) => format!("{name} ({address})"),
+            (None, Some(qpn)) if known => format!("{} qp {qpn} ({address})", self.host_at(address)),
+            (None, Some(qpn)) => format!("{address} qp {qpn}"),
+            (None, None) if known => format!("{} ({address})", self.host_at(address)),
+            (None, None) => address.to_string(),
+        }
+    }
+
+    pub(crate) fn peer(&self, of: Endpoint) -> Option<Endpoint> {
+        self.peers.get(&of).copied()
+    }
+
+    pub(crate) fn first_psn(&self, of: Endpoint) -> Option<Psn> {
+        self.first_psns.get(&of).copied()
+    }
+}

@@ -1,0 +1,118 @@
+//! The text ladder: two sides, and between them what one told the other.
+//!
+//! [`Ladders`] gathers what cards, cables and captures tell, from wherever it comes; it yields one
+//! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
+
+mod draw;
+mod flow;
+mod gather;
+mod label;
+mod tell;
+
+pub use draw::{Paint, Style};
+pub use gather::Ladders;
+
+/// The left or the right of a ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// Whoever is heard of first.
+    Left,
+    /// The other.
+    Right,
+}
+
+impl Side {
+    /// The side across.
+    pub const fn across(self) -> Side {
+        match self {
+            Side::Left => Side::Right,
+            Side::Right => Side::Left,
+        }
+    }
+}
+
+/// How good or bad the news is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tone {
+    /// As expected.
+    #[default]
+    Plain,
+    /// Something succeeded.
+    Good,
+    /// Something is done again, or a rule interfered.
+    Odd,
+    /// Something failed.
+    Bad,
+}
+
+/// Whether a packet reaches the other side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It does, as far as is known.
+    Arrives,
+    /// It is lost on the way.
+    Lost,
+}
+
+/// What a step shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// A packet, or several alike.
+    Arrow {
+        /// What it is: `WRITE_FIRST +0`.
+        label: String,
+        /// What is in it: `1024 B`. May be empty.
+        detail: String,
+        /// What happened to it on the way. May be empty.
+        remark: String,
+        /// Whether it arrives.
+        fate: Fate,
+    },
+    /// Something that happened at one side.
+    Note(String),
+}
+
+/// One step of a ladder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// When, in nanoseconds.
+    pub time_ns: i64,
+    /// Where it starts.
+    pub side: Side,
+    /// How many work requests begin (above zero) or end (below) with it, left and right.
+    pub bars: [i32; 2],
+    /// How good the news is.
+    pub tone: Tone,
+    /// What is shown.
+    pub sight: Sight,
+}
+
+/// Everything that was seen of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ladder {
+    /// The names of the two sides.
+    pub names: [String; 2],
+    /// The queue pair numbers of the two sides, where known.
+    pub numbers: [Option<softhca_wire::Qpn>; 2],
+    /// What happened, in order.
+    pub steps: Vec<Step>,
+}
+
+impl Ladder {
+    /// Whether one side is this queue pair: its number, decimal or with `0x`, or its name.
+    pub fn involves(&self, queue_pair: &str) -> bool {
+        let number = match queue_pair.strip_prefix("0x") {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => queue_pair.parse(),
+        };
+        let numbers = self.numbers.iter().flatten();
+        let named = |name: &String| name.split(' ').next() == Some(queue_pair);
+        number.is_ok_and(|number| numbers.clone().any(|qpn| qpn.value() == number))
+            || self.names.iter().any(named)
+    }
+
+    /// Leaves out what happened before `from` and after `to`, in nanoseconds.
+    pub fn keep(&mut self, from: i64, to: i64) {
+        self.steps.retain(|step| (from..=to).contains(&step.time_ns));
+    }
+}

@@ -1,0 +1,172 @@
+//! Maps events and faults to the names of the log. Every variant is here, or it does not compile.
+
+use super::vocabulary::{Change, PacketData, What};
+use crate::Cast;
+use crate::words::{self, slug};
+use softhca_engine::{AsyncEvent, Event, Packet, Reason};
+use softhca_fabric::{CableId, Cause, Effect, Fault};
+use softhca_queue::{Completion, CompletionFlags};
+use softhca_wire::Syndrome;
+
+fn packet(packet: &Packet) -> PacketData {
+    let rnr_wait = match packet.syndrome {
+        Some(Syndrome::RnrNak(timer)) => Some(timer.nanoseconds()),
+        _ => None,
+    };
+    PacketData {
+        opcode: packet.opcode.to_string().into(),
+        psn: packet.psn.value(),
+        dest_qp: packet.destination.value(),
+        payload: packet.payload,
+        syndrome: packet.syndrome.map(|syndrome| match syndrome {
+            Syndrome::Ack(_) => "ack".into(),
+            Syndrome::RnrNak(_) => "rnr-nak".into(),
+            Syndrome::Nak(_) => slug(&syndrome).into(),
+        }),
+        rnr_wait,
+        peer: packet.peer,
+    }
+}
+
+fn completed(cq: u32, completion: &Completion, reason: Reason) -> What {
+    let has = |flag| completion.flags.contains(flag);
+    let source = completion.source.value();
+    What::WorkCompleted {
+        qp: completion.queue_pair.value(),
+        id: completion.id,
+        operation: completion.operation.name().into(),
+        status: completion.status.name().into(),
+        bytes: completion.bytes,
+        immediate: has(CompletionFlags::IMMEDIATE).then_some(completion.immediate),
+        invalidated: has(CompletionFlags::INVALIDATED).then_some(completion.immediate),
+        source_qp: (source != 0).then_some(source),
+        cq,
+        reason: slug(&reason).into(),
+        vendor_error: completion.vendor_error,
+    }
+}
+
+fn number(event: &AsyncEvent) -> Option<u32> {
+    match *event {
+        AsyncEvent::CompletionQueueError(cq) => Some(cq.0),
+        AsyncEvent::QueuePairFatal(qp)
+        | AsyncEvent::QueuePairRequestError(qp)
+        | AsyncEvent::QueuePairAccessError(qp)
+        | AsyncEvent::CommunicationEstablished(qp)
+        | AsyncEvent::SendQueueDrained(qp)
+        | AsyncEvent::LastWorkRequestReached(qp) => Some(qp.value()),
+        AsyncEvent::SharedReceiveQueueError(srq) | AsyncEvent::SharedReceiveQueueLimit(srq) => Some(srq.0),
+        AsyncEvent::PortActive | AsyncEvent::PortDown | AsyncEvent::GidChange | AsyncEvent::DeviceFatal => {
+            None
+        }
+    }
+}
+
+/// The sentence of a reason, where there is something to say.
+fn why(reason: &Reason) -> Option<String> {
+    (*reason != Reason::None).then(|| reason.to_string())
+}
+
+/// What an event is in the log, and why it happened.
+pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
+    let mut trigger = None;
+    let what = match *event {
+        Event::WorkStarted { qp, id, operation, bytes, first, packets } => What::WorkStarted {
+            qp: qp.value(),
+            id,
+            operation: operation.name().into(),
+            bytes,
+            first_psn: first.value(),
+            packets,
+        },
+        Event::PacketSent { qp, packet: sent, work, again } => {
+            What::PacketSent { qp: qp.value(), packet: packet(&sent), work, again }
+        }
+        Event::PacketReceived { qp, packet: received } => {
+            What::PacketReceived { qp: qp.value(), packet: packet(&received) }
+        }
+        Event::PacketDropped { qp, packet: dropped, reason } => {
+            trigger = Some(reason.to_string());
+            let packet = dropped.as_ref().map(packet);
+            What::PacketDropped { qp: qp.value(), packet, reason: slug(&reason).into() }
+        }
+        Event::DuplicateAnswered { qp, psn, opcode } => {
+            let opcode = opcode.to_string().into();
+            What::DuplicateAnswered { qp: qp.value(), psn: psn.value(), opcode }
+        }
+        Event::Refused { qp, psn, refusal } => {
+            trigger = Some(refusal.to_string());
+            What::RequestRefused { qp: qp.value(), psn: psn.value(), reason: slug(&refusal).into() }
+        }
+        Event::WentBack { qp, to, cause, retries_left } => {
+            let cause = slug(&cause).into();
+            What::WentBack { qp: qp.value(), to_psn: to.value(), cause, retries_left }
+        }
+        Event::RnrWaitStarted { qp, psn, until, retries_left } => {
+            What::RnrWaitStarted { qp: qp.value(), psn: psn.value(), until: until.nanos(), retries_left }
+        }
+        Event::AckTimedOut { qp, oldest } => What::AckTimedOut { qp: qp.value(), oldest_psn: oldest.value() },
+        Event::MemoryWritten { qp, key, address, length, psn } => {
+            What::MemoryWritten { qp: qp.value(), key, address, length, psn: psn.value() }
+        }
+        Event::StateChanged { qp, from, to, reason } => {
+            trigger = why(&reason);
+            let (from, to) = (from.name().into(), to.name().into());
+            What::StateChanged { qp: qp.value(), from, to, reason: slug(&reason).into() }
+        }
+        Event::Completed { cq, completion, reason } => {
+            trigger = why(&reason);
+            completed(cq.0, &completion, reason)
+        }
+        Event::Retired { qp, id } => What::WorkRetired { qp: qp.value(), id },
+        Event::Notified { cq } => What::Notified { cq: cq.0 },
+        Event::Raised { client, event } => What::AsyncEvent {
+            client: client.map(|client| client.0),
+            event: words::async_event(&event).into(),
+            number: number(&event),
+        },
+        Event::ClientFaulted { client, qp, why } => {
+            trigger = Some(why.to_string());
+            let softhca_queue::Impossible { index, from, to } = why;
+            What::ClientFaulted { client: client.0, qp: qp.value(), index, from, to }
+        }
+    };
+    (what, trigger)
+}
+
+fn change(effect: &Effect) -> Change {
+    match *effect {
+        Effect::Dropped { copies } => Change::Dropped { copies },
+        Effect::Duplicated { copies } => Change::Duplicated { copies },
+        Effect::HeldBack { by } => Change::HeldBack { by: by.get() },
+        Effect::Delayed { ns } => Change::Delayed { ns },
+        Effect::Corrupted { bit, seal } => Change::Corrupted { bit, seal: slug(&seal).into() },
+        Effect::MarkedCe => Change::MarkedCe,
+        Effect::Rewritten { field, from, to } => Change::Rewritten { field: slug(&field).into(), from, to },
+        Effect::LinkCut { cut, until_ns } => Change::LinkCut { cut: slug(&cut).into(), until: until_ns },
+    }
+}
+
+/// What a fault is in the log, and who did it.
+pub(super) fn of_fault(cable: CableId, fault: &Fault, cast: &Cast) -> (What, Option<String>) {
+    let sighting = &fault.sighting;
+    let (cause, rule) = match fault.cause {
+        Cause::Rule(id) => ("rule", Some(id.0)),
+        Cause::LinkDown => ("link-down", None),
+        Cause::TooBig => ("too-big", None),
+    };
+    let what = What::Fault {
+        cable: cable.0,
+        direction: slug(&fault.direction).into(),
+        cause: cause.into(),
+        rule,
+        effect: change(&fault.effect),
+        class: slug(&sighting.class).into(),
+        opcode: sighting.opcode.map(|opcode| opcode.to_string().into()),
+        psn: sighting.psn.map(|psn| psn.value()),
+        relative_psn: sighting.relative_psn,
+        role: sighting.role.map(|role| role.0),
+        transmission: sighting.transmission,
+    };
+    (what, Some(words::fault(fault, cast)))
+}

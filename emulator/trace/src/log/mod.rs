@@ -1,0 +1,126 @@
+//! The event log: JSON lines in the manner of qlog, one object per event, the same bytes in every run.
+//!
+//! [`vocabulary`] declares every name with its fields; the reference page is checked against it.
+
+mod entry;
+mod reader;
+mod vocabulary;
+
+pub use reader::{EventLogReader, LogCause, LogError};
+pub use vocabulary::{Change, Name, PacketData, VOCABULARY, What};
+
+use crate::Cast;
+use serde::{Deserialize, Serialize};
+use softhca_engine::{Event, Instant};
+use softhca_fabric::{CableId, Fault, HostId, Observer};
+use std::io::{self, Write};
+use std::net::IpAddr;
+
+/// What the first line of a log calls itself.
+pub const FORMAT: &str = "softhca-events";
+/// The version of the format. It changes whenever a name or a field does.
+pub const VERSION: u32 = 1;
+
+/// The first line of a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// What the run was about.
+    pub title: String,
+    /// The hosts whose cards tell.
+    pub vantage_points: Vec<VantagePoint>,
+}
+
+/// A host whose card tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VantagePoint {
+    /// Its name.
+    pub host: String,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// Every other line of a log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When, in nanoseconds since the start.
+    pub time: u64,
+    /// Where: the name of the host; for a fault that of the sender.
+    pub host: String,
+    /// What: the keys `name` and `data`.
+    #[serde(flatten)]
+    pub what: What,
+    /// Why, as a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trigger: Option<String>,
+}
+
+/// Writes an event log. As an [`Observer`] it watches a world; anybody else calls [`EventLog::card`] and
+/// [`EventLog::fault`].
+///
+/// Call [`EventLog::finish`] at the end: it tells whether all could be written.
+#[derive(Debug)]
+pub struct EventLog<W> {
+    output: W,
+    cast: Cast,
+    failure: Option<io::Error>,
+}
+
+impl<W: Write> EventLog<W> {
+    /// Starts a log with its first line. The vantage points are the hosts that have a name by now.
+    pub fn new(output: W, title: &str, cast: Cast) -> EventLog<W> {
+        let vantage_points =
+            cast.hosts().map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
+        let header = Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points };
+        let mut log = EventLog { output, cast, failure: None };
+        log.line(&header);
+        log
+    }
+
+    /// A card told an event.
+    pub fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        let (what, trigger) = entry::of_event(event);
+        self.line(&Entry { time: now.nanos(), host: self.cast.host(host), what, trigger });
+    }
+
+    /// A fault happened to a frame on a cable.
+    pub fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        let ends = self.cast.ends(cable, fault.direction);
+        let host = ends.map_or(String::new(), |[sender, _]| self.cast.host_at(sender));
+        let (what, trigger) = entry::of_fault(cable, fault, &self.cast);
+        self.line(&Entry { time: now.nanos(), host, what, trigger });
+    }
+
+    /// Hands everything on. The first thing that could not be written is the error.
+    pub fn finish(&mut self) -> io::Result<()> {
+        match self.failure.take() {
+            Some(failure) => Err(failure),
+            None => self.output.flush(),
+        }
+    }
+
+    /// What was written to.
+    pub fn into_inner(self) -> W {
+        self.output
+    }
+
+    fn line(&mut self, object: &impl Serialize) {
+        if self.failure.is_none() {
+            let written = serde_json::to_writer(&mut self.output, object).map_err(io::Error::from);
+            self.failure = written.and_then(|()| self.output.write_all(b"\n")).err();
+        }
+    }
+}
+
+impl<W: Write> Observer for EventLog<W> {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        EventLog::card(self, now, host, event);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        EventLog::fault(self, now, cable, fault);
+    }
+}

@@ -1,0 +1,121 @@
+//! Facts of the fabric as words: sentences for people, short names for programs.
+
+use crate::Cast;
+use softhca_engine::AsyncEvent;
+use softhca_fabric::{Cause, Cut, Effect, Fault, Seal};
+use std::fmt::Debug;
+
+/// The name of an enum's variant as programs read it: `ResponseGap` is `response-gap`, and a variant inside
+/// of another follows it: `refused/gap`. Taken from the derived `Debug`, so that no list is kept twice.
+pub(crate) fn slug(value: &impl Debug) -> String {
+    let text = format!("{value:?}");
+    let mut slug = String::new();
+    for (depth, part) in text.split('(').enumerate() {
+        let name: String = part.chars().take_while(char::is_ascii_alphanumeric).collect();
+        if !name.starts_with(|first: char| first.is_ascii_uppercase()) {
+            break;
+        }
+        if depth > 0 {
+            slug.push('/');
+        }
+        for (at, character) in name.chars().enumerate() {
+            if at > 0 && character.is_ascii_uppercase() {
+                slug.push('-');
+            }
+            slug.push(character.to_ascii_lowercase());
+        }
+        if name.len() < part.trim_end().len() {
+            break;
+        }
+    }
+    slug
+}
+
+/// The name of an asynchronous event, as `enum ibv_event_type` has it without its prefix.
+pub(crate) const fn async_event(event: &AsyncEvent) -> &'static str {
+    match event {
+        AsyncEvent::CompletionQueueError(_) => "CQ_ERR",
+        AsyncEvent::QueuePairFatal(_) => "QP_FATAL",
+        AsyncEvent::QueuePairRequestError(_) => "QP_REQ_ERR",
+        AsyncEvent::QueuePairAccessError(_) => "QP_ACCESS_ERR",
+        AsyncEvent::CommunicationEstablished(_) => "COMM_EST",
+        AsyncEvent::SendQueueDrained(_) => "SQ_DRAINED",
+        AsyncEvent::LastWorkRequestReached(_) => "QP_LAST_WQE_REACHED",
+        AsyncEvent::SharedReceiveQueueError(_) => "SRQ_ERR",
+        AsyncEvent::SharedReceiveQueueLimit(_) => "SRQ_LIMIT_REACHED",
+        AsyncEvent::PortActive => "PORT_ACTIVE",
+        AsyncEvent::PortDown => "PORT_ERR",
+        AsyncEvent::GidChange => "GID_CHANGE",
+        AsyncEvent::DeviceFatal => "DEVICE_FATAL",
+    }
+}
+
+/// What was done to a packet.
+pub(crate) fn effect(fault: &Fault) -> String {
+    match fault.effect {
+        Effect::Dropped { copies: 0 } => "dropped".into(),
+        Effect::Dropped { copies } => format!("dropped with {copies} duplicates"),
+        Effect::Duplicated { copies: 1 } => "duplicated".into(),
+        Effect::Duplicated { copies } => format!("duplicated {copies} times"),
+        Effect::HeldBack { by } => format!("held back behind {by}"),
+        Effect::Delayed { ns } => format!("delayed {}", duration(ns)),
+        Effect::Corrupted { bit, seal: Seal::Stale } => format!("bit {bit} flipped"),
+        Effect::Corrupted { bit, seal: Seal::Repaired } => format!("bit {bit} flipped, ICRC repaired"),
+        Effect::MarkedCe => "marked CE".into(),
+        Effect::Rewritten { field, from, to } => format!("{} {from:#x} made {to:#x}", slug(&field)),
+        Effect::LinkCut { cut, until_ns } => {
+            let ways = if cut == Cut::BothWays { "both ways" } else { "one way" };
+            format!("link cut {ways} until {}", duration(until_ns))
+        }
+    }
+}
+
+/// Who did it.
+pub(crate) fn cause(fault: &Fault, cast: &Cast) -> String {
+    match fault.cause {
+        Cause::Rule(id) => cast.rule(id),
+        Cause::LinkDown => "the link: it is down".into(),
+        Cause::TooBig => "the line: larger than its MTU".into(),
+    }
+}
+
+/// What was done to a packet, and who did it.
+pub(crate) fn fault(fault: &Fault, cast: &Cast) -> String {
+    format!("{} by {}", effect(fault), cause(fault, cast))
+}
+
+/// A time in the largest unit that leaves it readable.
+pub(crate) fn duration(ns: u64) -> String {
+    let (unit, name) = match ns {
+        0..1_000 => return format!("{ns} ns"),
+        1_000..1_000_000 => (1_000, "µs"),
+        1_000_000..1_000_000_000 => (1_000_000, "ms"),
+        _ => (1_000_000_000, "s"),
+    };
+    // Three digits are enough for people.
+    let thousandths = ns / (unit / 1_000);
+    let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
+    format!("{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_engine::{DropReason, Reason, Refusal, State};
+    use softhca_wire::Psn;
+
+    #[test]
+    fn variants_have_short_names() {
+        let psn = Psn::new(1);
+        assert_eq!(slug(&Reason::TimedOut { psn }), "timed-out");
+        assert_eq!(slug(&Reason::Refused(Refusal::Gap { missing: psn, got: psn })), "refused/gap");
+        assert_eq!(slug(&DropReason::StateDoesNotReceive(State::Error)), "state-does-not-receive/error");
+        assert_eq!(slug(&DropReason::BadIcrc), "bad-icrc");
+    }
+
+    #[test]
+    fn durations_are_readable() {
+        let shown = [0, 999, 1_000, 1_500, 655_360_000, 2_000_000_001].map(duration);
+        assert_eq!(shown, ["0 ns", "999 ns", "1 µs", "1.5 µs", "655.36 ms", "2 s"]);
+    }
+}

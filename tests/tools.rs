@@ -1,0 +1,35 @@
+//! Tests that need a program which may not be there.
+//!
+//! The test targets that have some run under libtest-mimic: a test whose program is missing says so and is
+//! counted as ignored. With SOFTHCA_REQUIRE_TOOLS=1, as in CI, it fails instead.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::{Command, ExitCode, Stdio};
+
+/// Whether a program can be started.
+pub fn is_installed(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok()
+}
+
+/// A test that needs `program`. What fails in it panics.
+pub fn needs(program: &'static str, name: &str, test: fn()) -> Trial {
+    if is_installed(program) {
+        return Trial::test(name, move || {
+            test();
+            Ok(())
+        });
+    }
+    let reason = format!("{program} is not installed");
+    if std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
+        return Trial::test(name, || Err(Failed::from(reason)));
+    }
+    eprintln!("skipped: {reason}");
+    Trial::test(name, || Ok(())).with_ignored_flag(true)
+}
+
+/// Runs the tests as the arguments of the process ask for.
+pub fn run(tests: Vec<Trial>) -> ExitCode {
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}

@@ -1,0 +1,320 @@
+//! tshark reads what we write: every opcode that a card emits, field by field as we read it ourselves.
+//!
+//! tshark shows the ICRC and does not check it, so agreeing on it means to see the bytes that we computed.
+
+use softhca_engine::{AddressVector, QpKind, SrqInit};
+use softhca_fabric::{Action, QpOptions, Repeat, Selector, Span, World};
+use softhca_queue::{Datagram, Operation, Receive, SendRequest, SendTrailer};
+use softhca_tests::pair::{Pair, Setup};
+use softhca_tests::tools;
+use softhca_trace::{
+    Capture, CaptureWriter, Cast, Contents, Framing, Heading, Packet, Points, Record, Roce, Tap,
+};
+use softhca_wire::{
+    Bth, Envelope, Icrc, MacAddress, Opcode, Operation as WireOperation, Pfc, Psn, Qpn, QueueKey, RemoteKey,
+    Service,
+};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::rc::Rc;
+
+const KEY: QueueKey = QueueKey(0x1234_5678);
+
+fn main() -> ExitCode {
+    tools::run(vec![
+        tools::needs("tshark", "every_opcode_is_read_alike", every_opcode_is_read_alike),
+        tools::needs("tshark", "version_1_is_read_alike", version_1_is_read_alike),
+        tools::needs("tshark", "rules_leave_a_comment", rules_leave_a_comment),
+        tools::needs(
+            "tshark",
+            "pauses_notifications_and_comments_are_seen",
+            pauses_notifications_and_comments,
+        ),
+    ])
+}
+
+/// What passes the cable of a world while `act` runs.
+fn captured(mut pair: Pair, framing: Framing, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
+    let writer = CaptureWriter::with_framing(Vec::new(), framing).expect("a capture");
+    let tap = Tap::new(writer, Cast::of(&pair.world), Points::Senders).expect("a capture");
+    let tap = Rc::new(RefCell::new(tap));
+    pair.world.observe(tap.clone());
+    act(&mut pair);
+    pair.run();
+    pair.world.observe(());
+    let mut tap = Rc::into_inner(tap).expect("the world let go of it").into_inner();
+    tap.finish().expect("a whole capture");
+    tap.into_inner()
+}
+
+/// SENDs and WRITEs of one and of several packets, with and without immediate data.
+fn sends_and_writes(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    for length in [5, 3000] {
+        let gather = [a.sge(0, length)];
+        for trailer in [SendTrailer::None, SendTrailer::Immediate(0x0102_0304)] {
+            pair.post_receive(1, 0, 4096);
+            pair.post(1, Operation::Send(trailer), &gather);
+        }
+        for immediate in [None, Some(0x0506_0708)] {
+            pair.post_receive(1, 0, 4096);
+            pair.post(2, Operation::Write { remote: b.remote(64), immediate }, &gather);
+        }
+        pair.world.run();
+    }
+}
+
+/// READs of one and of several packets, and both atomics.
+fn reads_and_atomics(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    pair.post_read(1, 0, 0, 5);
+    pair.post_read(2, 0, 0, 3000);
+    pair.post(3, Operation::FetchAdd { remote: b.remote(8), add: 3 }, &[a.sge(0, 8)]);
+    pair.post(4, Operation::CompareSwap { remote: b.remote(8), compare: 3, swap: 1 << 40 }, &[a.sge(0, 8)]);
+}
+
+/// A SEND with invalidate, which the peer refuses: it has no such key.
+fn invalidation(pair: &mut Pair, length: u32) {
+    pair.post_receive(1, 0, 4096);
+    let gather = [pair.a.sge(0, length)];
+    pair.post(1, Operation::Send(SendTrailer::Invalidate(RemoteKey(0x77))), &gather);
+}
+
+/// Datagrams with and without immediate data.
+fn datagrams() -> Vec<u8> {
+    captured(Pair::new(), Framing::V2, |pair| {
+        let qps = [pair.a, pair.b].map(|end| {
+            let mut verbs = pair.world.on(end.host);
+            let options = QpOptions::default();
+            let qp = verbs.create_queue_pair(QpKind::Ud, end.domain, end.cq, options).unwrap();
+            verbs.start_datagrams(qp, KEY, Psn::new(77)).unwrap();
+            qp
+        });
+        let vector = AddressVector::to(pair.world.host(pair.b.host).address().into());
+        let handle = pair.world.on(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
+        let (gather, scatter) = ([pair.a.sge(0, 101)], [pair.b.sge(0, 200)]);
+        for trailer in [SendTrailer::None, SendTrailer::Immediate(9)] {
+            pair.world.on(pair.b.host).post_receive(qps[1], &Receive { id: 1, scatter: &scatter }).unwrap();
+            let mut request = SendRequest::new(1, Operation::Send(trailer), &gather);
+            request.datagram = Datagram { address_handle: handle.0, queue_pair: qps[1], queue_key: KEY };
+            pair.world.on(pair.a.host).post_send(qps[0], &request).unwrap();
+        }
+    })
+}
+
+/// The pair with an XRC connection in place of its own, and the number of the receive queue behind it.
+fn extended() -> (Pair, u32) {
+    let mut pair = Pair::new();
+    let (a, b) = (pair.a, pair.b);
+    let mut options = QpOptions { entries: 32, ..QpOptions::default() };
+    let mut verbs = pair.world.on(b.host);
+    let domain = verbs.open_xrc_domain().unwrap();
+    let init = SrqInit { domain: b.domain, limit: 0, extended: Some((b.cq, domain)) };
+    let srq = verbs.create_shared_receive_queue(init, 64, 4).unwrap();
+    let scatter = [b.sge(0, 4096)];
+    for id in 0..16 {
+        verbs.post_shared_receive(srq, &Receive { id, scatter: &scatter }).unwrap();
+    }
+    options.xrc_domain = Some(domain);
+    pair.b.qp = verbs.create_queue_pair(QpKind::XrcTarget, b.domain, b.cq, options).unwrap();
+    options.xrc_domain = None;
+    pair.a.qp =
+        pair.world.on(a.host).create_queue_pair(QpKind::XrcInitiator, a.domain, a.cq, options).unwrap();
+    let connection = Setup::default().connection;
+    World::connect(&mut pair.world, (a.host, pair.a.qp), (b.host, pair.b.qp), &connection).unwrap();
+    (pair, srq.0)
+}
+
+fn extended_operations() -> Vec<u8> {
+    let (pair, number) = extended();
+    captured(pair, Framing::V2, |pair| {
+        let (a, b) = (pair.a, pair.b);
+        let mut post = |operation, length| {
+            let gather = [a.sge(0, length)];
+            let mut request = SendRequest::new(1, operation, &gather);
+            request.shared_receive_queue = number;
+            pair.world.on(a.host).post_send(a.qp, &request).unwrap();
+            pair.world.run();
+        };
+        for length in [5, 3000] {
+            post(Operation::Send(SendTrailer::None), length);
+            post(Operation::Send(SendTrailer::Immediate(1)), length);
+            post(Operation::Write { remote: b.remote(0), immediate: None }, length);
+            post(Operation::Write { remote: b.remote(0), immediate: Some(2) }, length);
+            post(Operation::Read { remote: b.remote(0) }, length);
+        }
+        post(Operation::FetchAdd { remote: b.remote(0), add: 1 }, 8);
+        post(Operation::CompareSwap { remote: b.remote(0), compare: 1, swap: 2 }, 8);
+    })
+}
+
+/// A refusal for want of a receive.
+fn not_ready(pair: &mut Pair) {
+    pair.post_send(1, 0, 10);
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    pair.post_receive(1, 0, 100);
+}
+
+fn records(file: &[u8]) -> Vec<Record> {
+    Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
+}
+
+const FIELDS: [&str; 16] = [
+    "_ws.malformed",
+    "frame.time_epoch",
+    "infiniband.bth.opcode",
+    "infiniband.bth.destqp",
+    "infiniband.bth.psn",
+    "infiniband.bth.a",
+    "infiniband.bth.padcnt",
+    "infiniband.reth.va",
+    "infiniband.reth.r_key",
+    "infiniband.reth.dmalen",
+    "infiniband.aeth.syndrome",
+    "infiniband.aeth.msn",
+    "infiniband.deth.q_key",
+    "infiniband.deth.srcqp",
+    "infiniband.immdt",
+    "infiniband.invariant.crc",
+];
+
+/// These fields of every packet, as tshark reads them.
+fn tshark(name: &str, file: &[u8], fields: &[&str]) -> Vec<Vec<String>> {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name).with_extension("pcapng");
+    std::fs::write(&path, file).expect("a file in the target folder");
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(&path).args(["-n", "-T", "fields", "-E", "separator=|", "-E", "occurrence=f"]);
+    // What guesses at payloads would take our bytes for its own.
+    for protocol in ["rpcordma", "smb_direct", "nvme-rdma", "lnet", "iser", "infiniband_sdp", "smc", "fcoib"]
+    {
+        command.args(["--disable-protocol", protocol]);
+    }
+    for field in fields {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect()
+}
+
+/// A number as tshark prints it, decimal or hexadecimal, or with colons where it is bytes.
+fn number(text: &str) -> Option<u64> {
+    let text = text.replace(':', "");
+    match text.strip_prefix("0x") {
+        _ if text.is_empty() => None,
+        Some(digits) => Some(u64::from_str_radix(digits, 16).expect("a number")),
+        None => Some(text.parse().expect("a number")),
+    }
+}
+
+/// The same fields as we read them.
+fn ours(roce: &Roce<'_>) -> [Option<u64>; 14] {
+    let header = &roce.transport.header;
+    let bth = header.bth;
+    [
+        Some(bth.opcode.byte().into()),
+        Some(bth.destination.value().into()),
+        Some(bth.psn.value().into()),
+        Some(bth.ack_request.into()),
+        Some(bth.pad.into()),
+        header.reth.map(|reth| reth.address).or(header.atomic.map(|atomic| atomic.address)),
+        header.reth.map(|reth| reth.key.0.into()).or(header.atomic.map(|atomic| atomic.key.0.into())),
+        header.reth.map(|reth| reth.length.into()),
+        header.aeth.map(|aeth| aeth.syndrome.byte().into()),
+        header.aeth.map(|aeth| aeth.msn.into()),
+        header.deth.map(|deth| deth.queue_key.0.into()),
+        header.deth.map(|deth| deth.source.value().into()),
+        header.immediate.map(|immediate| immediate.0.into()),
+        Some(u32::from_be_bytes(roce.frame.icrc().0).into()),
+    ]
+}
+
+/// Compares every packet of a file and adds its opcodes to those seen.
+fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
+    let records = records(file);
+    let lines = tshark(name, file, &FIELDS);
+    assert_eq!(records.len(), lines.len(), "{name}");
+    for (record, line) in records.iter().zip(lines) {
+        let packet = Packet::new(record, 0);
+        let Contents::Roce(roce) = &packet.contents else { panic!("{name}: {packet}") };
+        assert!(roce.intact, "{name}: {packet}");
+        assert_eq!(line[0], "", "tshark calls this malformed: {packet}");
+        let seconds = format!("{}.{:09}", record.time_ns / 1_000_000_000, record.time_ns % 1_000_000_000);
+        assert_eq!(line[1], seconds);
+        let expected = ours(roce);
+        // Of XRC, tshark knows no more than the BTH.
+        let is_extended = roce.transport.header.bth.opcode.service() == Service::Xrc;
+        let known = if is_extended { 5 } else { expected.len() };
+        for (index, field) in FIELDS[2..].iter().enumerate().take(known) {
+            let text = &line[index + 2];
+            let theirs = match *field {
+                "infiniband.immdt" if !text.is_empty() => {
+                    Some(u64::from_str_radix(&text.replace(':', ""), 16).expect("bytes"))
+                }
+                _ => number(text),
+            };
+            assert_eq!(theirs, expected[index], "{name}: {field}: {packet}\n{line:?}");
+        }
+        seen.insert(roce.transport.header.bth.opcode);
+    }
+}
+
+fn every_opcode_is_read_alike() {
+    let mut seen = BTreeSet::new();
+    let rc = |act: fn(&mut Pair)| captured(Pair::new(), Framing::V2, act);
+    compare("rc_data", &rc(sends_and_writes), &mut seen);
+    compare("rc_reads", &rc(reads_and_atomics), &mut seen);
+    compare("rc_invalidate_one", &rc(|pair| invalidation(pair, 5)), &mut seen);
+    compare("rc_invalidate_many", &rc(|pair| invalidation(pair, 3000)), &mut seen);
+    compare("rc_not_ready", &rc(not_ready), &mut seen);
+    let uc = Setup::default().kind(QpKind::Uc).build();
+    compare("uc_data", &captured(uc, Framing::V2, sends_and_writes), &mut seen);
+    compare("ud_data", &datagrams(), &mut seen);
+    let never = [WireOperation::Flush, WireOperation::AtomicWrite, WireOperation::CongestionNotification];
+    let expected: BTreeSet<Opcode> = Opcode::all()
+        .filter(|opcode| opcode.service() != Service::Xrc && !never.contains(&opcode.operation()))
+        .collect();
+    assert_eq!(seen, expected);
+    let mut extended = BTreeSet::new();
+    compare("xrc_data", &extended_operations(), &mut extended);
+    assert!(extended.iter().all(|opcode| opcode.service() == Service::Xrc));
+    assert_eq!(extended.len(), 21, "{extended:?}");
+}
+
+fn version_1_is_read_alike() {
+    let file = captured(Pair::new(), Framing::V1, sends_and_writes);
+    compare("rc_version_1", &file, &mut BTreeSet::new());
+}
+
+fn rules_leave_a_comment() {
+    let mut pair = Pair::new();
+    let selector = Selector { psn: Some(Span::exactly(1)), ..Selector::default() };
+    pair.rule(selector, Repeat::times(1), Action::Drop);
+    let file = captured(pair, Framing::V2, |pair| pair.post_write(1, 0, 0, 3000));
+    let lines = tshark("comments", &file, &["frame.interface_name", "frame.comment"]);
+    let comments: Vec<_> = lines.iter().map(|line| (&line[0][..], &line[1][..])).collect();
+    let dropped = ("alice", "dropped by rule 1");
+    assert_eq!(comments, [("alice", ""), dropped, ("alice", ""), ("bob", "")]);
+}
+
+fn pauses_notifications_and_comments() {
+    let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
+    let alice = writer.add_interface("alice", "10.0.0.1").expect("an interface");
+    let bob = writer.add_interface("bob", "10.0.0.2").expect("an interface");
+    let host = |last| std::net::Ipv4Addr::new(10, 0, 0, last).into();
+    let envelope = Envelope { identification: 77, ..Envelope::between(host(2), host(1)) };
+    let mut notification = vec![0; Bth::LEN + 16 + 4];
+    Bth::new(Opcode::CNP, Qpn::new(0x11), Psn::new(0)).emit(&mut notification);
+    Icrc::seal(&envelope, &mut notification);
+    writer.packet(5, bob, Heading::Out, &envelope, &notification, Some("bob saw a CE mark")).unwrap();
+    let source = MacAddress::of(host(1));
+    let pause = Pfc { source, pause: [None, None, None, Some(0xffff), None, None, None, Some(0)] };
+    writer.pause(6, alice, Heading::Out, &pause, None).unwrap();
+    let fields =
+        ["_ws.malformed", "frame.interface_name", "frame.comment", "infiniband.bth.opcode", "macc.opcode"];
+    let lines = tshark("pauses", &writer.into_inner(), &fields);
+    assert_eq!(lines, [["", "bob", "bob saw a CE mark", "129", ""], ["", "alice", "", "", "0x0101"]]);
+}
