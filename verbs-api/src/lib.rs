@@ -34,6 +34,8 @@
 mod backend;
 mod completion;
 mod context;
+#[cfg(target_os = "linux")]
+mod daemon;
 mod device;
 mod domain;
 mod embedded;
@@ -55,6 +57,8 @@ mod world;
 
 pub use completion::CompletionQueue;
 pub use context::Context;
+#[cfg(target_os = "linux")]
+pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, HostCard, HostStatus, SeenEvent};
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
