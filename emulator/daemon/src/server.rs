@@ -8,7 +8,7 @@ use crate::session::{Card, Session};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
-use softhca_queue::control::{ClientStatus, Folder, HostStatus, Status};
+use softhca_queue::control::{ClientStatus, Folder, Frame, HostStatus, Status, Welcome, encode, send_frame};
 use softhca_udp::Waker;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -219,7 +219,11 @@ impl Daemon {
     fn admit(&mut self, stream: UnixStream) -> io::Result<()> {
         let limit = self.shared.config.clients;
         if self.shared.sessions.lock().len() >= limit {
-            return Err(io::Error::other(format!("there are {limit} connections already")));
+            let why = format!("it has {limit} clients, as many as it allows");
+            let frame = Frame::lay_out(&encode(&Err::<Welcome, _>(&why)), 0);
+            // It has room for this: it is new.
+            let _ = send_frame(stream.as_fd(), &frame, 0, &[]);
+            return Err(io::Error::other(why));
         }
         let peer = Peer::of(&stream)?;
         let (process, name) = (peer.process, peer.name.clone());

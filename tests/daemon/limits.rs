@@ -1,0 +1,89 @@
+//! What one client can have, how many clients there can be, and who they can be.
+
+use crate::data::ALL;
+use crate::process::{self, TestDaemon, say};
+use softhca::{Device, Error, QpKind};
+
+#[test]
+fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
+    let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "3"), ("TEST_KEYS", "2")]);
+    let device = daemon.open("alice");
+    let limits = device.attributes().limits;
+    assert_eq!((limits.queue_pairs, limits.keys), (3, 2));
+    let context = device.open();
+    let domain = context.allocate_domain().unwrap();
+    let queue = context.create_completion_queue(16).unwrap();
+    let make = || domain.queue_pair(QpKind::Rc, &queue).create();
+    let mut pairs: Vec<_> = (0..3).map(|_| make().unwrap()).collect();
+    let error = make().err().expect("the fourth is too many");
+    assert!(error.errno() == libc::ENOMEM && error.to_string().contains('3'), "{error}");
+    let regions: Vec<_> = (0..2).map(|_| domain.register(4096, ALL).unwrap()).collect();
+    assert_eq!(domain.register(4096, ALL).err().unwrap().errno(), libc::ENOMEM);
+    // Another client has its own share, and what is given back can be had again.
+    let other = daemon.open("alice").open();
+    let other_domain = other.allocate_domain().unwrap();
+    let other_queue = other.create_completion_queue(16).unwrap();
+    other_domain.queue_pair(QpKind::Rc, &other_queue).create().unwrap();
+    pairs.pop();
+    make().unwrap();
+    drop(regions);
+    domain.register(4096, ALL).unwrap();
+}
+
+#[test]
+fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
+    let daemon = TestDaemon::start();
+    let context = daemon.open("alice").open();
+    let domain = context.allocate_domain().unwrap();
+    let queue = context.create_completion_queue(16).unwrap();
+    for slots in [0, 131_073, u32::MAX] {
+        assert_eq!(context.create_completion_queue(slots).err().unwrap().errno(), libc::EINVAL);
+    }
+    let pair = || domain.queue_pair(QpKind::Rc, &queue);
+    for builder in [pair().sends(16_385), pair().receives(16_385), pair().entries(33), pair().inline(1025)] {
+        assert_eq!(builder.create().err().unwrap().errno(), libc::EINVAL);
+    }
+}
+
+#[test]
+fn one_client_too_many_is_sent_away_with_a_sentence() {
+    let daemon = TestDaemon::with(&[("TEST_CLIENTS", "2")]);
+    let first = daemon.open("alice");
+    let _second = daemon.open("bob");
+    let error = Device::daemon_host(Some(&daemon.name), None).err().expect("a third is too many");
+    assert!(error.to_string().contains("clients"), "{error}");
+    drop(first);
+    let deadline = std::time::Instant::now() + process::PATIENCE;
+    while let Err(error) = Device::daemon_host(Some(&daemon.name), None) {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+        std::thread::yield_now();
+    }
+}
+
+/// Another user, who would like to have a card.
+pub fn be_stranger() {
+    match Device::daemon() {
+        Err(error @ Error::NoDaemon { .. }) => say(&format!("refused: {error}")),
+        Err(error) => say(&format!("another error: {error}")),
+        Ok(_) => say("let in"),
+    }
+}
+
+#[test]
+fn another_user_is_kept_out() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let daemon = TestDaemon::start();
+    let folder = softhca_queue::control::Folder::of_user();
+    // The stranger must know the way to be stopped by the lock.
+    let runtime = folder.path().parent().unwrap().display().to_string();
+    let variables = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(_) => vec![("XDG_RUNTIME_DIR", runtime.as_str())],
+        None => vec![],
+    };
+    let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
+    let answer = stranger.hear();
+    assert!(answer.starts_with("refused"), "{answer}");
+}
