@@ -120,3 +120,31 @@ fn a_daemon_that_is_asked_to_stop_lets_its_clients_go() {
     assert_eq!(end.context.wait_event(PATIENCE), Some(AsyncEvent::DeviceFatal));
     assert!(end.context.allocate_domain().is_err());
 }
+
+#[test]
+fn a_stopped_client_holds_nobody_up_and_goes_on_later() {
+    let daemon = TestDaemon::start();
+    let (end, mut echo, _) = connected(&daemon, "alice", "bob");
+    let (other, mut other_echo, _) = connected(&daemon, "alice", "bob");
+    let process = rustix::process::Pid::from_raw(echo.number() as i32).unwrap();
+    let round = |end: &End, id| {
+        let receive = ReceiveRequest { id, scatter: &[end.region.entry(0, 100)] };
+        end.pair.post_receive(&receive).unwrap();
+        end.pair.post(&SendRequest::send(id, &[end.region.entry(200, 10)])).unwrap();
+    };
+    echo.say("2");
+    other_echo.say("20");
+    round(&end, 1);
+    end.finish();
+    end.finish();
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    round(&end, 2);
+    for id in 0..20 {
+        round(&other, id);
+        other.finish();
+        other.finish();
+    }
+    rustix::process::kill_process(process, rustix::process::Signal::CONT).unwrap();
+    end.finish();
+    end.finish();
+}

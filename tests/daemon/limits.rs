@@ -87,3 +87,26 @@ fn another_user_is_kept_out() {
     let answer = stranger.hear();
     assert!(answer.starts_with("refused"), "{answer}");
 }
+
+#[test]
+fn control_calls_are_answered_while_the_card_is_busy() {
+    let daemon = TestDaemon::start();
+    let (end, _echo, remote) = crate::data::connected(&daemon, "alice", "bob");
+    let entries = [end.region.entry(0, 1 << 20)];
+    let mut posted = 0;
+    let mut fill = || {
+        for _ in 0..8 {
+            end.pair.post(&softhca::SendRequest::write(posted, &entries, remote)).unwrap();
+            posted += 1;
+        }
+    };
+    fill();
+    for _ in 0..20 {
+        fill();
+        // Each of these needs the lock that the engine thread takes for every turn.
+        let domain = end.context.allocate_domain().unwrap();
+        drop(domain.register(4096, ALL).unwrap());
+        daemon.control().status().unwrap();
+        (0..8).for_each(|_| end.finish());
+    }
+}

@@ -66,6 +66,10 @@ impl Process {
         writeln!(self.input, "{text}").unwrap();
     }
 
+    pub fn number(&self) -> u32 {
+        self.child.id()
+    }
+
     /// SIGKILL, and wait until it is gone.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();

@@ -91,7 +91,7 @@ impl Device {
     pub fn name(&self) -> &str {
         match &self.card {
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => card.name(),
+            Card::Daemon(card) => card.device_name(),
             _ => "softhca0",
         }
     }

@@ -1,6 +1,6 @@
 //! Who is at the other end of a connection.
 
-use rustix::process::{Pid, PidfdFlags};
+use rustix::process::PidfdFlags;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ impl Peer {
         let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
         let watch = match peer_pidfd(stream.as_fd()) {
             Some(watch) => watch,
-            None => rustix::process::pidfd_open(Pid::from(pid), PidfdFlags::empty())?,
+            None => rustix::process::pidfd_open(pid, PidfdFlags::empty())?,
         };
         Ok(Peer { process, user: credentials.uid.as_raw(), name: name.trim().into(), watch })
     }

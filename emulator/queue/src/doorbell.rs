@@ -75,7 +75,7 @@ impl DoorbellConsumer {
 
     /// The next queue pair that rang. The number is whatever the client wrote: look it up with care.
     #[inline]
-    pub fn next(&mut self) -> Option<Qpn> {
+    pub fn take(&mut self) -> Option<Qpn> {
         if !self.is_rung() {
             return None;
         }
@@ -88,7 +88,7 @@ impl DoorbellConsumer {
     /// Everything that rang, at most once around the ring.
     pub fn drain(&mut self, into: &mut Vec<Qpn>) {
         for _ in 0..self.slots {
-            match self.next() {
+            match self.take() {
                 Some(queue_pair) => into.push(queue_pair),
                 None => break,
             }
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(heard, [Qpn::new(0), Qpn::new(9)]);
         a.store(0, Ordering::SeqCst);
         producer.ring(Qpn::new(0), &a);
-        assert_eq!(consumer.next(), Some(Qpn::new(0)));
-        assert_eq!(consumer.next(), None);
+        assert_eq!(consumer.take(), Some(Qpn::new(0)));
+        assert_eq!(consumer.take(), None);
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The thread takes over when no caller drove for this long.
 const TAKE_OVER: Duration = Duration::from_micros(50);
 
-/// After so many turns without anything to do, whoever drives lets others have its processor now and then.
+/// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
 const EMPTY_TURNS: u32 = 64;
 
 /// Who drives.
@@ -154,21 +154,18 @@ impl<M: Memory> Core<M> {
 
     /// Drives until nothing happened for a while.
     fn work(&self, linger: Duration) {
-        let (mut last, mut empty) = (Instant::now(), 0u32);
+        let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let mut driver = self.driver.lock();
             let moved = driver.turn().unwrap_or(false);
             // A control verb that waits for the lock gets it now: the thread would take it again at once.
             MutexGuard::unlock_fair(driver);
             if moved {
-                (last, empty) = (Instant::now(), 0);
-                continue;
-            }
-            empty += 1;
-            if last.elapsed() >= linger {
+                last = Instant::now();
+            } else if last.elapsed() >= linger {
                 break;
-            }
-            if empty >= EMPTY_TURNS {
+            } else {
+                // Whoever is to give us something to do may wait for this processor.
                 std::thread::yield_now();
             }
         }

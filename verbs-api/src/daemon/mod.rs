@@ -35,9 +35,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Polls in vain after which a caller lets others have its processor.
-const YIELD_AFTER: u32 = 64;
-/// The most that a poll in vain waits for the card after that.
+/// Polls in vain after which a caller lets others have its processor: the card needs one too.
+const YIELD_AFTER: u32 = 16;
+/// Polls in vain after which a caller waits for the card.
+const WAIT_AFTER: u32 = 32;
+/// The most that a poll waits then.
 const LONGEST_POLL: Duration = Duration::from_micros(50);
 
 impl Device {
@@ -151,7 +153,7 @@ impl Daemon {
         })
     }
 
-    pub fn name(&self) -> &str {
+    pub fn device_name(&self) -> &str {
         &self.host.device
     }
 
@@ -394,7 +396,7 @@ impl Backend for Daemon {
         };
         if seen != count || empty < YIELD_AFTER || self.board.estate.is_ours() {
             std::hint::spin_loop();
-        } else if empty < 2 * YIELD_AFTER {
+        } else if empty < WAIT_AFTER {
             std::thread::yield_now();
         } else {
             self.bell.wait(count, LONGEST_POLL);
