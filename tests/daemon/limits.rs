@@ -3,6 +3,10 @@
 use crate::data::ALL;
 use crate::process::{self, TestDaemon, say};
 use softhca::{Device, Error, QpKind};
+use softhca_queue::control::{Frame, FrameReader, Hello, Welcome, decode, encode, send_frame};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 
 #[test]
 fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
@@ -62,6 +66,15 @@ fn one_client_too_many_is_sent_away_with_a_sentence() {
 
 /// Another user, who would like to have a card.
 pub fn be_stranger() {
+    if let Some(path) = std::env::var_os("TEST_SOCKET") {
+        // Past the library, straight to the socket.
+        let stream = UnixStream::connect(path).unwrap();
+        let hello = Frame::lay_out(&encode(&Hello::ours()), 0);
+        send_frame(stream.as_fd(), &hello, 0, &[]).unwrap();
+        let frame = FrameReader::default().next(stream.as_fd()).unwrap().unwrap();
+        let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
+        return say(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+    }
     match Device::daemon() {
         Err(error @ Error::NoDaemon { .. }) => say(&format!("refused: {error}")),
         Err(error) => say(&format!("another error: {error}")),
@@ -86,6 +99,28 @@ fn another_user_is_kept_out() {
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.hear();
     assert!(answer.starts_with("refused"), "{answer}");
+}
+
+#[test]
+fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("softhca-open-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let daemon = TestDaemon::with(&[("XDG_RUNTIME_DIR", folder.to_str().unwrap())]);
+    let socket = folder.join("softhca").join(format!("{}.sock", daemon.name));
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    for path in [&folder, &folder.join("softhca"), &socket] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
+    let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
+    let answer = stranger.hear();
+    assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
+    drop(daemon);
+    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, HostConfig};
 use crate::outbox::Outbox;
-use crate::reach::Memories;
+use crate::reach::{Memories, Reaching};
 use crate::server::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
@@ -22,6 +22,7 @@ pub(crate) struct Host {
     pub card: HostCard,
     pub station: Station<Memories>,
     pub board: Arc<Board>,
+    pub reaching: Arc<Reaching>,
     /// The page that tells clients whether the engine thread sleeps. They can only read it.
     pub asleep: OwnedFd,
 }
@@ -142,12 +143,13 @@ impl Host {
         let board =
             Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
         let options = DriverOptions { settings, icrc: IcrcCheck::default() };
+        let reaching = Arc::new(Reaching::default());
         let herald = Box::new(Herald { board: board.clone() });
-        let driver = Driver::new(sockets, options, Memories::default(), herald);
+        let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);
         let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, Rights::Read)?);
         let asleep = page.take_descriptor().expect("nobody took it yet");
         let conduct = Conduct::Thread { linger: config.linger };
         let station = Station::start(driver, conduct, page.words(0, 1))?;
-        Ok(Host { card, station, board, asleep })
+        Ok(Host { card, station, board, reaching, asleep })
     }
 }

@@ -8,7 +8,31 @@ use softhca_queue::{Access, Block};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// What a host's card is reaching for now, for whoever watches that it comes back.
+#[derive(Default)]
+pub(crate) struct Reaching {
+    /// Odd while the card is inside of a process.
+    serial: AtomicU64,
+    process: AtomicU32,
+}
+
+impl Reaching {
+    fn inside<R>(&self, process: u32, act: impl FnOnce() -> R) -> R {
+        self.process.store(process, Ordering::Relaxed);
+        self.serial.fetch_add(1, Ordering::Release);
+        let result = act();
+        self.serial.fetch_add(1, Ordering::Release);
+        result
+    }
+
+    /// The access that is under way: its number and the process.
+    pub fn now(&self) -> Option<(u64, u32)> {
+        let serial = self.serial.load(Ordering::Acquire);
+        (serial % 2 == 1).then(|| (serial, self.process.load(Ordering::Relaxed)))
+    }
+}
 
 /// A process whose memory is reached, while it lives.
 pub(crate) struct Process {
@@ -131,11 +155,16 @@ impl Reach {
 /// The memory of all clients of a host.
 #[derive(Default)]
 pub(crate) struct Memories {
+    reaching: Arc<Reaching>,
     all: Vec<Option<Arc<Reach>>>,
     free: Vec<u32>,
 }
 
 impl Memories {
+    pub fn new(reaching: Arc<Reaching>) -> Memories {
+        Memories { reaching, ..Memories::default() }
+    }
+
     pub fn add(&mut self, reach: Arc<Reach>) -> MemoryId {
         match self.free.pop() {
             Some(index) => {
@@ -168,7 +197,8 @@ impl Memory for Memories {
         match &**self.get(memory)? {
             Reach::Mapped(block, _) => block.read(offset, into),
             Reach::Process { process, address, length } => {
-                process.read(Reach::locate(*address, *length, offset, into.len())?, into)
+                let at = Reach::locate(*address, *length, offset, into.len())?;
+                self.reaching.inside(process.number, || process.read(at, into))
             }
         }
     }
@@ -177,7 +207,8 @@ impl Memory for Memories {
         match &**self.get(memory)? {
             Reach::Mapped(block, _) => block.write(offset, from),
             Reach::Process { process, address, length } => {
-                process.write(Reach::locate(*address, *length, offset, from.len())?, from)
+                let at = Reach::locate(*address, *length, offset, from.len())?;
+                self.reaching.inside(process.number, || process.write(at, from))
             }
         }
     }
@@ -188,11 +219,13 @@ impl Memory for Memories {
             Reach::Mapped(block, _) => block.atomic(offset, operation),
             Reach::Process { process, address, length } => {
                 let at = Reach::locate(*address, *length, offset, 8)?;
-                let mut bytes = [0; 8];
-                process.read(at, &mut bytes)?;
-                let old = u64::from_ne_bytes(bytes);
-                process.write(at, &operation.apply(old).to_ne_bytes())?;
-                Ok(old)
+                self.reaching.inside(process.number, || {
+                    let mut bytes = [0; 8];
+                    process.read(at, &mut bytes)?;
+                    let old = u64::from_ne_bytes(bytes);
+                    process.write(at, &operation.apply(old).to_ne_bytes())?;
+                    Ok(old)
+                })
             }
         }
     }

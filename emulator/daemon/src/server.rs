@@ -175,15 +175,18 @@ impl Daemon {
     /// Serves until somebody asks it to stop, `signals` becomes readable, or nobody was there for too long.
     pub fn run(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut idle_since = Instant::now();
+        let mut rounds = Rounds { at: Instant::now(), seen: vec![None; self.shared.hosts.len()] };
         loop {
-            let timeout = self.shared.config.leave_after.map(|_| Duration::from_millis(100));
-            let limit = timeout.map(|timeout| Timespec { tv_sec: 0, tv_nsec: timeout.as_nanos() as _ });
+            let limit = match self.shared.config.leave_after {
+                Some(_) => Timespec { tv_sec: 0, tv_nsec: 100_000_000 },
+                None => Timespec { tv_sec: 1, tv_nsec: 0 },
+            };
             let mut polled = vec![
                 PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.shared.asked_to_stop.as_fd(), PollFlags::IN),
             ];
             polled.extend(signals.map(|signals| PollFd::from_borrowed_fd(signals, PollFlags::IN)));
-            match poll(&mut polled, limit.as_ref()) {
+            match poll(&mut polled, Some(&limit)) {
                 Err(rustix::io::Errno::INTR) => continue,
                 result => result?,
             };
@@ -194,6 +197,7 @@ impl Daemon {
                 self.accept();
             }
             self.threads.retain(|thread| !thread.is_finished());
+            rounds.make(&self.shared.hosts);
             if !self.shared.sessions.lock().is_empty() {
                 idle_since = Instant::now();
             }
@@ -265,6 +269,33 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.stop();
+    }
+}
+
+/// Looks once a second whether a card is held up inside of a client's memory.
+struct Rounds {
+    at: Instant,
+    seen: Vec<Option<(u64, u32)>>,
+}
+
+impl Rounds {
+    fn make(&mut self, hosts: &[Arc<Host>]) {
+        if self.at.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.at = Instant::now();
+        for (host, seen) in hosts.iter().zip(&mut self.seen) {
+            let now = host.reaching.now();
+            if let (Some((_, process)), true) = (now, now == *seen) {
+                let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+                let (host, name) = (&host.card.name, name.trim());
+                eprintln!(
+                    "softhca: host {host} waits for memory of process {process} ({name}): \
+                     it has a page that does not come; everybody on the host waits with it"
+                );
+            }
+            *seen = now;
+        }
     }
 }
 

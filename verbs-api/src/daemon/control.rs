@@ -4,7 +4,9 @@ use crate::backend::Result;
 use crate::daemon::connection::Greeted;
 use crate::{Counters, Error};
 use softhca_queue::AsyncEvent;
-use softhca_queue::control::{Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, Reply, Status};
+use softhca_queue::control::{
+    Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status,
+};
 
 /// An asynchronous event of some client of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,8 +80,15 @@ impl DaemonControl {
 
     /// Ends the daemon, and waits until it is gone.
     pub fn stop(mut self) -> Result<()> {
+        let watch = ProcessWatch::new(self.process());
         self.line.ask(&Call::Stop, &[])?;
         while self.line.next().is_ok() {}
+        // Its addresses and its name are free when its process is gone.
+        if let Ok(watch) = watch
+            && self.process() != std::process::id()
+        {
+            watch.wait();
+        }
         Ok(())
     }
 }

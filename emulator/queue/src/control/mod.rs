@@ -285,6 +285,29 @@ pub struct ClientStatus {
     pub resources: Vec<(String, u32)>,
 }
 
+/// A process whose end can be waited for, whatever its number is used for later.
+pub struct ProcessWatch {
+    process: std::os::fd::OwnedFd,
+}
+
+impl ProcessWatch {
+    /// Watches a process.
+    pub fn new(number: u32) -> std::io::Result<ProcessWatch> {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let number = rustix::process::Pid::from_raw(number as i32).ok_or_else(missing)?;
+        Ok(ProcessWatch {
+            process: rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty())?,
+        })
+    }
+
+    /// Waits until it is gone.
+    pub fn wait(&self) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
+        while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+    }
+}
+
 /// Writes a message down.
 pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_allocvec(message).expect("every message of ours can be written down")
