@@ -84,16 +84,18 @@ impl Session {
             if self.ending && self.outgoing.is_empty() {
                 return Ok(());
             }
-            let mut interest = PollFlags::empty();
+            // What a client that does not read is owed waits in places that are limited.
+            let (mut interest, mut news) = (PollFlags::empty(), PollFlags::empty());
             if self.outgoing.len() < MOST_WAITING && !self.ending {
                 interest |= PollFlags::IN;
+                news |= PollFlags::IN;
             }
             if !self.outgoing.is_empty() {
                 interest |= PollFlags::OUT;
             }
             let mut polled = [
                 PollFd::new(&self.stream, interest),
-                PollFd::from_borrowed_fd(self.outbox.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.outbox.as_fd(), news),
                 PollFd::from_borrowed_fd(self.peer.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.shared.stopping.as_fd(), PollFlags::IN),
             ];
