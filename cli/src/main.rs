@@ -3,7 +3,13 @@
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
 
 mod bench;
+#[cfg(target_os = "linux")]
+mod daemon;
 mod demo;
+#[cfg(target_os = "linux")]
+mod doctor;
+#[cfg(target_os = "linux")]
+mod status;
 mod terminal;
 mod time;
 mod trace;
@@ -25,6 +31,30 @@ enum Command {
     Bench(bench::Arguments),
     /// See every operation on two emulated hosts, and a lost packet
     Demo(demo::Arguments),
+    /// Run one or more cards that programs share, in the foreground
+    #[cfg(target_os = "linux")]
+    Daemon(daemon::Arguments),
+    /// Tell what runs in a daemon
+    #[cfg(target_os = "linux")]
+    Status(status::Target),
+    /// List the devices of a daemon
+    #[cfg(target_os = "linux")]
+    Devices(status::Target),
+    /// Describe the devices of a daemon
+    #[cfg(target_os = "linux")]
+    Devinfo(status::DeviceInfo),
+    /// Tell what the cards of a daemon counted
+    #[cfg(target_os = "linux")]
+    Stats(status::Stats),
+    /// Tell every asynchronous event of a daemon's cards as it comes
+    #[cfg(target_os = "linux")]
+    Asyncwatch(status::Target),
+    /// End a daemon
+    #[cfg(target_os = "linux")]
+    Stop(status::Target),
+    /// Tell what this machine allows, and what is lost without it
+    #[cfg(target_os = "linux")]
+    Doctor,
     /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
@@ -36,6 +66,22 @@ fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Daemon(arguments) => daemon::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Status(target) => status::status(&target),
+        #[cfg(target_os = "linux")]
+        Command::Devices(target) => status::devices(&target),
+        #[cfg(target_os = "linux")]
+        Command::Devinfo(arguments) => status::device_info(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Stats(arguments) => status::stats(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Asyncwatch(target) => status::watch(&target),
+        #[cfg(target_os = "linux")]
+        Command::Stop(target) => status::stop(&target),
+        #[cfg(target_os = "linux")]
+        Command::Doctor => doctor::run(),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }

@@ -37,6 +37,10 @@ pub(crate) trait Backend: Send + Sync {
     fn allocate_domain(&self) -> Result<PdId>;
     fn free_domain(&self, domain: PdId) -> Result<()>;
 
+    /// Memory for a region that the card allocates.
+    fn allocate(&self, length: usize) -> Result<Arc<Block>> {
+        Ok(Arc::new(Block::new(length)))
+    }
     /// Registers a block; without a base, the card assigns the address.
     fn register(
         &self,
@@ -85,8 +89,8 @@ pub(crate) trait Backend: Send + Sync {
 
     /// Rings for a queue pair whose queue got work.
     fn ring(&self, number: Qpn, send: &SendProducer);
-    /// Lets the card get on, on the caller's time.
-    fn drive(&self);
+    /// Lets the card get on, on the time of a caller that found nothing in this completion queue.
+    fn drive(&self, queue: CqId);
 
     /// The time by which the card's owner waits.
     fn now(&self) -> Instant;

@@ -92,7 +92,7 @@ impl CompletionQueue {
         if let Some(completion) = self.inner.ring.lock().pop() {
             return Some(completion);
         }
-        self.inner.backend.drive();
+        self.inner.backend.drive(self.inner.id);
         self.inner.ring.lock().pop()
     }
 
@@ -108,7 +108,7 @@ impl CompletionQueue {
             into.extend(std::iter::from_fn(|| ring.pop()).take(most));
         }
         if into.len() == before {
-            self.inner.backend.drive();
+            self.inner.backend.drive(self.inner.id);
             let mut ring = self.inner.ring.lock();
             into.extend(std::iter::from_fn(|| ring.pop()).take(most));
         }

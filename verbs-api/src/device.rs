@@ -1,6 +1,8 @@
 //! Devices.
 
 use crate::backend::Backend;
+#[cfg(target_os = "linux")]
+use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
 use crate::{Context, Error, IcrcCheck, Rendezvous, Settings, Witness};
@@ -44,6 +46,8 @@ impl Default for EmbeddedOptions {
 enum Card {
     Embedded(Arc<Embedded>),
     Simulated(Arc<Simulated>),
+    #[cfg(target_os = "linux")]
+    Daemon(Arc<Daemon>),
 }
 
 /// A card that can be opened.
@@ -74,13 +78,22 @@ impl Device {
         Ok(Device { card: Card::Embedded(Arc::new(card)), address })
     }
 
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of_daemon(card: Daemon, address: IpAddr) -> Device {
+        Device { card: Card::Daemon(Arc::new(card)), address }
+    }
+
     pub(crate) fn simulated(card: Simulated, address: IpAddr) -> Device {
         Device { card: Card::Simulated(Arc::new(card)), address }
     }
 
     /// The name: a process has one host, and a host one device.
     pub fn name(&self) -> &str {
-        "softhca0"
+        match &self.card {
+            #[cfg(target_os = "linux")]
+            Card::Daemon(card) => card.device_name(),
+            _ => "softhca0",
+        }
     }
 
     /// The host's address.
@@ -97,7 +110,12 @@ impl Device {
 
     /// What the card offers.
     pub fn attributes(&self) -> DeviceAttributes {
-        DeviceAttributes { limits: Limits::CARD }
+        let limits = match &self.card {
+            #[cfg(target_os = "linux")]
+            Card::Daemon(card) => card.limits(),
+            _ => Limits::CARD,
+        };
+        DeviceAttributes { limits }
     }
 
     /// What its one port is like.
@@ -119,6 +137,8 @@ impl Device {
         match &self.card {
             Card::Embedded(card) => card.clone(),
             Card::Simulated(card) => card.clone(),
+            #[cfg(target_os = "linux")]
+            Card::Daemon(card) => card.clone(),
         }
     }
 
@@ -128,11 +148,14 @@ impl Device {
         self.backend().rendezvous()
     }
 
-    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws.
+    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. The cables of
+    /// a daemon are its own: there this does nothing.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         match &self.card {
             Card::Embedded(card) => card.seat.add_rule(seed, rule),
             Card::Simulated(card) => card.seat.add_rule(&rule),
+            #[cfg(target_os = "linux")]
+            Card::Daemon(_) => {}
         }
     }
 
@@ -141,6 +164,8 @@ impl Device {
         match &self.card {
             Card::Embedded(card) => card.seat.add_flow(seed, flow),
             Card::Simulated(card) => card.seat.add_flow(flow),
+            #[cfg(target_os = "linux")]
+            Card::Daemon(_) => {}
         }
     }
 
@@ -149,6 +174,8 @@ impl Device {
         match &self.card {
             Card::Embedded(card) => card.seat.rules(),
             Card::Simulated(card) => card.seat.rules(),
+            #[cfg(target_os = "linux")]
+            Card::Daemon(_) => Vec::new(),
         }
     }
 }

@@ -32,7 +32,8 @@ impl ProtectionDomain {
 
     /// Allocates zeroed memory and registers it. The card assigns its address.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, Error> {
-        MemoryRegion::new(self, Arc::new(Block::new(length)), None, length as u64, access)
+        let block = self.inner.backend.allocate(length)?;
+        MemoryRegion::new(self, block, None, length as u64, access)
     }
 
     /// Registers memory of the caller's own, at its own address.

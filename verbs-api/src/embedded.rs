@@ -6,23 +6,14 @@ use crate::memory::{Block, HostMemory};
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{Error, Rendezvous};
-use parking_lot::Mutex;
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
-use softhca_udp::{Driver, DriverOptions, HostSockets, LinkEvent, Passage, Waker, Witness, wait};
+use softhca_queue::Words;
+use softhca_udp::{Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, Station, Witness};
 use softhca_wire::Envelope;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// The thread takes over when no caller drove for this long.
-const TAKE_OVER: Duration = Duration::from_micros(50);
-
-/// Turns in vain after which a caller that polls lets other threads run.
-const SPINS: u32 = 64;
 
 /// Reads the card's events for the board, and passes everything on.
 struct Reader {
@@ -49,83 +40,12 @@ impl Witness for Reader {
     }
 }
 
-/// What callers and the thread share.
-struct Core {
-    driver: Mutex<Driver<HostMemory>>,
-    started: std::time::Instant,
-    /// When somebody last drove, in nanoseconds since the start.
-    driven_at: AtomicU64,
-    /// The thread sleeps until something arrives: a doorbell must wake it.
-    asleep: AtomicBool,
-    stop: AtomicBool,
-    waker: Waker,
-    /// Turns of callers in a row that moved nothing.
-    idle_turns: AtomicU32,
-}
-
-impl Core {
-    fn now(&self) -> u64 {
-        self.started.elapsed().as_nanos() as u64
-    }
-
-    /// One turn, unless somebody else drives. Says whether anything moved.
-    fn turn(&self) -> Option<bool> {
-        let mut driver = self.driver.try_lock()?;
-        let moved = driver.turn().unwrap_or(false);
-        drop(driver);
-        self.driven_at.store(self.now(), Ordering::Relaxed);
-        Some(moved)
-    }
-
-    fn serve(&self) {
-        while !self.stop.load(Ordering::Acquire) {
-            let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
-            if idle < TAKE_OVER.as_nanos() as u64 {
-                std::thread::sleep(TAKE_OVER);
-                continue;
-            }
-            let Some(mut driver) = self.driver.try_lock() else { continue };
-            self.asleep.store(true, Ordering::SeqCst);
-            // A doorbell that rang before it could see us asleep is heard by this turn.
-            let moved = driver.turn().unwrap_or(false);
-            if moved {
-                self.asleep.store(false, Ordering::SeqCst);
-                continue;
-            }
-            let timeout = driver.next_timeout();
-            let [roce, link] = driver.descriptors().map(|fd| fd.try_clone_to_owned());
-            drop(driver);
-            self.sleep(roce.ok(), link.ok(), timeout);
-        }
-    }
-
-    fn sleep(
-        &self,
-        roce: Option<std::os::fd::OwnedFd>,
-        link: Option<std::os::fd::OwnedFd>,
-        timeout: Option<Duration>,
-    ) {
-        use std::os::fd::AsFd;
-        let mut descriptors = vec![self.waker.as_fd()];
-        descriptors.extend([&roce, &link].into_iter().flatten().map(|fd| fd.as_fd()));
-        let ready = wait(&descriptors, timeout).unwrap_or_default();
-        self.asleep.store(false, Ordering::SeqCst);
-        if ready.readable(0) {
-            self.waker.clear();
-        }
-        if ready.error(1) || ready.error(2) {
-            self.driver.lock().note_socket_error();
-        }
-    }
-}
-
 /// A card in this process, on real sockets.
-pub(crate) type Embedded = Local<Station>;
+pub(crate) type Embedded = Local<Stand>;
 
-/// The sockets of an embedded card, and the thread that serves them when no caller does.
-pub(crate) struct Station {
-    core: Arc<Core>,
-    thread: Option<JoinHandle<()>>,
+/// The station of an embedded card: callers drive it when they poll.
+pub(crate) struct Stand {
+    station: Station<HostMemory>,
 }
 
 /// Starts a card on these sockets.
@@ -134,93 +54,51 @@ pub(crate) fn start(
     options: DriverOptions,
     witness: Box<dyn Witness>,
 ) -> Result<Embedded> {
-    let system = |what| move |source| Error::System { what, source };
     let board = Arc::new(Board::default());
     let reader = Reader { board: board.clone(), next: witness };
-    let core = Arc::new(Core {
-        driver: Mutex::new(Driver::new(sockets, options, HostMemory::default(), Box::new(reader))),
-        started: std::time::Instant::now(),
-        driven_at: AtomicU64::new(0),
-        asleep: AtomicBool::new(false),
-        stop: AtomicBool::new(false),
-        waker: Waker::new().map_err(system("making an event descriptor"))?,
-        idle_turns: AtomicU32::new(0),
-    });
-    let thread = std::thread::Builder::new()
-        .name("softhca".into())
-        .spawn({
-            let core = core.clone();
-            move || core.serve()
-        })
-        .map_err(system("starting the card's thread"))?;
-    Local::new(Station { core, thread: Some(thread) }, board)
+    let driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
+    let station = Station::start(driver, Conduct::Callers, Words::heap(1))
+        .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+    Local::new(Stand { station }, board)
 }
 
-impl Station {
+impl Stand {
     pub fn address(&self) -> IpAddr {
-        self.core.driver.lock().address()
-    }
-
-    /// Wakes the thread, if it sleeps.
-    fn wake(&self) {
-        if self.core.asleep.load(Ordering::SeqCst) {
-            self.core.waker.wake();
-        }
+        self.station.control(|driver| driver.address())
     }
 
     pub fn add_rule(&self, seed: u64, rule: Rule) {
-        self.core.driver.lock().add_rule(seed, rule);
+        self.station.control(|driver| driver.add_rule(seed, rule));
     }
 
     pub fn add_flow(&self, seed: u64, flow: Flow) {
-        self.core.driver.lock().add_flow(seed, flow);
+        self.station.control(|driver| driver.add_flow(seed, flow));
     }
 
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
-        self.core.driver.lock().rules().map(|(rule, tally)| (rule.clone(), tally)).collect()
+        self.station.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
     }
 }
 
-impl Drop for Station {
-    fn drop(&mut self) {
-        self.core.stop.store(true, Ordering::Release);
-        self.core.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Seat for Station {
+impl Seat for Stand {
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        let result = self.core.driver.lock().control(act);
-        self.wake();
-        result
+        self.station.control(|driver| driver.control(act))
     }
 
     fn add_memory(&self, block: Arc<Block>) -> MemoryId {
-        self.core.driver.lock().memory().add(block)
+        self.station.control(|driver| driver.memory().add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.core.driver.lock().memory().remove(memory);
+        self.station.control(|driver| driver.memory().remove(memory));
     }
 
     fn hear(&self) {
-        self.wake();
+        self.station.wake();
     }
 
     fn drive(&self) {
-        let idle = match self.core.turn() {
-            Some(true) => 0,
-            _ => self.core.idle_turns.load(Ordering::Relaxed).saturating_add(1),
-        };
-        self.core.idle_turns.store(idle, Ordering::Relaxed);
-        match idle {
-            0..SPINS => std::hint::spin_loop(),
-            // The peer may need this core to answer.
-            _ => std::thread::yield_now(),
-        }
+        self.station.drive();
     }
 
     fn now(&self) -> Instant {

@@ -24,6 +24,34 @@ pub enum Error {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// A daemon's card refused a control verb.
+    #[error("{message}")]
+    Refused {
+        /// The errno that C callers get.
+        errno: i32,
+        /// Why, in the daemon's words.
+        message: String,
+    },
+    /// There is no daemon, or it speaks another protocol.
+    #[error("no daemon at {path}: {why}; start one with `softhca daemon`")]
+    NoDaemon {
+        /// Where it was looked for.
+        path: String,
+        /// What was found instead.
+        why: String,
+    },
+    /// The daemon is gone, and with it the card and everything on it.
+    #[error("the daemon is gone ({why}): open the device again when it is back")]
+    DeviceGone {
+        /// How that was noticed.
+        why: String,
+    },
+    /// The process was forked from the one that opened the device.
+    #[error("the device was opened by process {parent} before a fork: open it again in the child")]
+    Forked {
+        /// Who opened it.
+        parent: u32,
+    },
     /// The queue pair has no such queue.
     #[error("the queue pair has no {0} queue")]
     NoQueue(&'static str),
@@ -45,7 +73,9 @@ pub enum Error {
 impl Error {
     /// The errno that C callers get.
     pub fn errno(&self) -> i32 {
+        const EIO: i32 = 5;
         const ENOMEM: i32 = 12;
+        const ENODEV: i32 = 19;
         const EINVAL: i32 = 22;
         const EADDRINUSE: i32 = 98;
         match self {
@@ -53,6 +83,10 @@ impl Error {
             Error::Post(BadRequest::Full(_)) => ENOMEM,
             Error::Post(_) | Error::NoQueue(_) | Error::NotAnEndpoint(_) | Error::Range { .. } => EINVAL,
             Error::Bind(_) => EADDRINUSE,
+            Error::Refused { errno, .. } => *errno,
+            Error::NoDaemon { .. } => ENODEV,
+            Error::DeviceGone { .. } => EIO,
+            Error::Forked { .. } => EINVAL,
             Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
         }
     }

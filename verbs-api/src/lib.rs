@@ -38,6 +38,8 @@ mod backend;
 mod channel;
 mod completion;
 mod context;
+#[cfg(target_os = "linux")]
+mod daemon;
 mod device;
 mod domain;
 mod embedded;
@@ -61,6 +63,8 @@ mod xrc;
 pub use channel::CompletionChannel;
 pub use completion::CompletionQueue;
 pub use context::Context;
+#[cfg(target_os = "linux")]
+pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, HostCard, HostStatus, SeenEvent};
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;

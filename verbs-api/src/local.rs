@@ -268,7 +268,7 @@ impl<S: Seat> Backend for Local<S> {
         self.seat.hear();
     }
 
-    fn drive(&self) {
+    fn drive(&self, _: CqId) {
         self.seat.drive();
     }
 

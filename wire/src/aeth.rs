@@ -44,7 +44,20 @@ impl NakCode {
 
 /// The five-bit code of a wait before a refused SEND may be tried again (IBA table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(from = "u8", into = "u8"))]
 pub struct RnrTimer(u8);
+
+impl From<u8> for RnrTimer {
+    fn from(code: u8) -> RnrTimer {
+        RnrTimer::new(code)
+    }
+}
+
+impl From<RnrTimer> for u8 {
+    fn from(timer: RnrTimer) -> u8 {
+        timer.code()
+    }
+}
 
 impl RnrTimer {
     /// Waits in units of 10 µs, by code.

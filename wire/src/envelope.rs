@@ -5,6 +5,7 @@ use core::net::{IpAddr, Ipv6Addr};
 
 /// A global identifier: at RoCEv2 an IPv6 address, or an IPv4 address mapped into one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {

@@ -14,6 +14,11 @@ use core::fmt;
 /// assert_eq!(Psn::new(0).since(last), 1);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(from = "u32", into = "u32")
+)]
 pub struct Psn(u32);
 
 impl Psn {
@@ -84,6 +89,11 @@ impl fmt::Display for Psn {
 
 /// A queue pair number: 24 bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(from = "u32", into = "u32")
+)]
 pub struct Qpn(u32);
 
 impl Qpn {
@@ -117,10 +127,30 @@ impl fmt::Display for Qpn {
     }
 }
 
+/// Numbers of fewer bits than their carrier, however they come in.
+macro_rules! narrow {
+    ($($name:ident),*) => {
+        $(impl From<u32> for $name {
+            fn from(value: u32) -> $name {
+                $name::new(value)
+            }
+        }
+
+        impl From<$name> for u32 {
+            fn from(number: $name) -> u32 {
+                number.value()
+            }
+        })*
+    };
+}
+
+narrow!(Psn, Qpn);
+
 macro_rules! key {
     ($(#[$doc:meta])* $name:ident, $inner:ty) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub $inner);
 
         impl fmt::Debug for $name {
@@ -182,6 +212,7 @@ impl QueueKey {
 
 /// A path MTU: payload bytes per packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]
 pub enum Mtu {
     /// 256 bytes.

@@ -2,10 +2,12 @@
 //!
 //! Machines are noisy, so every figure is a ratio to what bare UDP sockets did between the card's own rounds.
 
-mod embedded;
+mod card;
+mod mode;
 mod table;
 
 use clap::Args;
+use mode::Mode;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,6 +20,9 @@ pub struct Arguments {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
+    /// Only this card: embedded or daemon
+    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon"])]
+    mode: Option<String>,
     /// Only benchmarks whose name contains this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
@@ -42,17 +47,29 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         false => Effort { round: Duration::from_millis(500), rounds: 7 },
     };
     let mut output = table::Output::new(arguments.json);
-    for benchmark in embedded::BENCHMARKS {
-        if arguments.only.as_ref().is_some_and(|text| !benchmark.name.contains(text.as_str())) {
+    for wanted in ["embedded", "daemon"] {
+        if arguments.mode.as_ref().is_some_and(|mode| mode != wanted) {
             continue;
         }
-        match benchmark.measure(effort) {
-            Ok(figure) => output.row(&figure),
-            Err(why) => {
-                eprintln!("softhca: {}: {why}", benchmark.name);
-                return ExitCode::FAILURE;
-            }
+        let mode = if wanted == "embedded" { Ok(Mode::Embedded) } else { Mode::daemon() };
+        if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
+            eprintln!("softhca: {wanted}: {why}");
+            return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
+}
+
+fn measure(
+    arguments: &Arguments,
+    mode: &Mode,
+    effort: Effort,
+    output: &mut table::Output,
+) -> Result<(), Failure> {
+    let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    for benchmark in card::BENCHMARKS.iter().filter(|benchmark| wanted(benchmark.name)) {
+        let figure = benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
+        output.row(&figure);
+    }
+    Ok(())
 }

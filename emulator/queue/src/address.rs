@@ -3,6 +3,7 @@
 use softhca_wire::Gid;
 
 /// Where a peer is and how packets to it are marked.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AddressVector {
     /// The peer's GID.

@@ -5,6 +5,7 @@ use core::fmt;
 use softhca_wire::{Mtu, Psn, Qpn, QueueKey, RnrTimer, Service};
 
 /// What a queue pair is.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QpKind {
     /// Reliable connection.
@@ -47,6 +48,7 @@ impl QpKind {
 }
 
 /// The state of a queue pair (IBA figure 124).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names are those of the specification")]
 pub enum State {
@@ -152,6 +154,7 @@ impl fmt::Display for AttributeMask {
 }
 
 /// The attributes that a queue pair has.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the attribute of its name")]
 pub struct Attributes {
@@ -211,6 +214,7 @@ impl Attributes {
 macro_rules! modify {
     ($($(#[doc = $doc:literal])* $field:ident: $kind:ty = $flag:ident,)*) => {
         /// A change of attributes: what is `Some` is set.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Modify {
             $($(#[doc = $doc])* pub $field: Option<$kind>,)*

@@ -5,6 +5,7 @@
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::{Shape, Words};
+use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::sync::atomic::{Ordering, fence};
 use softhca_wire::Qpn;
@@ -188,6 +189,8 @@ pub enum Notify {
 pub struct CompletionProducer {
     ring: Ring,
     produced: u64,
+    /// Called after every completion: the consumer may sleep in another process.
+    told: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The application's end.
@@ -210,7 +213,20 @@ impl CompletionProducer {
 
     /// The card's end of the ring in `words`.
     pub fn new(words: Words, slots: u32) -> CompletionProducer {
-        CompletionProducer { ring: Ring::new(words, Self::shape(slots)), produced: 0 }
+        CompletionProducer { ring: Ring::new(words, Self::shape(slots)), produced: 0, told: None }
+    }
+
+    /// The card's end of a ring whose card is gone: goes on where that one stopped.
+    pub fn resume(words: Words, slots: u32) -> CompletionProducer {
+        let mut producer = CompletionProducer::new(words, slots);
+        producer.produced = producer.ring.produced().load(Ordering::Acquire);
+        producer
+    }
+
+    /// Calls `tell` after every completion that is added.
+    pub fn telling(mut self, tell: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
+        self.told = Some(Box::new(tell));
+        self
     }
 
     /// How many completions may wait.
@@ -236,6 +252,9 @@ impl CompletionProducer {
         }
         self.produced += 1;
         self.ring.produced().store(self.produced, Ordering::Release);
+        if let Some(tell) = &self.told {
+            tell();
+        }
         Ok(())
     }
 

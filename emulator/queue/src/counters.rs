@@ -3,6 +3,7 @@
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $field:ident,)*) => {
         /// Everything that the card counts.
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
             $($(#[doc = $doc])* pub $field: u64,)*

@@ -79,9 +79,10 @@ impl DoorbellConsumer {
         if !self.is_rung() {
             return None;
         }
-        let value = self.slot().swap(0, Ordering::AcqRel);
+        // A client that takes its ring back in between leaves nothing.
+        let number = self.slot().swap(0, Ordering::AcqRel).checked_sub(1)?;
         self.next += 1;
-        Some(Qpn::new((value - 1) as u32))
+        Some(Qpn::new(number as u32))
     }
 
     /// Everything that rang, at most once around the ring.

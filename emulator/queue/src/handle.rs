@@ -4,6 +4,7 @@ macro_rules! handle {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         $($(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         pub struct $name(pub u32);)*
     };
 }

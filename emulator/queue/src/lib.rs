@@ -7,25 +7,36 @@
 
 #![no_std]
 extern crate alloc;
-#[cfg(test)]
+#[cfg(any(test, feature = "shared"))]
 extern crate std;
 
 mod address;
 mod attributes;
+#[cfg(all(feature = "shared", target_os = "linux"))]
+mod bell;
+mod block;
 mod completion;
+#[cfg(all(feature = "control", target_os = "linux"))]
+pub mod control;
 mod counters;
 mod doorbell;
 mod handle;
 mod limits;
+mod memory;
 mod receive;
 mod request;
 mod resource;
 mod ring;
 mod send;
+#[cfg(all(feature = "shared", target_os = "linux"))]
+mod shared;
 mod words;
 
 pub use address::AddressVector;
 pub use attributes::{AttributeMask, Attributes, Modify, QpKind, State};
+#[cfg(all(feature = "shared", target_os = "linux"))]
+pub use bell::Bell;
+pub use block::Block;
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOperation, CompletionProducer, Notify, Status,
     completion_ring,
@@ -34,6 +45,7 @@ pub use counters::Counters;
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell};
 pub use handle::{AhId, ClientId, CqId, PdId, SrqId, XrcdId};
 pub use limits::Limits;
+pub use memory::{Atomic, MemoryFault};
 pub use receive::{Receive, ReceiveConsumer, ReceiveProducer, receive_ring};
 pub use request::{
     Access, BindWindow, Datagram, Operation, Payload, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
@@ -41,4 +53,6 @@ pub use request::{
 pub use resource::{AsyncEvent, QpInit, QpView, SrqInit, WindowKind};
 pub use ring::{Full, Impossible, Shape};
 pub use send::{BadRequest, SendConsumer, SendProducer, send_ring};
+#[cfg(all(feature = "shared", target_os = "linux"))]
+pub use shared::{Rights, SharedMemory, wait_on, wake_all};
 pub use words::Words;

@@ -1,6 +1,7 @@
 //! How many of everything a card offers.
 
 /// The limits that device attributes report.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the device attribute of its name")]
 pub struct Limits {

@@ -98,6 +98,13 @@ impl ReceiveConsumer {
         ReceiveConsumer { ring: Ring::new(words, ReceiveProducer::shape(slots, entries)), entries, taken: 0 }
     }
 
+    /// The card's end of a ring whose card is gone: goes on where that one stopped.
+    pub fn resume(words: Words, slots: u32, entries: usize) -> ReceiveConsumer {
+        let mut consumer = ReceiveConsumer::new(words, slots, entries);
+        consumer.taken = consumer.ring.consumed().load(Ordering::Acquire);
+        consumer
+    }
+
     /// How many requests may wait.
     pub fn slots(&self) -> u32 {
         self.ring.slots()

@@ -26,6 +26,7 @@ pub struct RemoteAddress {
 bitflags! {
     /// What a region or window allows. The bits are those of `enum ibv_access_flags`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct Access: u32 {
         /// The card may write on behalf of local receives, reads and atomics.
         const LOCAL_WRITE = 1;

@@ -4,6 +4,7 @@ use crate::{Attributes, CqId, PdId, QpKind, SrqId, State, XrcdId};
 use softhca_wire::{Psn, Qpn};
 
 /// What a queue pair is created with.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
     /// What it is.
@@ -23,6 +24,7 @@ pub struct QpInit {
 }
 
 /// What a shared receive queue is created with.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInit {
     /// Its protection domain.
@@ -34,6 +36,7 @@ pub struct SrqInit {
 }
 
 /// Which of the two kinds of memory window.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowKind {
     /// Bound by a verb; the card chooses the key; any queue pair of the domain.
@@ -43,6 +46,7 @@ pub enum WindowKind {
 }
 
 /// What a caller may know of a queue pair.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpView {
     /// Its number.
@@ -64,6 +68,7 @@ pub struct QpView {
 }
 
 /// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are those of every verbs text")]
 pub enum AsyncEvent {

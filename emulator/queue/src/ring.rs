@@ -93,7 +93,7 @@ impl Ring {
     #[inline]
     pub fn produced_since(&self, taken: u64, retired: u64) -> Result<u64, Impossible> {
         let index = self.produced().load(Ordering::Acquire);
-        let to = retired + u64::from(self.shape.slots);
+        let to = retired.saturating_add(u64::from(self.shape.slots));
         if index < taken || index > to { Err(Impossible { index, from: taken, to }) } else { Ok(index) }
     }
 }

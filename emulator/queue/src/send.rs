@@ -167,6 +167,14 @@ impl SendConsumer {
         SendConsumer { ring, limits, taken: 0, retired: 0 }
     }
 
+    /// The card's end of a ring whose card is gone: everything that it had not retired waits again.
+    pub fn resume(words: Words, slots: u32, entries: usize, inline: usize) -> SendConsumer {
+        let mut consumer = SendConsumer::new(words, slots, entries, inline);
+        consumer.retired = consumer.ring.consumed().load(Ordering::Acquire);
+        consumer.taken = consumer.retired;
+        consumer
+    }
+
     /// How many requests may wait.
     pub fn slots(&self) -> u32 {
         self.ring.slots()

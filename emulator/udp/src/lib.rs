@@ -14,6 +14,7 @@ mod host;
 mod link;
 pub mod raw;
 mod socket;
+mod station;
 mod system;
 
 pub use batch::{Batch, Chunk, Datagram};
@@ -25,4 +26,5 @@ pub use socket::{
     Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
     SocketOptions,
 };
+pub use station::{Conduct, Station};
 pub use system::{Ready, Waker, wait, wait_writable};

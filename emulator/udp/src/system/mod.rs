@@ -4,6 +4,11 @@ mod wait;
 pub use wait::{Ready, Waker, wait, wait_writable};
 
 #[cfg(target_os = "linux")]
+mod bells;
+#[cfg(target_os = "linux")]
+pub(crate) use bells::Bells;
+
+#[cfg(target_os = "linux")]
 mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::*;

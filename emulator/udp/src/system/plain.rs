@@ -81,3 +81,25 @@ pub(crate) fn take_error(_socket: &Socket) -> io::Result<Option<NetworkError>> {
 pub(crate) fn receive_memory(_socket: &Socket) -> io::Result<ReceiveMemory> {
     Ok(ReceiveMemory::default())
 }
+
+/// Only a daemon has bells, and daemons run on Linux: never readable.
+#[derive(Debug)]
+pub(crate) struct Bells(super::Waker);
+
+impl Bells {
+    pub fn new() -> std::io::Result<Bells> {
+        super::Waker::new().map(Bells)
+    }
+
+    pub fn add(&self, _: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn clear(&self) {}
+}
+
+impl std::os::fd::AsFd for Bells {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

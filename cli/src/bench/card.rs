@@ -1,7 +1,7 @@
-//! The embedded card: two devices in this process, a thread each.
+//! A card: two devices, and a thread of this process for each.
 
 use super::table::Figure;
-use super::{Effort, Failure};
+use super::{Effort, Failure, Mode};
 use softhca::{
     Access, CompletionQueue, Context, Device, MemoryRegion, Mtu, Path, ProtectionDomain, QpKind, QueuePair,
     ReceiveRequest, SendRequest,
@@ -60,8 +60,8 @@ struct Side {
 }
 
 impl Side {
-    fn new(depth: u32) -> Result<Side, Failure> {
-        let context = Device::embedded()?.open();
+    fn new(device: &Device, depth: u32) -> Result<Side, Failure> {
+        let context = device.open();
         let domain = context.allocate_domain()?;
         let queue = context.create_completion_queue(4 * depth)?;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
@@ -76,8 +76,9 @@ impl Side {
     }
 }
 
-fn connected(depth: u32) -> Result<[Side; 2], Failure> {
-    let sides = [Side::new(depth)?, Side::new(depth)?];
+fn connected(mode: &Mode, depth: u32) -> Result<[Side; 2], Failure> {
+    let [near, far] = mode.devices()?;
+    let sides = [Side::new(&near, depth)?, Side::new(&far, depth)?];
     let path = Path { mtu: Mtu::B4096, ..Path::default() };
     sides[0].pair.connect(&sides[1].pair.endpoint(), &path)?;
     sides[1].pair.connect(&sides[0].pair.endpoint(), &path)?;
@@ -91,27 +92,27 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 impl Benchmark {
     /// Measures the card and bare sockets in turns.
-    pub fn measure(&self, effort: Effort) -> Result<Figure, Failure> {
+    pub fn measure(&self, mode: &Mode, effort: Effort) -> Result<Figure, Failure> {
         let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
         for _ in 0..effort.rounds {
             match self.kind {
                 Kind::Bandwidth(verb) => {
                     let stream = raw::stream(RAW[0], RAW[1], PACKET, effort.round)?;
                     raws.push(stream.gigabytes_per_second());
-                    values.push(bandwidth(verb, effort.round)?);
+                    values.push(bandwidth(mode, verb, effort.round)?);
                 }
                 Kind::Latency { blocking } => {
                     let count = (effort.round.as_micros() / 20) as usize;
                     let bounce = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
                     raws.push(micros(bounce(RAW[0], RAW[1], SMALL, count)?.median) / 2.0);
-                    let times = latency(blocking, count)?;
+                    let times = latency(mode, blocking, count)?;
                     values.push(micros(times[times.len() / 2]) / 2.0);
                     tails.push(micros(times[times.len() * 99 / 100]) / 2.0);
                 }
                 Kind::Rate => {
                     let stream = raw::stream(RAW[0], RAW[1], SMALL, effort.round)?;
                     raws.push(stream.million_datagrams_per_second());
-                    values.push(rate(effort.round)?);
+                    values.push(rate(mode, effort.round)?);
                 }
             }
         }
@@ -122,7 +123,7 @@ impl Benchmark {
             Kind::Rate => "M/s",
         };
         let p99 = (!tails.is_empty()).then(|| median(tails));
-        Ok(Figure { name: self.name, mode: "embedded", unit, value, raw, ratio: value / raw, p99 })
+        Ok(Figure { name: self.name, mode: mode.name(), unit, value, raw, ratio: value / raw, p99 })
     }
 }
 
@@ -139,9 +140,9 @@ fn expect(completion: softhca::Completion) -> Result<(), Failure> {
 }
 
 /// Gigabytes a second of 1 MiB messages, sixteen outstanding.
-fn bandwidth(verb: Verb, round: Duration) -> Result<f64, Failure> {
+fn bandwidth(mode: &Mode, verb: Verb, round: Duration) -> Result<f64, Failure> {
     const DEPTH: u32 = 16;
-    let [near, far] = connected(DEPTH)?;
+    let [near, far] = connected(mode, DEPTH)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let target = scope.spawn(|| -> Result<(), Failure> {
@@ -195,9 +196,9 @@ fn bandwidth(verb: Verb, round: Duration) -> Result<f64, Failure> {
 }
 
 /// Sorted round trip times of 64 byte messages.
-fn latency(blocking: bool, count: usize) -> Result<Vec<Duration>, Failure> {
+fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, Failure> {
     const DEPTH: u32 = 64;
-    let [near, far] = connected(DEPTH)?;
+    let [near, far] = connected(mode, DEPTH)?;
     let next = |side: &Side| -> Result<(), Failure> {
         loop {
             let completion = match blocking {
@@ -247,9 +248,9 @@ fn latency(blocking: bool, count: usize) -> Result<Vec<Duration>, Failure> {
 }
 
 /// Million 64 byte messages a second.
-fn rate(round: Duration) -> Result<f64, Failure> {
+fn rate(mode: &Mode, round: Duration) -> Result<f64, Failure> {
     const DEPTH: u32 = 1024;
-    let [near, far] = connected(DEPTH)?;
+    let [near, far] = connected(mode, DEPTH)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let target = scope.spawn(|| -> Result<(), Failure> {

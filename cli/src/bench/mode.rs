@@ -1,0 +1,66 @@
+//! Which card is measured.
+
+use super::Failure;
+use softhca::Device;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// Which card is measured.
+pub enum Mode {
+    /// In this process.
+    Embedded,
+    /// In a daemon.
+    Daemon(Daemon),
+}
+
+/// A daemon for the time of the measurement, with the hosts alice and bob.
+pub struct Daemon {
+    name: String,
+    child: Child,
+}
+
+impl Mode {
+    /// Starts a daemon to measure.
+    pub fn daemon() -> Result<Mode, Failure> {
+        let name = format!("bench-{}", std::process::id());
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().ok_or("the daemon has no output")?;
+        let daemon = Daemon { name, child };
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        match lines.find(|line| line.starts_with("ready: ")) {
+            Some(_) => Ok(Mode::Daemon(daemon)),
+            None => Err("the daemon did not start".into()),
+        }
+    }
+
+    pub fn name(&self) -> &'static str {
+        match self {
+            Mode::Embedded => "embedded",
+            Mode::Daemon(_) => "daemon",
+        }
+    }
+
+    /// Two devices on two hosts.
+    pub fn devices(&self) -> Result<[Device; 2], Failure> {
+        Ok(match self {
+            Mode::Embedded => [Device::embedded()?, Device::embedded()?],
+            #[cfg(target_os = "linux")]
+            Mode::Daemon(Daemon { name, .. }) => {
+                let open = |host| Device::daemon_host(Some(name.as_str()), Some(host));
+                [open("alice")?, open("bob")?]
+            }
+            #[cfg(not(target_os = "linux"))]
+            Mode::Daemon(Daemon { name, .. }) => return Err(format!("no daemon {name} here").into()),
+        })
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,236 @@
+//! What a daemon tells of itself: `status`, `devices`, `devinfo`, `stats`, `asyncwatch`, `stop`.
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use softhca::{Counters, DaemonControl, Error, Gid, HostCard};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Which daemon, and how to tell.
+#[derive(Args)]
+pub struct Target {
+    /// The daemon's name; without one, SOFTHCA_DAEMON or the default one
+    #[arg(long)]
+    name: Option<String>,
+    /// One JSON object per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// What `softhca devinfo` takes.
+#[derive(Args)]
+pub struct DeviceInfo {
+    #[command(flatten)]
+    target: Target,
+    /// Only this device or host
+    device: Option<String>,
+    /// Every limit
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// What `softhca stats` takes.
+#[derive(Args)]
+pub struct Stats {
+    #[command(flatten)]
+    target: Target,
+    /// Only this host
+    #[arg(long)]
+    host: Option<String>,
+    /// Again every second, and only what changed
+    #[arg(long)]
+    watch: bool,
+    /// Zeros too
+    #[arg(long)]
+    all: bool,
+}
+
+type Outcome = Result<(), Error>;
+
+fn finish(outcome: Outcome) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("softhca: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Target {
+    fn connect(&self) -> Result<DaemonControl, Error> {
+        DaemonControl::connect(self.name.as_deref())
+    }
+}
+
+/// Runs `softhca status`.
+pub fn status(target: &Target) -> ExitCode {
+    finish(tell_status(target))
+}
+
+fn tell_status(target: &Target) -> Outcome {
+    let status = target.connect()?.status()?;
+    if !target.json {
+        println!("daemon {} version {}, up {} s", status.process, status.version, status.uptime);
+    }
+    for host in status.hosts {
+        let card = &host.host;
+        if target.json {
+            let clients = host.clients.iter().map(|client| {
+                let resources: Map<String, Value> =
+                    client.resources.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
+                json!({"process": client.process, "name": client.name, "resources": resources})
+            });
+            let clients: Vec<Value> = clients.collect();
+            println!(
+                "{}",
+                json!({"process": status.process, "version": status.version, "uptime": status.uptime,
+                    "host": card.name, "device": card.device, "address": card.address.to_string(),
+                    "recovery": card.recovery, "queue_pairs": host.queue_pairs, "clients": clients})
+            );
+            continue;
+        }
+        println!(
+            "{} {} {} recovery {}, {} queue pairs, {} clients",
+            card.name,
+            card.device,
+            card.address,
+            card.recovery,
+            host.queue_pairs,
+            host.clients.len()
+        );
+        for client in host.clients {
+            let used = client.resources.iter().filter(|(_, count)| *count > 0);
+            let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();
+            println!("  process {} ({}): {}", client.process, client.name, used.join(", "));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `softhca devices`.
+pub fn devices(target: &Target) -> ExitCode {
+    finish(target.connect().map(|control| {
+        for card in control.hosts() {
+            if target.json {
+                println!(
+                    "{}",
+                    json!({"device": card.device, "host": card.name, "address": card.address.to_string(),
+                        "guid": guid(card)})
+                );
+            } else {
+                println!("{:<12} {:<12} {:<16} {}", card.device, card.name, card.address, guid(card));
+            }
+        }
+    }))
+}
+
+/// The identifier that verbs show, as `ibv_devices` writes it.
+fn guid(card: &HostCard) -> String {
+    let low = u64::from_be_bytes(Gid::from(card.address).0[8..].try_into().expect("eight bytes"));
+    format!("{:016x}", 0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff)
+}
+
+/// Runs `softhca devinfo`.
+pub fn device_info(arguments: &DeviceInfo) -> ExitCode {
+    finish(arguments.target.connect().map(|control| {
+        let wanted = |card: &&HostCard| {
+            arguments.device.as_ref().is_none_or(|name| card.name == *name || card.device == *name)
+        };
+        for card in control.hosts().iter().filter(wanted) {
+            if arguments.target.json {
+                println!("{}", describe(card));
+                continue;
+            }
+            let Value::Object(fields) = describe(card) else { continue };
+            println!("{}", card.device);
+            for (name, value) in fields {
+                let shown = value.as_str().map_or_else(|| value.to_string(), String::from);
+                if arguments.verbose || !name.starts_with("max_") {
+                    println!("  {name:<24} {shown}");
+                }
+            }
+        }
+    }))
+}
+
+fn describe(card: &HostCard) -> Value {
+    let limits = &card.limits;
+    json!({
+        "device": card.device, "host": card.name, "address": card.address.to_string(), "guid": guid(card),
+        "gid": Gid::from(card.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
+        "recovery": card.recovery, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
+        "max_clients": limits.clients, "max_qp": limits.queue_pairs, "max_cq": limits.completion_queues,
+        "max_srq": limits.shared_receive_queues, "max_pd": limits.protection_domains, "max_mr": limits.keys,
+        "max_ah": limits.address_handles, "max_xrcd": limits.xrc_domains,
+        "max_mcast_grp": limits.multicast_groups, "max_mcast_qp_attach": limits.multicast_attachments,
+        "max_qp_wr": limits.work_requests, "max_sge": limits.entries, "max_inline_data": limits.inline,
+        "max_cqe": limits.completions, "max_qp_rd_atom": limits.reads, "max_msg_sz": limits.message,
+    })
+}
+
+/// Runs `softhca stats`.
+pub fn stats(arguments: &Stats) -> ExitCode {
+    finish(tell_stats(arguments))
+}
+
+fn tell_stats(arguments: &Stats) -> Outcome {
+    let mut control = arguments.target.connect()?;
+    let names: Vec<String> = match &arguments.host {
+        Some(host) => vec![host.clone()],
+        None => control.hosts().iter().map(|card| card.name.clone()).collect(),
+    };
+    let mut before: Vec<Counters> = vec![Counters::default(); names.len()];
+    loop {
+        for (name, before) in names.iter().zip(&mut before) {
+            let counters = control.counters(Some(name))?;
+            show(arguments, name, before, &counters);
+            *before = counters;
+        }
+        if !arguments.watch {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn show(arguments: &Stats, host: &str, before: &Counters, now: &Counters) {
+    let pairs = now.iter().zip(before.iter()).map(|((name, now), (_, before))| (name, now, now - before));
+    if arguments.target.json {
+        let mut line = Map::new();
+        line.insert("host".into(), host.into());
+        line.extend(pairs.map(|(name, now, _)| (name.to_string(), json!(now))));
+        return println!("{}", Value::Object(line));
+    }
+    for (name, now, change) in pairs {
+        if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
+            let change = if arguments.watch { format!("  +{change}") } else { String::new() };
+            println!("{host:<12} {name:<32} {now}{change}");
+        }
+    }
+}
+
+/// Runs `softhca asyncwatch`.
+pub fn watch(target: &Target) -> ExitCode {
+    finish(tell_events(target))
+}
+
+fn tell_events(target: &Target) -> Outcome {
+    let mut control = target.connect()?;
+    control.watch()?;
+    loop {
+        let seen = control.next_event()?;
+        if target.json {
+            let event = format!("{:?}", seen.event);
+            println!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
+        } else {
+            let process = seen.process.map_or_else(|| "all".into(), |process| process.to_string());
+            println!("{:<12} {process:<8} {:?}", seen.host, seen.event);
+        }
+    }
+}
+
+/// Runs `softhca stop`.
+pub fn stop(target: &Target) -> ExitCode {
+    finish(target.connect().and_then(DaemonControl::stop))
+}

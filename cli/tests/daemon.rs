@@ -1,0 +1,91 @@
+//! The commands that speak to a daemon, as a shell sees them.
+#![cfg(target_os = "linux")]
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A daemon in a folder of its own.
+struct Daemon {
+    folder: PathBuf,
+    child: Child,
+}
+
+fn softhca(folder: &PathBuf, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
+    command.args(arguments).env("XDG_RUNTIME_DIR", folder);
+    command
+}
+
+impl Daemon {
+    fn start(test: &str, arguments: &[&str]) -> Daemon {
+        let folder = std::env::temp_dir().join(format!("softhca-cli-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut child = softhca(&folder, arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let ready = lines.map(Result::unwrap).find(|line| line.starts_with("ready: "));
+        assert!(ready.is_some(), "the daemon did not start");
+        Daemon { folder, child }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        softhca(&self.folder, arguments).output().unwrap()
+    }
+
+    fn lines(&self, arguments: &[&str]) -> Vec<serde_json::Value> {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn a_daemon_tells_of_its_hosts_and_stops_when_asked() {
+    let mut daemon = Daemon::start("tells", &["daemon", "--host", "alice", "--host", "bob"]);
+    let status = daemon.lines(&["status", "--json"]);
+    let hosts: Vec<_> = status.iter().map(|line| line["host"].as_str().unwrap()).collect();
+    assert_eq!(hosts, ["alice", "bob"]);
+    assert_eq!(status[0]["clients"], serde_json::json!([]));
+    let devices = daemon.lines(&["devices", "--json"]);
+    assert_eq!(devices[1]["device"], "softhca1");
+    let info = daemon.lines(&["devinfo", "--json", "bob"]);
+    assert_eq!((info.len(), &info[0]["max_qp"]), (1, &serde_json::json!(4096)));
+    let stats = daemon.lines(&["stats", "--json", "--host", "alice"]);
+    assert_eq!(stats[0]["sent_pkts"], 0);
+    assert!(daemon.run(&["stop"]).status.success());
+    assert!(daemon.child.wait().unwrap().success());
+    let gone = daemon.run(&["status"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(String::from_utf8(gone.stderr).unwrap().contains("softhca daemon"));
+}
+
+#[test]
+fn a_second_daemon_of_the_same_name_is_refused_with_what_to_do() {
+    let daemon = Daemon::start("second", &["daemon", "--name", "lab"]);
+    let second = daemon.run(&["daemon", "--name", "lab"]);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(String::from_utf8(second.stderr).unwrap().contains("softhca stop"));
+    assert!(daemon.run(&["stop", "--name", "lab"]).status.success());
+}
+
+#[test]
+fn a_bad_configuration_is_bad_input_with_its_place() {
+    let folder = std::env::temp_dir().join(format!("softhca-cli-config-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("bad.toml");
+    std::fs::write(&file, "name = 'lab'\n[hosts]\nalice = 'nowhere'\n").unwrap();
+    let output = softhca(&folder, &["daemon", "--config", file.to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("bad.toml") && text.contains("line 3"), "{text}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}

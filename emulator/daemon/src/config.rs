@@ -1,0 +1,193 @@
+//! What a daemon is told when it starts.
+
+use serde::Deserialize;
+use softhca_engine::{Limits, Recovery};
+use softhca_queue::control::DEFAULT_NAME;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+use thiserror::Error;
+
+/// A host of the daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// What programs call it.
+    pub name: String,
+    /// Its address; without one, the first of 127.0.0.2, 127.0.0.3, … that is free.
+    pub address: Option<IpAddr>,
+}
+
+/// How much of a card one client can have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs, reason = "each field is the resource of its name")]
+pub struct Share {
+    pub queue_pairs: usize,
+    pub completion_queues: usize,
+    pub shared_receive_queues: usize,
+    pub protection_domains: usize,
+    /// Regions and windows together.
+    pub keys: usize,
+    pub address_handles: usize,
+    pub xrc_domains: usize,
+    /// Bytes of all its rings.
+    pub ring_bytes: u64,
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share {
+            queue_pairs: 4096,
+            completion_queues: 4096,
+            shared_receive_queues: 1024,
+            protection_domains: 1024,
+            keys: 8192,
+            address_handles: 8192,
+            xrc_domains: 128,
+            ring_bytes: 1 << 30,
+        }
+    }
+}
+
+impl Share {
+    /// What the device attributes of a client say: no more than its share, no more than the card has.
+    pub fn limits(&self, clients: usize) -> Limits {
+        let card = Limits::CARD;
+        Limits {
+            clients,
+            queue_pairs: card.queue_pairs.min(self.queue_pairs),
+            completion_queues: card.completion_queues.min(self.completion_queues),
+            shared_receive_queues: card.shared_receive_queues.min(self.shared_receive_queues),
+            protection_domains: card.protection_domains.min(self.protection_domains),
+            keys: card.keys.min(self.keys),
+            address_handles: card.address_handles.min(self.address_handles),
+            xrc_domains: card.xrc_domains.min(self.xrc_domains),
+            ..card
+        }
+    }
+}
+
+/// What a daemon is told when it starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The daemon's own name, for users with several.
+    pub name: String,
+    /// Its hosts.
+    pub hosts: Vec<HostConfig>,
+    /// What a lost packet does.
+    pub recovery: Recovery,
+    /// How many clients may be connected.
+    pub clients: usize,
+    /// How much each of them can have.
+    pub share: Share,
+    /// How long an engine thread looks for more to do before it sleeps.
+    pub linger: Duration,
+    /// Leave when no client was there for so long.
+    pub leave_after: Option<Duration>,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            name: DEFAULT_NAME.into(),
+            hosts: vec![HostConfig { name: "host".into(), address: None }],
+            recovery: Recovery::Fatal,
+            clients: 128,
+            share: Share::default(),
+            linger: Duration::from_micros(50),
+            leave_after: None,
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Unreadable {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be. The message has the place.
+    #[error("{path}: {message}")]
+    Malformed {
+        /// Which file.
+        path: String,
+        /// What is wrong, and where.
+        message: String,
+    },
+}
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    name: Option<String>,
+    recovery: Option<String>,
+    clients: Option<usize>,
+    #[serde(default)]
+    hosts: BTreeMap<String, IpAddr>,
+    #[serde(default, rename = "share")]
+    share: Share,
+}
+
+impl Config {
+    /// Reads a TOML file: `name`, `recovery`, `clients`, a table `[hosts]` of names and addresses, and a table
+    /// `[share]` of what one client can have.
+    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+        let shown = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: shown.clone(), source })?;
+        Config::parse(&text).map_err(|message| ConfigError::Malformed { path: shown, message })
+    }
+
+    /// Reads the text of a configuration.
+    pub fn parse(text: &str) -> Result<Config, String> {
+        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut config = Config { share: file.share, ..Config::default() };
+        if let Some(name) = file.name {
+            config.name = name;
+        }
+        if let Some(clients) = file.clients {
+            config.clients = clients;
+        }
+        if let Some(name) = file.recovery {
+            config.recovery = Recovery::from_name(&name).ok_or_else(|| {
+                format!("recovery is {name:?}, one of \"fatal\", \"go-back-n\", \"go-back-0\" is expected")
+            })?;
+        }
+        if !file.hosts.is_empty() {
+            let hosts = file.hosts.into_iter();
+            config.hosts = hosts.map(|(name, address)| HostConfig { name, address: Some(address) }).collect();
+        }
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_names_hosts_and_shares() {
+        let config = Config::parse(
+            "name = 'lab'\nrecovery = 'go-back-n'\n[hosts]\nalice = '127.0.0.2'\nbob = '127.0.0.3'\n[share]\nqueue_pairs = 7\n",
+        )
+        .unwrap();
+        assert_eq!(config.name, "lab");
+        assert_eq!(config.recovery, Recovery::GoBackN);
+        assert_eq!(config.hosts.len(), 2);
+        assert_eq!(config.share.limits(1).queue_pairs, 7);
+        assert_eq!(config.share.limits(1).keys, Share::default().keys);
+    }
+
+    #[test]
+    fn what_is_unknown_is_refused_with_its_place() {
+        let message = Config::parse("nmae = 'lab'").unwrap_err();
+        assert!(message.contains("line 1") && message.contains("nmae"), "{message}");
+    }
+}

@@ -1,0 +1,155 @@
+//! A host: its card, the thread that drives it, and who hears what the card tells.
+
+use crate::config::{Config, HostConfig};
+use crate::outbox::Outbox;
+use crate::reach::{Memories, Reaching};
+use crate::server::StartError;
+use parking_lot::Mutex;
+use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
+use softhca_queue::control::{HostCard, News};
+use softhca_queue::{Rights, SharedMemory};
+use softhca_udp::{
+    Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, SocketOptions, Station, Witness, bind_host,
+};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A host of the daemon.
+pub(crate) struct Host {
+    pub card: HostCard,
+    pub station: Station<Memories>,
+    pub board: Arc<Board>,
+    pub reaching: Arc<Reaching>,
+    /// The page that tells clients whether the engine thread sleeps. They can only read it.
+    pub asleep: OwnedFd,
+}
+
+/// Who hears what of a card.
+#[derive(Default)]
+pub(crate) struct Board {
+    host: String,
+    queues: Mutex<BTreeMap<CqId, Arc<Outbox>>>,
+    clients: Mutex<BTreeMap<ClientId, Listener>>,
+    watchers: Arc<Watchers>,
+}
+
+struct Listener {
+    process: u32,
+    name: String,
+    outbox: Arc<Outbox>,
+}
+
+/// Connections that hear every asynchronous event of every host.
+#[derive(Default)]
+pub(crate) struct Watchers {
+    all: Mutex<Vec<Arc<Outbox>>>,
+}
+
+impl Watchers {
+    pub fn add(&self, outbox: &Arc<Outbox>) {
+        self.all.lock().push(outbox.clone());
+    }
+
+    pub fn remove(&self, outbox: &Arc<Outbox>) {
+        self.all.lock().retain(|other| !Arc::ptr_eq(other, outbox));
+    }
+}
+
+impl Board {
+    pub fn add_client(&self, client: ClientId, process: u32, name: &str, outbox: &Arc<Outbox>) {
+        let listener = Listener { process, name: name.into(), outbox: outbox.clone() };
+        self.clients.lock().insert(client, listener);
+    }
+
+    pub fn remove_client(&self, client: ClientId) {
+        self.clients.lock().remove(&client);
+    }
+
+    pub fn add_queue(&self, cq: CqId, outbox: &Arc<Outbox>) {
+        self.queues.lock().insert(cq, outbox.clone());
+    }
+
+    pub fn remove_queue(&self, cq: CqId) {
+        self.queues.lock().remove(&cq);
+    }
+
+    fn raised(&self, client: Option<ClientId>, event: softhca_engine::AsyncEvent) {
+        let clients = self.clients.lock();
+        let heard = |id: &ClientId| client.is_none_or(|client| client == *id);
+        for (_, listener) in clients.iter().filter(|(id, _)| heard(id)) {
+            listener.outbox.put(News::Raised(event));
+        }
+        let process = client.and_then(|client| clients.get(&client)).map(|listener| listener.process);
+        for watcher in self.watchers.all.lock().iter() {
+            watcher.put(News::Seen { host: self.host.clone(), process, event });
+        }
+    }
+}
+
+/// Reads the card's events for the board.
+struct Herald {
+    board: Arc<Board>,
+}
+
+impl Witness for Herald {
+    fn card(&mut self, _: Instant, event: &Event) {
+        match event {
+            Event::Notified { cq } => {
+                if let Some(outbox) = self.board.queues.lock().get(cq) {
+                    outbox.put(News::Notified(*cq));
+                }
+            }
+            Event::Raised { client, event } => self.board.raised(*client, *event),
+            Event::ClientFaulted { client, qp, why } => {
+                let clients = self.board.clients.lock();
+                if let Some(Listener { process, name, .. }) = clients.get(client) {
+                    eprintln!("softhca: process {process} ({name}), queue pair {qp}: {why}; it was stopped");
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Host {
+    pub fn start(
+        config: &Config,
+        index: usize,
+        host: &HostConfig,
+        watchers: &Arc<Watchers>,
+    ) -> Result<Host, StartError> {
+        let explain = |source| StartError::Bind { host: host.name.clone(), source };
+        let sockets = match host.address {
+            Some(address) => HostSockets::bind(address, SocketOptions::default()).map_err(explain)?,
+            None => bind_host(SocketOptions::default()).map_err(explain)?,
+        };
+        let settings = Settings {
+            recovery: config.recovery,
+            acks: Acks::Coalesce,
+            least_ack_timeout: Duration::from_millis(500),
+            seed: RandomState::new().hash_one(index),
+            ..Settings::default()
+        };
+        let card = HostCard {
+            name: host.name.clone(),
+            device: format!("softhca{index}"),
+            address: sockets.address(),
+            limits: config.share.limits(config.clients),
+            recovery: config.recovery.name().into(),
+        };
+        let board =
+            Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
+        let options = DriverOptions { settings, icrc: IcrcCheck::default() };
+        let reaching = Arc::new(Reaching::default());
+        let herald = Box::new(Herald { board: board.clone() });
+        let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);
+        let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, Rights::Read)?);
+        let asleep = page.take_descriptor().expect("nobody took it yet");
+        let conduct = Conduct::Thread { linger: config.linger };
+        let station = Station::start(driver, conduct, page.words(0, 1))?;
+        Ok(Host { card, station, board, reaching, asleep })
+    }
+}

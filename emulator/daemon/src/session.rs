@@ -1,0 +1,266 @@
+//! One connection: reads calls, writes replies and news, and notices when the other side is gone.
+
+use crate::client::Client;
+use crate::outbox::Outbox;
+use crate::peer::Peer;
+use crate::refusal::Refusal;
+use crate::server::Shared;
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, poll};
+use softhca_queue::control::{
+    Call, ClientStatus, Frame, FrameReader, Hello, Message, PROTOCOL, Reply, Welcome, decode, encode,
+    send_frame,
+};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// Answers that may wait for a client that does not read, before its calls wait too.
+const MOST_WAITING: usize = 64;
+
+/// What others may know of a session.
+pub(crate) struct Card {
+    pub host: Option<String>,
+    pub status: ClientStatus,
+}
+
+struct Outgoing {
+    frame: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+    done: usize,
+}
+
+/// One connection.
+pub(crate) struct Session {
+    shared: Arc<Shared>,
+    stream: UnixStream,
+    peer: Peer,
+    outbox: Arc<Outbox>,
+    reader: FrameReader,
+    outgoing: VecDeque<Outgoing>,
+    greeted: bool,
+    client: Option<Client>,
+    card: Arc<Mutex<Card>>,
+    /// Send what waits, then end.
+    ending: bool,
+}
+
+impl Session {
+    pub fn new(
+        shared: Arc<Shared>,
+        stream: UnixStream,
+        peer: Peer,
+        card: Arc<Mutex<Card>>,
+    ) -> io::Result<Session> {
+        stream.set_nonblocking(true)?;
+        Ok(Session {
+            shared,
+            stream,
+            peer,
+            outbox: Arc::new(Outbox::new()?),
+            reader: FrameReader::default(),
+            outgoing: VecDeque::new(),
+            greeted: false,
+            client: None,
+            card,
+            ending: false,
+        })
+    }
+
+    /// Serves the connection to its end. An error is what the other side did wrong.
+    pub fn run(mut self) -> io::Result<()> {
+        let result = self.serve();
+        self.shared.watchers.remove(&self.outbox);
+        // The card lets the client go before the socket closes: who sees its end may take the rings over.
+        self.client = None;
+        result
+    }
+
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            self.write()?;
+            if self.ending && self.outgoing.is_empty() {
+                return Ok(());
+            }
+            // What a client that does not read is owed waits in places that are limited.
+            let (mut interest, mut news) = (PollFlags::empty(), PollFlags::empty());
+            if self.outgoing.len() < MOST_WAITING && !self.ending {
+                interest |= PollFlags::IN;
+                news |= PollFlags::IN;
+            }
+            if !self.outgoing.is_empty() {
+                interest |= PollFlags::OUT;
+            }
+            let mut polled = [
+                PollFd::new(&self.stream, interest),
+                PollFd::from_borrowed_fd(self.outbox.as_fd(), news),
+                PollFd::from_borrowed_fd(self.peer.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.shared.stopping.as_fd(), PollFlags::IN),
+            ];
+            match poll(&mut polled, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            let [stream, news, process, stop] = polled.each_ref().map(|slot| slot.revents());
+            if !process.is_empty() || !stop.is_empty() {
+                return Ok(());
+            }
+            if !news.is_empty() {
+                self.take_news()?;
+            }
+            if stream.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) && !self.read()? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_news(&mut self) -> io::Result<()> {
+        let Some(news) = self.outbox.take() else {
+            return Err(io::Error::other("it does not read its news"));
+        };
+        for news in news {
+            self.send(&Message::News(news), Vec::new());
+        }
+        Ok(())
+    }
+
+    fn send<T: serde::Serialize>(&mut self, message: &T, descriptors: Vec<OwnedFd>) {
+        let frame = Frame::lay_out(&encode(message), descriptors.len());
+        self.outgoing.push_back(Outgoing { frame, descriptors, done: 0 });
+    }
+
+    /// Writes what the socket takes.
+    fn write(&mut self) -> io::Result<()> {
+        while let Some(out) = self.outgoing.front_mut() {
+            let descriptors: Vec<_> = out.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+            match send_frame(self.stream.as_fd(), &out.frame, out.done, &descriptors) {
+                Ok(count) => out.done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // It closed its end: reading finds that out.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    self.outgoing.clear();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            if out.done == out.frame.len() {
+                self.outgoing.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads once and answers what is complete. False at the end of the stream.
+    fn read(&mut self) -> io::Result<bool> {
+        match self.reader.fill(self.stream.as_fd()) {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(true),
+                io::ErrorKind::ConnectionReset => return Ok(false),
+                _ => return Err(error),
+            },
+        }
+        while let Some(Frame { bytes, descriptors }) = self.reader.take()? {
+            if !self.greeted {
+                self.greet(&bytes)?;
+                continue;
+            }
+            let call: Call = decode(&bytes)?;
+            let (reply, passed) = match self.answer(call, descriptors) {
+                Ok(answer) => answer,
+                Err(refusal) => (refusal.reply(), Vec::new()),
+            };
+            self.send(&Message::Reply(reply), passed);
+            self.note();
+        }
+        Ok(true)
+    }
+
+    /// Checks who it is and which protocol it speaks.
+    fn greet(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let hello: Hello = decode(bytes)?;
+        if hello.magic != Hello::MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a client of ours"));
+        }
+        let user = rustix::process::geteuid().as_raw();
+        let ours = env!("CARGO_PKG_VERSION");
+        let refusal = if self.peer.user != user {
+            let text = format!("this daemon serves user {user} only, and you are {}", self.peer.user);
+            Some(Refusal::new(libc::EACCES, text))
+        } else if hello.protocol != PROTOCOL {
+            let text = format!(
+                "the daemon is version {ours} (protocol {PROTOCOL}), the library {} (protocol {}): \
+                 `softhca stop`, and start the daemon that came with the library",
+                hello.version, hello.protocol
+            );
+            Some(Refusal::new(libc::EPROTO, text))
+        } else {
+            None
+        };
+        match refusal {
+            Some(refusal) => {
+                self.ending = true;
+                self.send(&Err::<Welcome, _>(refusal.message), Vec::new());
+            }
+            None => {
+                self.greeted = true;
+                let hosts = self.shared.hosts.iter().map(|host| host.card.clone()).collect();
+                let process = std::process::id();
+                let welcome = Welcome { protocol: PROTOCOL, version: ours.into(), process, hosts };
+                self.send(&Ok::<_, String>(welcome), Vec::new());
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, call: Call, mut descriptors: Vec<OwnedFd>) -> crate::client::Answer {
+        let reply = match call {
+            Call::Open { host } => {
+                if self.client.is_some() {
+                    return Err(Refusal::new(libc::EBUSY, "the device is open already"));
+                }
+                let host = self.shared.host(host.as_deref())?.clone();
+                let memory = descriptors.pop();
+                let (client, reply, passed) =
+                    Client::open(&self.shared, &host, &self.peer, &self.outbox, memory)?;
+                self.client = Some(client);
+                return Ok((reply, passed));
+            }
+            Call::Status => Reply::Status(self.shared.status()),
+            Call::Counters { host } => {
+                let host = match (&self.client, host) {
+                    (Some(client), None) => &client.host,
+                    (_, host) => self.shared.host(host.as_deref())?,
+                };
+                Reply::Counters(host.station.control(|driver| *driver.card().counters()))
+            }
+            Call::Watch => {
+                self.shared.watchers.remove(&self.outbox);
+                self.shared.watchers.add(&self.outbox);
+                Reply::Done
+            }
+            Call::Stop => {
+                self.shared.ask_to_stop();
+                Reply::Done
+            }
+            call => match &mut self.client {
+                Some(client) => return client.call(call, descriptors),
+                None => return Err(Refusal::new(libc::ENODEV, "no device is open on this connection")),
+            },
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    /// Keeps what others may know up to date.
+    fn note(&self) {
+        let mut card = self.card.lock();
+        if let Some(client) = &self.client {
+            card.host = Some(client.host.card.name.clone());
+            card.status.resources = client.quota.counts();
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! What a client and a daemon say to each other, besides the rings.
+//!
+//! A client says [`Hello`], and then one [`Call`] after the other, each with one [`Reply`]. [`News`] come
+//! unasked, between replies. Rings and regions travel as descriptors beside the frames.
+
+mod folder;
+mod frames;
+
+pub use folder::{DEFAULT_NAME, Folder, NAME_VARIABLE};
+pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, send_frame};
+
+use crate::{
+    Access, AddressVector, AhId, AsyncEvent, Counters, CqId, Limits, Modify, PdId, QpInit, QpView, SrqId,
+    SrqInit, State, WindowKind, XrcdId,
+};
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use serde::{Deserialize, Serialize};
+use softhca_wire::{Gid, Qpn, RemoteKey};
+
+/// The version of the messages and of the layout of rings. It changes with every change of either.
+pub const PROTOCOL: u32 = 1;
+
+/// The environment variable that names the host of a daemon that a program runs on.
+pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
+
+/// The first frame of a connection, from the client. Its beginning is the same in every version.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// Always [`Hello::MAGIC`].
+    pub magic: [u8; 8],
+    /// [`PROTOCOL`] of the client.
+    pub protocol: u32,
+    /// The version of the client's library, for sentences.
+    pub version: String,
+}
+
+impl Hello {
+    /// Tells the protocol from noise.
+    pub const MAGIC: [u8; 8] = *b"SOFTHCA\n";
+
+    /// The greeting of this library.
+    pub fn ours() -> Hello {
+        Hello { magic: Self::MAGIC, protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into() }
+    }
+}
+
+/// The daemon's answer to [`Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// [`PROTOCOL`] of the daemon.
+    pub protocol: u32,
+    /// Its version, for sentences.
+    pub version: String,
+    /// Its process.
+    pub process: u32,
+    /// Its hosts.
+    pub hosts: Vec<HostCard>,
+}
+
+/// A host of a daemon, and the device that programs see there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostCard {
+    /// Its name in the daemon's configuration.
+    pub name: String,
+    /// The name of its device.
+    pub device: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// What one client can have there.
+    pub limits: Limits,
+    /// What a lost packet does.
+    pub recovery: String,
+}
+
+/// The sizes of a queue pair's rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sizes {
+    /// Send requests that may wait.
+    pub sends: u32,
+    /// Receives that may wait.
+    pub receives: u32,
+    /// The most scatter/gather entries of a request.
+    pub entries: u32,
+    /// The most inline bytes of a request.
+    pub inline: u32,
+}
+
+/// Where the memory of a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Place {
+    /// In the memory file that comes with the call.
+    Shared,
+    /// At this address of the client's own.
+    Process {
+        /// Its first byte.
+        address: u64,
+    },
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
+pub enum Call {
+    /// Become a client of this host, or of the first. A descriptor of /proc/self/mem may come with it.
+    Open {
+        host: Option<String>,
+    },
+    /// What runs here.
+    Status,
+    /// What the card of a host counted.
+    Counters {
+        host: Option<String>,
+    },
+    /// Tell every asynchronous event of every host from now on.
+    Watch,
+    /// End the daemon.
+    Stop,
+    AllocateDomain,
+    FreeDomain(PdId),
+    Register {
+        domain: PdId,
+        base: Option<u64>,
+        length: u64,
+        access: Access,
+        place: Place,
+    },
+    Reregister {
+        key: RemoteKey,
+        domain: Option<PdId>,
+        access: Option<Access>,
+    },
+    Deregister(RemoteKey),
+    AllocateWindow {
+        domain: PdId,
+        kind: WindowKind,
+    },
+    FreeWindow(RemoteKey),
+    CreateCompletionQueue {
+        slots: u32,
+    },
+    ResizeCompletionQueue {
+        cq: CqId,
+        slots: u32,
+    },
+    DestroyCompletionQueue(CqId),
+    CreateSharedReceiveQueue {
+        init: SrqInit,
+        slots: u32,
+        entries: u32,
+    },
+    ArmSharedReceiveQueue {
+        srq: SrqId,
+        limit: u32,
+    },
+    DestroySharedReceiveQueue(SrqId),
+    OpenXrcDomain,
+    CloseXrcDomain(XrcdId),
+    CreateAddressHandle {
+        domain: PdId,
+        vector: AddressVector,
+    },
+    DestroyAddressHandle(AhId),
+    CreateQueuePair {
+        init: QpInit,
+        sizes: Sizes,
+    },
+    ModifyQueuePair {
+        number: Qpn,
+        modify: Modify,
+    },
+    QueryQueuePair(Qpn),
+    DestroyQueuePair(Qpn),
+    AttachMulticast {
+        number: Qpn,
+        group: Gid,
+    },
+    DetachMulticast {
+        number: Qpn,
+        group: Gid,
+    },
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "each carries what the verb of its name returns")]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
+pub enum Reply {
+    /// It could not be done.
+    Refused {
+        /// What C callers get.
+        errno: i32,
+        /// Why, in a sentence.
+        message: String,
+    },
+    Done,
+    /// The client is in. With it come, in this order: an event descriptor that wakes the card, the page that
+    /// says whether that is needed, and the memory with the client's bell and its doorbell ring.
+    Opened {
+        host: HostCard,
+        gids: Vec<Gid>,
+        doorbells: u32,
+    },
+    Domain(PdId),
+    Region {
+        key: RemoteKey,
+        base: u64,
+    },
+    Window(RemoteKey),
+    /// With its ring.
+    CompletionQueue(CqId),
+    /// With its ring.
+    SharedReceiveQueue(SrqId),
+    XrcDomain(XrcdId),
+    AddressHandle(AhId),
+    /// With one memory for both rings, the send ring first.
+    QueuePair(Qpn),
+    State(State),
+    View(QpView),
+    Counters(Counters),
+    Status(Status),
+}
+
+/// What the daemon tells unasked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum News {
+    /// A completion queue has what its owner wanted to be woken for.
+    Notified(CqId),
+    /// An asynchronous event of the client's own.
+    Raised(AsyncEvent),
+    /// An asynchronous event of some host, for those who watch.
+    Seen {
+        /// The host.
+        host: String,
+        /// The client that it is for, by its process; `None` if it is for all.
+        process: Option<u32>,
+        /// The event.
+        event: AsyncEvent,
+    },
+}
+
+/// A frame from the daemon, after its [`Welcome`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
+pub enum Message {
+    /// The answer to the oldest call without one.
+    Reply(Reply),
+    /// Something else.
+    News(News),
+}
+
+/// What runs in a daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its process.
+    pub process: u32,
+    /// Its version.
+    pub version: String,
+    /// How long it runs, in seconds.
+    pub uptime: u64,
+    /// Its hosts.
+    pub hosts: Vec<HostStatus>,
+}
+
+/// What runs on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostStatus {
+    /// The host.
+    pub host: HostCard,
+    /// Who uses it.
+    pub clients: Vec<ClientStatus>,
+    /// How many queue pairs it has.
+    pub queue_pairs: u32,
+}
+
+/// Who uses a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// The process.
+    pub process: u32,
+    /// Its name.
+    pub name: String,
+    /// How many of each resource it has, by name.
+    pub resources: Vec<(String, u32)>,
+}
+
+/// A process whose end can be waited for, whatever its number is used for later.
+pub struct ProcessWatch {
+    process: std::os::fd::OwnedFd,
+}
+
+impl ProcessWatch {
+    /// Watches a process.
+    pub fn new(number: u32) -> std::io::Result<ProcessWatch> {
+        let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
+        let number = rustix::process::Pid::from_raw(number as i32).ok_or_else(missing)?;
+        Ok(ProcessWatch {
+            process: rustix::process::pidfd_open(number, rustix::process::PidfdFlags::empty())?,
+        })
+    }
+
+    /// Waits until it is gone.
+    pub fn wait(&self) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut polled = [PollFd::new(&self.process, PollFlags::IN)];
+        while poll(&mut polled, None) == Err(rustix::io::Errno::INTR) {}
+    }
+}
+
+/// Writes a message down.
+pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_allocvec(message).expect("every message of ours can be written down")
+}
+
+/// Reads a message. Nothing may follow it.
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(FrameError::Nonsense),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn noise_is_refused_or_a_message_that_says_the_same_again(bytes: Vec<u8>) {
+            if let Ok(call) = decode::<Call>(&bytes) {
+                prop_assert_eq!(decode::<Call>(&encode(&call)), Ok(call));
+            }
+        }
+
+        #[test]
+        fn numbers_keep_their_width_whatever_comes(value: u32) {
+            let number: Qpn = decode(&encode(&value)).unwrap();
+            prop_assert!(number.value() < 1 << 24);
+        }
+    }
+
+    #[test]
+    fn a_call_survives_the_journey() {
+        let modify = Modify::default().state(State::Init).port(1).access(Access::REMOTE_READ);
+        let call = Call::ModifyQueuePair { number: Qpn::new(7), modify };
+        assert_eq!(decode(&encode(&call)), Ok(call));
+    }
+}

@@ -1,0 +1,202 @@
+//! A driver behind a lock, and the thread that drives it when, or because, nobody else does.
+
+use crate::system::Bells;
+use crate::{Driver, Waker, wait};
+use parking_lot::{Mutex, MutexGuard};
+use softhca_engine::Memory;
+use softhca_queue::Words;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The thread takes over when no caller drove for this long.
+const TAKE_OVER: Duration = Duration::from_micros(50);
+
+/// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
+const EMPTY_TURNS: u32 = 64;
+
+/// Who drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduct {
+    /// Callers, on their own time ([`Station::drive`]). The thread takes over when none did for a moment.
+    Callers,
+    /// The thread. It goes on for this long after the last thing that happened, and sleeps then.
+    Thread {
+        /// How long it looks for more before it sleeps.
+        linger: Duration,
+    },
+}
+
+/// What callers and the thread share.
+struct Core<M> {
+    driver: Mutex<Driver<M>>,
+    conduct: Conduct,
+    started: Instant,
+    /// When somebody last drove, in nanoseconds since the start.
+    driven_at: AtomicU64,
+    /// Turns in a row that callers took for nothing.
+    empty: AtomicU32,
+    /// Not zero: the thread sleeps until something arrives, and a doorbell must wake it.
+    asleep: Words,
+    stop: AtomicBool,
+    waker: Waker,
+    bells: Bells,
+    sockets: [OwnedFd; 2],
+}
+
+/// A driver that any thread may use, and that is never left alone.
+pub struct Station<M> {
+    core: Arc<Core<M>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<M: Memory + Send + 'static> Station<M> {
+    /// Starts the thread. The first of the `asleep` words tells whoever rings a doorbell that the thread needs
+    /// to be woken.
+    pub fn start(driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
+        let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
+        let name = format!("softhca {}", driver.address());
+        let core = Arc::new(Core {
+            sockets: [roce?, link?],
+            driver: Mutex::new(driver),
+            conduct,
+            started: Instant::now(),
+            driven_at: AtomicU64::new(0),
+            empty: AtomicU32::new(0),
+            asleep,
+            stop: AtomicBool::new(false),
+            waker: Waker::new()?,
+            bells: Bells::new()?,
+        });
+        let thread = std::thread::Builder::new().name(name).spawn({
+            let core = core.clone();
+            move || core.serve()
+        })?;
+        Ok(Station { core, thread: Some(thread) })
+    }
+
+    /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn.
+    pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
+        let result = act(&mut self.core.driver.lock());
+        self.wake();
+        result
+    }
+
+    /// One bounded turn on the caller's time, unless somebody else drives.
+    pub fn drive(&self) {
+        if self.core.turn() == Some(true) {
+            self.core.empty.store(0, Ordering::Relaxed);
+        } else if self.core.empty.fetch_add(1, Ordering::Relaxed) >= EMPTY_TURNS {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Wakes the thread, if it sleeps: a doorbell rang.
+    pub fn wake(&self) {
+        if self.core.asleep[0].load(Ordering::SeqCst) != 0 {
+            self.core.waker.wake();
+        }
+    }
+
+    /// Lets an event descriptor wake the thread too, as long as it is open anywhere.
+    pub fn listen(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
+        self.core.bells.add(bell)
+    }
+}
+
+impl<M> Drop for Station<M> {
+    fn drop(&mut self) {
+        self.core.stop.store(true, Ordering::Release);
+        self.core.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<M: Memory> Core<M> {
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_nanos() as u64
+    }
+
+    /// One turn, unless somebody else drives. Says whether anything moved.
+    fn turn(&self) -> Option<bool> {
+        let mut driver = self.driver.try_lock()?;
+        let moved = driver.turn().unwrap_or(false);
+        drop(driver);
+        self.driven_at.store(self.now(), Ordering::Relaxed);
+        Some(moved)
+    }
+
+    fn serve(&self) {
+        while !self.stop.load(Ordering::Acquire) {
+            match self.conduct {
+                Conduct::Callers => self.stand_in(),
+                Conduct::Thread { linger } => self.work(linger),
+            }
+        }
+    }
+
+    /// Leaves the card to its callers while they drive.
+    fn stand_in(&self) {
+        let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
+        if idle < TAKE_OVER.as_nanos() as u64 {
+            return std::thread::sleep(TAKE_OVER);
+        }
+        match self.driver.try_lock() {
+            Some(driver) => self.turn_or_sleep(driver),
+            None => std::thread::yield_now(),
+        }
+    }
+
+    /// Drives until nothing happened for a while.
+    fn work(&self, linger: Duration) {
+        let mut last = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            let mut driver = self.driver.lock();
+            let moved = driver.turn().unwrap_or(false);
+            // A control verb that waits for the lock gets it now: the thread would take it again at once.
+            MutexGuard::unlock_fair(driver);
+            if moved {
+                last = Instant::now();
+            } else if last.elapsed() >= linger {
+                break;
+            } else {
+                // Whoever is to give us something to do may wait for this processor.
+                std::thread::yield_now();
+            }
+        }
+        self.turn_or_sleep(self.driver.lock());
+    }
+
+    /// One last turn; if it was for nothing, sleeps until there is something to do.
+    fn turn_or_sleep(&self, mut driver: MutexGuard<'_, Driver<M>>) {
+        self.asleep[0].store(1, Ordering::SeqCst);
+        // A doorbell that rang before it could see us asleep is heard by this turn.
+        let moved = driver.turn().unwrap_or(false);
+        let timeout = driver.next_timeout();
+        drop(driver);
+        if !moved {
+            self.sleep(timeout);
+        }
+        self.asleep[0].store(0, Ordering::SeqCst);
+    }
+
+    fn sleep(&self, timeout: Option<Duration>) {
+        let [roce, link] = &self.sockets;
+        let descriptors = [self.waker.as_fd(), roce.as_fd(), link.as_fd(), self.bells.as_fd()];
+        let ready = wait(&descriptors, timeout).unwrap_or_default();
+        if ready.readable(0) {
+            self.waker.clear();
+        }
+        if ready.error(1) || ready.error(2) {
+            self.driver.lock().note_socket_error();
+        }
+        if ready.readable(3) {
+            self.bells.clear();
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! Clients that are broken or mean harm. Whatever they do, the daemon goes on, and so does everybody else.
+
+use crate::data::{ALL, End, connected};
+use crate::process::{PATIENCE, TestDaemon};
+use softhca::{ReceiveRequest, SendRequest, Status};
+use softhca_queue::control::{
+    Call, Folder, Frame, FrameReader, Hello, Message, Place, Reply, Sizes, Welcome, decode, encode,
+    send_frame,
+};
+use softhca_queue::{
+    Access, AddressVector, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, QpKind,
+    Rights, SharedMemory, SrqId, State, Words, XrcdId,
+};
+use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A client that says whatever it likes.
+struct Raw {
+    stream: UnixStream,
+    reader: FrameReader,
+    news: Vec<Message>,
+}
+
+impl Raw {
+    fn connect(daemon: &TestDaemon) -> Raw {
+        let stream = UnixStream::connect(Folder::of_user().socket(&daemon.name)).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Raw { stream, reader: FrameReader::default(), news: Vec::new() }
+    }
+
+    fn greeted(daemon: &TestDaemon) -> Raw {
+        let mut raw = Raw::connect(daemon);
+        raw.send(&encode(&Hello::ours()), &[]);
+        let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
+        answer.unwrap();
+        raw
+    }
+
+    fn send(&mut self, message: &[u8], passed: &[BorrowedFd<'_>]) {
+        let frame = Frame::lay_out(message, passed.len());
+        assert_eq!(send_frame(self.stream.as_fd(), &frame, 0, passed).unwrap(), frame.len());
+    }
+
+    /// The next frame; `None` if the daemon hung up.
+    fn frame(&mut self) -> Option<Frame> {
+        match self.reader.next(self.stream.as_fd()) {
+            Ok(frame) => frame,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+                None
+            }
+        }
+    }
+
+    fn call(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> (Reply, Vec<OwnedFd>) {
+        self.send(&encode(call), passed);
+        loop {
+            let frame = self.frame().expect("an answer");
+            match decode(&frame.bytes).unwrap() {
+                Message::Reply(reply) => return (reply, frame.descriptors),
+                news => self.news.push(news),
+            }
+        }
+    }
+
+    fn open(&mut self, host: &str) -> (Words, DoorbellProducer, std::fs::File) {
+        let (reply, mut descriptors) = self.call(&Call::Open { host: Some(host.into()) }, &[]);
+        let Reply::Opened { doorbells, .. } = reply else { panic!("{reply:?}") };
+        let words = Bell::WORDS + DoorbellProducer::words(doorbells);
+        let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, Rights::ReadWrite).unwrap();
+        let page = Arc::new(page);
+        let rung = page.words(Bell::WORDS, DoorbellProducer::words(doorbells));
+        let waker = std::fs::File::from(descriptors.remove(0));
+        (rung.clone(), DoorbellProducer::new(rung, doorbells), waker)
+    }
+
+    fn refused(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> (i32, String) {
+        match self.call(call, passed).0 {
+            Reply::Refused { errno, message } => (errno, message),
+            other => panic!("{call:?} was answered with {other:?}"),
+        }
+    }
+}
+
+/// A connected pair of honest processes, before and after: nobody else notices.
+fn nobody_else_notices(harm: impl FnOnce(&TestDaemon)) {
+    let daemon = TestDaemon::start();
+    let (end, mut echo, _) = connected(&daemon, "alice", "bob");
+    echo.say("2");
+    let round = |id| {
+        let receive = ReceiveRequest { id, scatter: &[end.region.entry(0, 100)] };
+        end.pair.post_receive(&receive).unwrap();
+        end.pair.post(&SendRequest::send(id, &[end.region.entry(200, 10)])).unwrap();
+        end.finish();
+        end.finish();
+    };
+    round(1);
+    harm(&daemon);
+    round(2);
+    assert_eq!(end.context.poll_event(), None);
+}
+
+#[test]
+fn garbage_on_the_socket_ends_that_connection_only() {
+    nobody_else_notices(|daemon| {
+        for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1\r\n\r\n", &[3, 0, 0, 0, 0, 1, 2, 3], &[0; 5]] {
+            let mut raw = Raw::connect(daemon);
+            raw.stream.write_all(garbage).unwrap();
+            raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(raw.frame().is_none(), "{garbage:?}");
+        }
+        let mut raw = Raw::greeted(daemon);
+        raw.send(&[0xff; 100], &[]);
+        assert!(raw.frame().is_none());
+        // A frame that says it has descriptors and has none.
+        let mut raw = Raw::greeted(daemon);
+        raw.stream.write_all(&[1, 0, 0, 0, 3, 1]).unwrap();
+        assert!(raw.frame().is_none());
+    });
+}
+
+#[test]
+fn a_client_of_another_version_is_told_so() {
+    let daemon = TestDaemon::start();
+    let mut raw = Raw::connect(&daemon);
+    raw.send(&encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::ours() }), &[]);
+    let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
+    let why = answer.unwrap_err();
+    assert!(why.contains("999") && why.contains("9.9.9") && why.contains("softhca stop"), "{why}");
+    assert!(raw.frame().is_none());
+}
+
+#[test]
+fn random_frames_are_answered_or_end_the_connection() {
+    nobody_else_notices(|daemon| {
+        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        for _ in 0..200 {
+            let mut raw = Raw::greeted(daemon);
+            raw.open("bob");
+            for _ in 0..20 {
+                // The kind of a call, mostly, and then anything.
+                let length = random() as usize % 40;
+                let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
+                if let Some(first) = bytes.first_mut() {
+                    // Not Stop, which is asked for by number 4.
+                    *first = 5 + *first % 28;
+                }
+                let frame = Frame::lay_out(&bytes, 0);
+                if send_frame(raw.stream.as_fd(), &frame, 0, &[]).is_err() || raw.frame().is_none() {
+                    break;
+                }
+            }
+        }
+    });
+}
+
+/// A queue pair of a raw client, with its rings.
+fn queue_pair(raw: &mut Raw) -> (Qpn, Words) {
+    let (reply, _) = raw.call(&Call::AllocateDomain, &[]);
+    let Reply::Domain(domain) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&Call::CreateCompletionQueue { slots: 16 }, &[]);
+    let Reply::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
+    let init = QpInit {
+        kind: QpKind::Rc,
+        domain: Some(domain),
+        send_cq: Some(cq),
+        receive_cq: Some(cq),
+        shared_receive_queue: None,
+        xrc_domain: None,
+        signal_all: true,
+    };
+    let sizes = Sizes { sends: 4, receives: 4, entries: 1, inline: 0 };
+    let (reply, mut descriptors) = raw.call(&Call::CreateQueuePair { init, sizes }, &[]);
+    let Reply::QueuePair(number) = reply else { panic!("{reply:?}") };
+    let memory = SharedMemory::adopt(descriptors.pop().unwrap(), 24 * 8, Rights::ReadWrite).unwrap();
+    (number, Arc::new(memory).words(0, 24))
+}
+
+fn ready_to_send(raw: &mut Raw, number: Qpn) {
+    let peer = AddressVector::to(Gid::from(std::net::IpAddr::from([127, 0, 0, 1])));
+    let modify = Modify::default();
+    let init = modify.state(State::Init).partition_index(0).port(1).access(Access::REMOTE_WRITE);
+    let receive = modify
+        .state(State::ReadyToReceive)
+        .path(peer)
+        .mtu(softhca::Mtu::B1024)
+        .destination(number)
+        .receive_psn(Psn::new(0))
+        .max_reads_in(1)
+        .min_rnr_timer(softhca::RnrTimer::new(1));
+    let send = modify.state(State::ReadyToSend).send_psn(Psn::new(0));
+    let send = send.timeout(14).retry_count(1).rnr_retry(1).max_reads_out(1);
+    for modify in [init, receive, send] {
+        let (reply, _) = raw.call(&Call::ModifyQueuePair { number, modify }, &[]);
+        assert!(matches!(reply, Reply::State(_)), "{reply:?}");
+    }
+}
+
+#[test]
+fn impossible_ring_indices_stop_that_queue_pair_only() {
+    nobody_else_notices(|daemon| {
+        for index in [5, 1 << 40, u64::MAX] {
+            let mut raw = Raw::greeted(daemon);
+            let (_, doorbell, waker) = raw.open("bob");
+            let (number, ring) = queue_pair(&mut raw);
+            ready_to_send(&mut raw, number);
+            ring[0].store(index, Ordering::SeqCst);
+            doorbell.ring(number, &ring[16]);
+            (&waker).write_all(&1u64.to_ne_bytes()).unwrap();
+            let raised = loop {
+                if let Some(Message::News(softhca_queue::control::News::Raised(event))) = raw.news.pop() {
+                    break event;
+                }
+                let frame = raw.frame().expect("an event");
+                raw.news.push(decode(&frame.bytes).unwrap());
+            };
+            assert_eq!(raised, AsyncEvent::QueuePairFatal(number));
+            // Going on from there, with the index at the end of the number space.
+            let modify = Modify::default().state(State::Reset);
+            let (reply, _) = raw.call(&Call::ModifyQueuePair { number, modify }, &[]);
+            assert_eq!(reply, Reply::State(State::Reset));
+        }
+    });
+}
+
+#[test]
+fn doorbells_full_of_noise_and_requests_that_change_are_survived() {
+    nobody_else_notices(|daemon| {
+        let mut raw = Raw::greeted(daemon);
+        let (rung, doorbell, waker) = raw.open("bob");
+        let (number, ring) = queue_pair(&mut raw);
+        ready_to_send(&mut raw, number);
+        let mut noise = 1u64;
+        for round in 0..20_000u64 {
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            rung[(noise >> 33) as usize % rung.len()].store(noise, Ordering::Relaxed);
+            rung[8].store(round % 2, Ordering::Relaxed);
+            for word in ring.iter().take(24) {
+                word.store(noise.rotate_left(round as u32), Ordering::Relaxed);
+            }
+            doorbell.ring(number, &ring[16]);
+            if round % 64 == 0 {
+                let _ = (&waker).write(&1u64.to_ne_bytes());
+            }
+        }
+        let (reply, _) = raw.call(&Call::QueryQueuePair(number), &[]);
+        assert!(matches!(reply, Reply::View(_)), "{reply:?}");
+    });
+}
+
+#[test]
+fn handles_and_keys_of_others_name_nothing() {
+    let daemon = TestDaemon::start();
+    let (end, _echo, _) = connected(&daemon, "alice", "bob");
+    let mut raw = Raw::greeted(&daemon);
+    raw.open("alice");
+    let pair = end.pair.number();
+    let key = end.region.remote_key();
+    let init = QpInit {
+        kind: QpKind::Rc,
+        domain: Some(PdId(1)),
+        send_cq: Some(CqId(0)),
+        receive_cq: Some(CqId(0)),
+        shared_receive_queue: None,
+        xrc_domain: None,
+        signal_all: false,
+    };
+    let sizes = Sizes { sends: 1, receives: 1, entries: 1, inline: 0 };
+    let calls = [
+        Call::QueryQueuePair(pair),
+        Call::DestroyQueuePair(pair),
+        Call::ModifyQueuePair { number: pair, modify: Modify::default().state(State::Error) },
+        Call::Deregister(key),
+        Call::Reregister { key, domain: None, access: Some(Access::all()) },
+        Call::FreeWindow(RemoteKey(key.0 + 1)),
+        Call::FreeDomain(PdId(1)),
+        Call::DestroyCompletionQueue(CqId(0)),
+        Call::ResizeCompletionQueue { cq: CqId(0), slots: 1 },
+        Call::DestroySharedReceiveQueue(SrqId(0)),
+        Call::DestroyAddressHandle(AhId(0)),
+        Call::CloseXrcDomain(XrcdId(0)),
+        Call::CreateQueuePair { init, sizes },
+    ];
+    for call in calls {
+        assert_eq!(raw.refused(&call, &[]).0, libc::ENOENT, "{call:?}");
+    }
+    assert_eq!(raw.refused(&Call::Open { host: None }, &[]).0, libc::EBUSY);
+    assert_eq!(end.pair.state().unwrap(), State::ReadyToSend);
+    // Without a device there is nothing to call.
+    let mut raw = Raw::greeted(&daemon);
+    assert_eq!(raw.refused(&Call::AllocateDomain, &[]).0, libc::ENODEV);
+    assert_eq!(raw.refused(&Call::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
+}
+
+#[test]
+fn memory_that_cannot_be_trusted_is_not_registered() {
+    let daemon = TestDaemon::start();
+    let mut raw = Raw::greeted(&daemon);
+    raw.open("alice");
+    let (reply, _) = raw.call(&Call::AllocateDomain, &[]);
+    let Reply::Domain(domain) = reply else { panic!("{reply:?}") };
+    let register = |length, place| Call::Register { domain, base: None, length, access: ALL, place };
+    let shared = |length| register(length, Place::Shared);
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let loose = rustix::fs::memfd_create("loose", flags).unwrap();
+    rustix::fs::ftruncate(&loose, 4096).unwrap();
+    let (errno, why) = raw.refused(&shared(4096), &[loose.as_fd()]);
+    assert!(errno == libc::EINVAL && why.contains("F_SEAL_SHRINK"), "{why}");
+    let short = SharedMemory::create("short", 4096, Rights::ReadWrite).unwrap().take_descriptor().unwrap();
+    let (_, why) = raw.refused(&shared(1 << 20), &[short.as_fd()]);
+    assert!(why.contains("shorter"), "{why}");
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    raw.refused(&shared(4096), &[file.as_fd()]);
+    raw.refused(&shared(4096), &[]);
+    raw.refused(&shared(u64::MAX), &[short.as_fd()]);
+    for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
+        raw.refused(&register(length, Place::Process { address }), &[]);
+    }
+    // Constants cannot be written, but sent.
+    static CONSTANT: [u8; 64] = [1; 64];
+    let address = CONSTANT.as_ptr() as u64;
+    let (_, why) = raw.refused(&register(64, Place::Process { address }), &[]);
+    assert!(why.contains("read-only"), "{why}");
+    let access = Access::REMOTE_READ;
+    let call = Call::Register { domain, base: None, length: 64, access, place: Place::Process { address } };
+    let (reply, _) = raw.call(&call, &[]);
+    let Reply::Region { key, .. } = reply else { panic!("{reply:?}") };
+    let (_, why) = raw.refused(&Call::Reregister { key, domain: None, access: Some(ALL) }, &[]);
+    assert!(why.contains("read-only"), "{why}");
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn memory_that_is_unmapped_later_is_a_protection_error() {
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+    let daemon = TestDaemon::start();
+    let (end, _echo, remote) = connected(&daemon, "alice", "bob");
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping, which nobody has a reference to.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, flags) }.unwrap();
+    let base = NonNull::new(base.cast()).unwrap();
+    // SAFETY: it is unmapped below, against the rules: that is the test. Nobody here touches it.
+    let region = unsafe { end.domain.register_foreign(base, 8192, ALL) }.unwrap();
+    end.pair.post(&SendRequest::write(1, &[region.entry(0, 8192)], remote)).unwrap();
+    end.finish();
+    // SAFETY: the mapping from above.
+    unsafe { munmap(base.as_ptr().cast(), 8192) }.unwrap();
+    end.pair.post(&SendRequest::write(2, &[region.entry(0, 8192)], remote)).unwrap();
+    assert_eq!(end.queue.wait_for(PATIENCE).unwrap().status, Status::LocalProtection);
+    let other = End::new(&daemon.open("alice"), 4096);
+    assert_eq!(other.pair.state().unwrap(), State::Reset);
+}

@@ -1,0 +1,147 @@
+//! What one client can have, how many clients there can be, and who they can be.
+
+use crate::data::ALL;
+use crate::process::{self, TestDaemon, say};
+use softhca::{Device, Error, QpKind};
+use softhca_queue::control::{Frame, FrameReader, Hello, Welcome, decode, encode, send_frame};
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+#[test]
+fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
+    let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "3"), ("TEST_KEYS", "2")]);
+    let device = daemon.open("alice");
+    let limits = device.attributes().limits;
+    assert_eq!((limits.queue_pairs, limits.keys), (3, 2));
+    let context = device.open();
+    let domain = context.allocate_domain().unwrap();
+    let queue = context.create_completion_queue(16).unwrap();
+    let make = || domain.queue_pair(QpKind::Rc, &queue).create();
+    let mut pairs: Vec<_> = (0..3).map(|_| make().unwrap()).collect();
+    let error = make().err().expect("the fourth is too many");
+    assert!(error.errno() == libc::ENOMEM && error.to_string().contains('3'), "{error}");
+    let regions: Vec<_> = (0..2).map(|_| domain.register(4096, ALL).unwrap()).collect();
+    assert_eq!(domain.register(4096, ALL).err().unwrap().errno(), libc::ENOMEM);
+    // Another client has its own share, and what is given back can be had again.
+    let other = daemon.open("alice").open();
+    let other_domain = other.allocate_domain().unwrap();
+    let other_queue = other.create_completion_queue(16).unwrap();
+    other_domain.queue_pair(QpKind::Rc, &other_queue).create().unwrap();
+    pairs.pop();
+    make().unwrap();
+    drop(regions);
+    domain.register(4096, ALL).unwrap();
+}
+
+#[test]
+fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
+    let daemon = TestDaemon::start();
+    let context = daemon.open("alice").open();
+    let domain = context.allocate_domain().unwrap();
+    let queue = context.create_completion_queue(16).unwrap();
+    for slots in [0, 131_073, u32::MAX] {
+        assert_eq!(context.create_completion_queue(slots).err().unwrap().errno(), libc::EINVAL);
+    }
+    let pair = || domain.queue_pair(QpKind::Rc, &queue);
+    for builder in [pair().sends(16_385), pair().receives(16_385), pair().entries(33), pair().inline(1025)] {
+        assert_eq!(builder.create().err().unwrap().errno(), libc::EINVAL);
+    }
+}
+
+#[test]
+fn one_client_too_many_is_sent_away_with_a_sentence() {
+    let daemon = TestDaemon::with(&[("TEST_CLIENTS", "2")]);
+    let first = daemon.open("alice");
+    let _second = daemon.open("bob");
+    let error = Device::daemon_host(Some(&daemon.name), None).err().expect("a third is too many");
+    assert!(error.to_string().contains("clients"), "{error}");
+    drop(first);
+    let deadline = std::time::Instant::now() + process::PATIENCE;
+    while let Err(error) = Device::daemon_host(Some(&daemon.name), None) {
+        assert!(std::time::Instant::now() < deadline, "{error}");
+        std::thread::yield_now();
+    }
+}
+
+/// Another user, who would like to have a card.
+pub fn be_stranger() {
+    if let Some(path) = std::env::var_os("TEST_SOCKET") {
+        // Past the library, straight to the socket.
+        let stream = UnixStream::connect(path).unwrap();
+        let hello = Frame::lay_out(&encode(&Hello::ours()), 0);
+        send_frame(stream.as_fd(), &hello, 0, &[]).unwrap();
+        let frame = FrameReader::default().next(stream.as_fd()).unwrap().unwrap();
+        let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
+        return say(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+    }
+    match Device::daemon() {
+        Err(error @ Error::NoDaemon { .. }) => say(&format!("refused: {error}")),
+        Err(error) => say(&format!("another error: {error}")),
+        Ok(_) => say("let in"),
+    }
+}
+
+#[test]
+fn another_user_is_kept_out() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let daemon = TestDaemon::start();
+    let folder = softhca_queue::control::Folder::of_user();
+    // The stranger must know the way to be stopped by the lock.
+    let runtime = folder.path().parent().unwrap().display().to_string();
+    let variables = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(_) => vec![("XDG_RUNTIME_DIR", runtime.as_str())],
+        None => vec![],
+    };
+    let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
+    let answer = stranger.hear();
+    assert!(answer.starts_with("refused"), "{answer}");
+}
+
+#[test]
+fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become somebody else");
+        return;
+    }
+    let folder = std::env::temp_dir().join(format!("softhca-open-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let daemon = TestDaemon::with(&[("XDG_RUNTIME_DIR", folder.to_str().unwrap())]);
+    let socket = folder.join("softhca").join(format!("{}.sock", daemon.name));
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    for path in [&folder, &folder.join("softhca"), &socket] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
+    let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
+    let answer = stranger.hear();
+    assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
+    drop(daemon);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn control_calls_are_answered_while_the_card_is_busy() {
+    let daemon = TestDaemon::start();
+    let (end, _echo, remote) = crate::data::connected(&daemon, "alice", "bob");
+    let entries = [end.region.entry(0, 1 << 20)];
+    let mut posted = 0;
+    let mut fill = || {
+        for _ in 0..8 {
+            end.pair.post(&softhca::SendRequest::write(posted, &entries, remote)).unwrap();
+            posted += 1;
+        }
+    };
+    fill();
+    for _ in 0..20 {
+        fill();
+        // Each of these needs the lock that the engine thread takes for every turn.
+        let domain = end.context.allocate_domain().unwrap();
+        drop(domain.register(4096, ALL).unwrap());
+        daemon.control().status().unwrap();
+        (0..8).for_each(|_| end.finish());
+    }
+}

@@ -1,0 +1,19 @@
+//! The daemon with real processes: this binary runs itself again as a daemon and as its clients.
+
+mod data;
+mod death;
+mod hostile;
+mod limits;
+mod process;
+
+/// What this binary is when another test started it: see `process::spawn`.
+#[test]
+fn role() {
+    match std::env::var("SOFTHCA_TEST_ROLE").as_deref() {
+        Ok("daemon") => process::be_daemon(),
+        Ok("echo") => data::be_echo(),
+        Ok("sleeper") => death::be_sleeper(),
+        Ok("stranger") => limits::be_stranger(),
+        _ => {}
+    }
+}

@@ -1,0 +1,215 @@
+//! The socket to a daemon: calls and their replies, and a thread that reads.
+
+use crate::Error;
+use crate::backend::Result;
+use parking_lot::{Condvar, Mutex};
+use softhca_queue::control::{
+    Call, Folder, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
+    send_frame,
+};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// A greeted socket that nobody reads yet.
+pub(crate) struct Greeted {
+    stream: UnixStream,
+    reader: FrameReader,
+    pub welcome: Welcome,
+}
+
+impl Greeted {
+    /// Connects to the daemon with this name.
+    pub fn connect(name: &str) -> Result<Greeted> {
+        let folder = Folder::of_user();
+        let path = folder.socket(name);
+        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why };
+        if folder.path().exists() {
+            folder.check().map_err(|error| missing(error.to_string()))?;
+        }
+        let stream = match UnixStream::connect(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(missing("nobody listens there".into()));
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                return Err(missing("the one that listened there has died".into()));
+            }
+            result => result.map_err(|error| missing(error.to_string()))?,
+        };
+        Greeted::greet(stream, &path)
+    }
+
+    fn greet(stream: UnixStream, path: &Path) -> Result<Greeted> {
+        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why };
+        let fault = |error: io::Error| missing(error.to_string());
+        send(stream.as_fd(), &encode(&Hello::ours()), &[]).map_err(fault)?;
+        let mut reader = FrameReader::default();
+        let Some(frame) = reader.next(stream.as_fd()).map_err(fault)? else {
+            return Err(missing("it closed the connection: it may have as many clients as it allows".into()));
+        };
+        let answer: std::result::Result<Welcome, String> =
+            decode(&frame.bytes).map_err(|error| missing(error.to_string()))?;
+        let welcome = answer.map_err(missing)?;
+        if welcome.protocol != PROTOCOL {
+            let text = format!("it speaks protocol {}, this library {PROTOCOL}", welcome.protocol);
+            return Err(missing(text));
+        }
+        Ok(Greeted { stream, reader, welcome })
+    }
+
+    /// Asks one thing, and skips news.
+    pub fn ask(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
+        send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
+        loop {
+            if let (Message::Reply(reply), descriptors) = self.next()? {
+                return accepted(reply, descriptors);
+            }
+        }
+    }
+
+    /// The next message.
+    pub fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+        receive(&mut self.reader, self.stream.as_fd()).map_err(gone)
+    }
+
+    /// Has a thread read from now on, which gives news to `listener`.
+    pub fn listen(self, listener: Arc<dyn Listener>) -> Result<Line> {
+        let Greeted { stream, mut reader, .. } = self;
+        let system =
+            |source| Error::System { what: "starting the thread that reads the daemon's news", source };
+        let shared = Arc::new(Shared { reply: Mutex::new(Slot::Empty), arrived: Condvar::new() });
+        let thread = std::thread::Builder::new()
+            .name("softhca news".into())
+            .spawn({
+                let (shared, stream) = (shared.clone(), stream.try_clone().map_err(system)?);
+                move || {
+                    let why = loop {
+                        match receive(&mut reader, stream.as_fd()) {
+                            Ok((Message::Reply(reply), descriptors)) => {
+                                shared.put(Slot::Reply(Box::new((reply, descriptors))));
+                            }
+                            Ok((Message::News(news), _)) => listener.news(news),
+                            Err(error) => break error.to_string(),
+                        }
+                    };
+                    shared.put(Slot::Gone(why));
+                    listener.gone();
+                }
+            })
+            .map_err(system)?;
+        let process = std::process::id();
+        Ok(Line { stream, shared, calling: Mutex::new(()), process, thread: Some(thread) })
+    }
+}
+
+/// Hears what the daemon tells unasked.
+pub(crate) trait Listener: Send + Sync {
+    fn news(&self, news: News);
+    /// The daemon is gone, or let us go.
+    fn gone(&self);
+}
+
+enum Slot {
+    Empty,
+    Reply(Box<(Reply, Vec<OwnedFd>)>),
+    Gone(String),
+}
+
+struct Shared {
+    reply: Mutex<Slot>,
+    arrived: Condvar,
+}
+
+impl Shared {
+    fn put(&self, slot: Slot) {
+        *self.reply.lock() = slot;
+        self.arrived.notify_all();
+    }
+}
+
+/// A connection that any thread may call over.
+pub(crate) struct Line {
+    stream: UnixStream,
+    shared: Arc<Shared>,
+    /// One call at a time.
+    calling: Mutex<()>,
+    process: u32,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Line {
+    /// Asks one thing.
+    pub fn call(&self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
+        if std::process::id() != self.process {
+            return Err(Error::Forked { parent: self.process });
+        }
+        let _calling = self.calling.lock();
+        let mut slot = self.shared.reply.lock();
+        if let Slot::Empty = &*slot {
+            // The lock is held: a reply cannot be missed, and the socket has room for one call.
+            send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
+        }
+        loop {
+            match &mut *slot {
+                Slot::Empty => self.shared.arrived.wait(&mut slot),
+                Slot::Gone(why) => return Err(Error::DeviceGone { why: why.clone() }),
+                Slot::Reply(_) => {
+                    let Slot::Reply(reply) = std::mem::replace(&mut *slot, Slot::Empty) else {
+                        unreachable!("it was just seen")
+                    };
+                    return accepted(reply.0, reply.1);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // The parent's connection, and a thread that does not exist here.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn gone(error: io::Error) -> Error {
+    Error::DeviceGone { why: error.to_string() }
+}
+
+fn accepted(reply: Reply, descriptors: Vec<OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
+    match reply {
+        Reply::Refused { errno, message } => Err(Error::Refused { errno, message }),
+        reply => Ok((reply, descriptors)),
+    }
+}
+
+fn receive(reader: &mut FrameReader, stream: BorrowedFd<'_>) -> io::Result<(Message, Vec<OwnedFd>)> {
+    match reader.next(stream)? {
+        Some(Frame { bytes, descriptors }) => Ok((decode(&bytes)?, descriptors)),
+        None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+    }
+}
+
+fn send(stream: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let frame = Frame::lay_out(message, descriptors.len());
+    let mut done = 0;
+    while done < frame.len() {
+        match send_frame(stream, &frame, done, descriptors) {
+            Ok(count) => done += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Asking a daemon about itself.
+
+use crate::backend::Result;
+use crate::daemon::connection::Greeted;
+use crate::{Counters, Error};
+use softhca_queue::AsyncEvent;
+use softhca_queue::control::{
+    Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status,
+};
+
+/// An asynchronous event of some client of a daemon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenEvent {
+    /// The host.
+    pub host: String,
+    /// The process that it is for; `None` if it is for all.
+    pub process: Option<u32>,
+    /// The event.
+    pub event: AsyncEvent,
+}
+
+/// A connection to a daemon that asks about it, without a device.
+pub struct DaemonControl {
+    line: Greeted,
+}
+
+/// The daemon to use: the given one, or `SOFTHCA_DAEMON`, or the one without a name.
+pub(crate) fn daemon_name(name: Option<&str>) -> String {
+    match name {
+        Some(name) => name.into(),
+        None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
+    }
+}
+
+impl DaemonControl {
+    /// Connects to a daemon; without a name, to the one in `SOFTHCA_DAEMON` or the default one.
+    pub fn connect(name: Option<&str>) -> Result<DaemonControl> {
+        Ok(DaemonControl { line: Greeted::connect(&daemon_name(name))? })
+    }
+
+    /// The hosts and the device of each.
+    pub fn hosts(&self) -> &[HostCard] {
+        &self.line.welcome.hosts
+    }
+
+    /// The daemon's process.
+    pub fn process(&self) -> u32 {
+        self.line.welcome.process
+    }
+
+    /// What runs there.
+    pub fn status(&mut self) -> Result<Status> {
+        match self.line.ask(&Call::Status, &[])?.0 {
+            Reply::Status(status) => Ok(status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What the card of a host counted; without a name, of the first.
+    pub fn counters(&mut self, host: Option<&str>) -> Result<Counters> {
+        match self.line.ask(&Call::Counters { host: host.map(Into::into) }, &[])?.0 {
+            Reply::Counters(counters) => Ok(counters),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Hears every asynchronous event of every host from now on.
+    pub fn watch(&mut self) -> Result<()> {
+        self.line.ask(&Call::Watch, &[]).map(|_| ())
+    }
+
+    /// Waits for the next event, after [`DaemonControl::watch`].
+    pub fn next_event(&mut self) -> Result<SeenEvent> {
+        loop {
+            if let Message::News(News::Seen { host, process, event }) = self.line.next()?.0 {
+                return Ok(SeenEvent { host, process, event });
+            }
+        }
+    }
+
+    /// Ends the daemon, and waits until it is gone.
+    pub fn stop(mut self) -> Result<()> {
+        let watch = ProcessWatch::new(self.process());
+        self.line.ask(&Call::Stop, &[])?;
+        while self.line.next().is_ok() {}
+        // Its addresses and its name are free when its process is gone.
+        if let Ok(watch) = watch
+            && self.process() != std::process::id()
+        {
+            watch.wait();
+        }
+        Ok(())
+    }
+}
+
+/// A reply that does not belong to its call: only a broken daemon sends it.
+pub(crate) fn unexpected(reply: &Reply) -> Error {
+    Error::Refused { errno: 71, message: format!("the daemon answered something else: {reply:?}") }
+}
