@@ -45,7 +45,11 @@ impl Greeted {
     fn greet(stream: UnixStream, path: &Path) -> Result<Greeted> {
         let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why };
         let fault = |error: io::Error| missing(error.to_string());
-        send(stream.as_fd(), &encode(&Hello::ours()), &[]).map_err(fault)?;
+        match send(stream.as_fd(), &encode(&Hello::ours()), &[]) {
+            // It may have said why before it closed.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            result => result.map_err(fault)?,
+        }
         let mut reader = FrameReader::default();
         let Some(frame) = reader.next(stream.as_fd()).map_err(fault)? else {
             return Err(missing("it closed the connection: it may have as many clients as it allows".into()));
