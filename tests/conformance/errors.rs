@@ -392,6 +392,25 @@ fn a_middle_packet_where_a_message_begins_is_an_invalid_request() {
 }
 
 #[test]
+fn a_flush_is_an_invalid_request() {
+    let mut pair = rc();
+    let value = Value::To(u64::from(opcode("FLUSH").byte()));
+    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Rewrite { field: Field::Opcode, value });
+    // RETH and four bytes of payload are as long as FETH and RETH.
+    pair.post_write(1, 0, 0, 4);
+    pair.is_row("a_flush_is_an_invalid_request");
+}
+
+#[test]
+fn an_atomic_write_is_an_invalid_request() {
+    let mut pair = rc();
+    let value = Value::To(u64::from(opcode("ATOMIC_WRITE").byte()));
+    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Rewrite { field: Field::Opcode, value });
+    pair.post_write(1, 0, 0, 8);
+    pair.is_row("an_atomic_write_is_an_invalid_request");
+}
+
+#[test]
 fn a_write_whose_length_does_not_add_up_is_an_invalid_request() {
     let mut pair = rc();
     let action = Action::Rewrite { field: Field::Length, value: Value::To(7) };

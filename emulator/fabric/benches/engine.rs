@@ -231,6 +231,12 @@ fn main() {
         crowded / alone
     );
     println!("64 B: round robin over 10,000 queue pairs {spread:.0} ns (ratio {:.2})", spread / alone);
+    let alone = per_packet(Mtu::B1024, 65_536, 0, 1);
+    let spread = per_packet(Mtu::B1024, 65_536, 10_000, 10_000);
+    println!(
+        "1 KiB packets: one queue pair {alone:.0} ns, round robin over 10,000 {spread:.0} ns (ratio {:.2})",
+        spread / alone
+    );
     println!("simulated data packets per second in a world, one core:");
     for (name, mtu, message) in [
         ("64 B messages, an ACK each", Mtu::B1024, 64),

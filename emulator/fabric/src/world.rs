@@ -343,7 +343,17 @@ impl<O: Observer> World<O> {
     }
 
     /// Goes on until nothing is left to happen, or `until` is reached. Returns whether something is left.
+    ///
+    /// # Panics
+    /// If a frame appeared or vanished on the way: only a bug can do that.
     pub fn run_until(&mut self, until: Instant) -> bool {
+        let is_left = self.go_on_until(until);
+        let census = self.census();
+        assert!(census.balances(), "frames appeared or vanished: {census:?}");
+        is_left
+    }
+
+    fn go_on_until(&mut self, until: Instant) -> bool {
         while let Some(at) = self.next_at() {
             if at > until.nanos() {
                 self.now = self.now.max(until);
