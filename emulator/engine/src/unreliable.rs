@@ -3,12 +3,8 @@
 use crate::card::Card;
 use crate::queue_pair::QueuePair;
 use crate::{Context, DropReason, Event, Packet, Reason, Refusal};
-use core::net::IpAddr;
 use softhca_queue::{CompletionOperation, Status};
-use softhca_wire::{Envelope, Operation, QueueKey, Transport};
-
-/// Bytes that stand before the data of every received datagram: a GRH, or an IPv4 header in its second half.
-pub(crate) const GRH: usize = 40;
+use softhca_wire::{Envelope, Grh, ICRC_LEN, Operation, QueueKey, Transport};
 
 impl QueuePair {
     /// Takes a packet of an unreliable connection.
@@ -90,7 +86,7 @@ impl QueuePair {
         if let Some(reason) = reason {
             return self.tell_dropped(card, ctx, packet, reason);
         }
-        let grh = routing_header(envelope, transport);
+        let grh = Grh::delivered(envelope, transport.len() + ICRC_LEN);
         let placed = self
             .place(card, ctx, packet.psn, 0, &grh)
             .and_then(|at| self.place(card, ctx, packet.psn, at, transport.payload));
@@ -106,35 +102,4 @@ impl QueuePair {
             Err(refusal) => self.fail_receive(card, ctx, Status::LocalProtection, refusal),
         }
     }
-}
-
-/// The forty bytes before a datagram's data: the IPv6 header, or twenty unused bytes and the IPv4 header.
-fn routing_header(envelope: &Envelope, transport: &Transport<'_>) -> [u8; GRH] {
-    let mut bytes = [0; GRH];
-    let udp = (8 + transport.len() + softhca_wire::ICRC_LEN) as u16;
-    match (envelope.source, envelope.destination) {
-        (IpAddr::V4(source), IpAddr::V4(destination)) => {
-            let ip = &mut bytes[20..];
-            ip[0] = 0x45;
-            ip[1] = envelope.traffic_class;
-            ip[2..4].copy_from_slice(&(udp + 20).to_be_bytes());
-            ip[4..6].copy_from_slice(&envelope.identification.to_be_bytes());
-            ip[6] = 0x40;
-            ip[8] = envelope.hop_limit;
-            ip[9] = 17;
-            ip[12..16].copy_from_slice(&source.octets());
-            ip[16..20].copy_from_slice(&destination.octets());
-        }
-        (source, destination) => {
-            let v6 = |address| softhca_wire::Gid::from(address).0;
-            let first = 6 << 28 | u32::from(envelope.traffic_class) << 20 | envelope.flow_label & 0xf_ffff;
-            bytes[..4].copy_from_slice(&first.to_be_bytes());
-            bytes[4..6].copy_from_slice(&udp.to_be_bytes());
-            bytes[6] = 17;
-            bytes[7] = envelope.hop_limit;
-            bytes[8..24].copy_from_slice(&v6(source));
-            bytes[24..40].copy_from_slice(&v6(destination));
-        }
-    }
-    bytes
 }
