@@ -109,6 +109,8 @@ pub struct Driver<M> {
     faults: Option<Faults>,
     link_read_at: u64,
     errors_read_at: u64,
+    /// The last turn received and sent nothing.
+    waits_for_answer: bool,
 }
 
 /// Asks the links before anything is sent.
@@ -168,6 +170,7 @@ impl<M: Memory> Driver<M> {
             faults: None,
             link_read_at: 0,
             errors_read_at: 0,
+            waits_for_answer: false,
         }
     }
 
@@ -247,15 +250,21 @@ impl<M: Memory> Driver<M> {
     /// One bounded turn: at most one batch is received, and a few runs are sent. Says whether anything moved.
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
-        let mut moved = self.receive(now)?;
-        self.control_links(now, moved)?;
+        let received = self.receive(now)?;
+        let mut moved = received;
+        self.control_links(now, received)?;
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
             self.hca.expire(&mut ctx);
         }
-        moved |= self.send(now)?;
+        // What was just received may make the application answer: the acknowledgement waits one turn, so that
+        // it leaves in one send with the answer.
+        self.waits_for_answer = received && !self.waits_for_answer;
+        if !self.waits_for_answer {
+            moved |= self.send(now)?;
+        }
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
         Ok(moved)
