@@ -82,6 +82,30 @@ impl RnrTimer {
     }
 }
 
+/// The five-bit code of how many receives a responder has posted (IBA table 47).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Credits;
+
+impl Credits {
+    /// The code that says nothing about receives.
+    pub const UNUSED: u8 = 31;
+
+    const TABLE: [u32; 31] = [
+        0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+    ];
+
+    /// The code of the largest count that `receives` covers.
+    pub fn encode(receives: u32) -> u8 {
+        (Self::TABLE.partition_point(|count| *count <= receives) - 1) as u8
+    }
+
+    /// The count that a code stands for, unless it says nothing.
+    pub fn decode(code: u8) -> Option<u32> {
+        Self::TABLE.get(usize::from(code)).copied()
+    }
+}
+
 /// What an acknowledgement says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
@@ -164,5 +188,20 @@ impl Aeth {
 impl fmt::Display for Aeth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} msn={}", self.syndrome, self.msn)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credit_code_never_promises_more_than_there_is() {
+        for receives in 0..40_000 {
+            let count = Credits::decode(Credits::encode(receives)).unwrap();
+            assert!(count <= receives && (count == receives || receives > 4), "{receives}");
+        }
+        assert_eq!(Credits::decode(Credits::UNUSED), None);
+        assert_eq!(Credits::decode(30), Some(32_768));
     }
 }

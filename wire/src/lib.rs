@@ -27,7 +27,7 @@ mod opcode;
 mod pfc;
 mod udp;
 
-pub use aeth::{Aeth, NakCode, RnrTimer, Syndrome};
+pub use aeth::{Aeth, Credits, NakCode, RnrTimer, Syndrome};
 pub use bth::Bth;
 pub use envelope::{Ecn, Envelope, Gid};
 pub use ethernet::{EtherType, Ethernet, MacAddress, Vlan};

@@ -5,7 +5,7 @@ use crate::outbound::Work;
 use crate::queue_pair::QueuePair;
 use crate::{BackCause, Context, DropReason, Event, Packet, QpKind, Reason, Recovery};
 use softhca_queue::{Completion, CompletionFlags, SendFlags, Status};
-use softhca_wire::{NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, Transport};
+use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, Transport};
 
 /// `rnr_retry` of seven means: for ever.
 const FOR_EVER: u8 = 7;
@@ -38,6 +38,9 @@ impl QueuePair {
             return self.tell_dropped(card, ctx, packet, reason);
         }
         let syndrome = transport.header.aeth.map_or(Syndrome::ACK, |aeth| aeth.syndrome);
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), msn }) = transport.header.aeth {
+            self.outbound.limit = Credits::decode(code).map(|count| (msn + count) & 0xff_ffff);
+        }
         match (packet.opcode.operation(), syndrome) {
             (_, Syndrome::RnrNak(timer)) => self.on_rnr_nak(card, ctx, packet, timer),
             (_, Syndrome::Nak(NakCode::SequenceError)) => self.on_sequence_nak(card, ctx, packet),

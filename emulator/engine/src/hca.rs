@@ -416,9 +416,9 @@ impl QueuePair {
     /// The next packet: replies and requests take turns, so that neither starves the other.
     fn plan(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> Option<Plan> {
         if self.replies_last {
-            self.plan_request(card, ctx).or_else(|| self.plan_reply())
+            self.plan_request(card, ctx).or_else(|| self.plan_reply(card))
         } else {
-            self.plan_reply().or_else(|| self.plan_request(card, ctx))
+            self.plan_reply(card).or_else(|| self.plan_request(card, ctx))
         }
     }
 

@@ -44,7 +44,7 @@ pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscribe
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};
-pub use settings::{Acks, Recovery, Settings};
+pub use settings::{Acks, EndToEndCredits, Recovery, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 

@@ -23,6 +23,8 @@ pub(crate) struct Work {
     pub shared_receive_queue: u32,
     pub length: u32,
     pub first: Psn,
+    /// Its place among all messages of the queue pair, modulo 2^24, from 1.
+    pub sequence: u32,
     /// PSNs that it takes; none for local operations.
     pub packets: u32,
     /// Decided by this side alone; reported when every earlier request has completed.
@@ -95,6 +97,10 @@ pub(crate) struct Outbound {
     pub unacked: Psn,
     /// Reads and atomics that were sent and are not answered.
     pub reads: u32,
+    /// The sequence of the last message taken.
+    pub sequence: u32,
+    /// The last message that the peer's receives cover; none if the peer does not tell.
+    pub limit: Option<u32>,
     /// Packets since the last acknowledgement request.
     pub unrequested: u32,
     pub retries: u8,
@@ -123,6 +129,8 @@ impl Outbound {
             assigned: zero,
             unacked: zero,
             reads: 0,
+            sequence: 0,
+            limit: Some(0),
             unrequested: 0,
             retries: 0,
             rnr_retries: 0,
@@ -140,6 +148,8 @@ impl Outbound {
         self.assigned = psn;
         self.unacked = psn;
         self.reads = 0;
+        self.sequence = 0;
+        self.limit = Some(0);
         self.unrequested = 0;
         self.gap_answered = false;
         self.rnr_until = None;
@@ -181,6 +191,14 @@ impl Outbound {
         let sent = self.works.iter().take(self.cursor);
         self.reads = sent.filter(|work| work.is_read_or_atomic() && work.outcome.is_none()).count() as u32;
         self.unrequested = 0;
+    }
+
+    /// Whether the peer may have no receive for `work`: only its first packet is sent until that is answered.
+    pub fn is_limited(&self, work: &Work) -> bool {
+        let takes_receive =
+            matches!(work.operation.0, Operation::Send(_) | Operation::Write { immediate: Some(_), .. });
+        let beyond = |limit: u32| (work.sequence.wrapping_sub(limit) << 8) as i32 > 0;
+        takes_receive && self.limit.is_some_and(beyond) && !work.first.is_before(self.unacked)
     }
 
     /// Takes the oldest work out and gives its slot back to the application.

@@ -4,13 +4,15 @@ use crate::card::Card;
 use crate::hca::Plan;
 use crate::inbound::Owed;
 use crate::queue_pair::QueuePair;
-use crate::{Context, Refusal};
+use crate::{Context, EndToEndCredits, Refusal};
 use softhca_queue::Access;
-use softhca_wire::{Aeth, AtomicAckEth, Bth, Header, Opcode, Operation, Position, Syndrome, Trailer};
+use softhca_wire::{
+    Aeth, AtomicAckEth, Bth, Credits, Header, Opcode, Operation, Position, Syndrome, Trailer,
+};
 
 impl QueuePair {
     /// The next reply, if one is owed.
-    pub(crate) fn plan_reply(&self) -> Option<Plan> {
+    pub(crate) fn plan_reply(&self, card: &Card) -> Option<Plan> {
         let owed = self.inbound.owed.front()?;
         let service = self.kind.service();
         let header = |operation, position, psn| {
@@ -44,7 +46,19 @@ impl QueuePair {
                 (header, payload, offset)
             }
         };
+        let mut header = header;
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), .. }) = &mut header.aeth {
+            *code = self.credits(card);
+        }
         Some(Plan { header, payload, envelope: self.envelope, offset, reply: true })
+    }
+
+    /// What acknowledgements say of the receives that are posted. A shared queue's are nobody's.
+    fn credits(&self, card: &Card) -> u8 {
+        match (card.settings.credits, &self.inbound.ring) {
+            (EndToEndCredits::On, Some(ring)) => ring.waiting().map_or(Credits::UNUSED, Credits::encode),
+            _ => Credits::UNUSED,
+        }
     }
 
     /// Reads the payload of the planned reply into `into`.

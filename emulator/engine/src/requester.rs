@@ -4,7 +4,7 @@ use crate::card::Card;
 use crate::hca::Plan;
 use crate::outbound::{Work, WorkOperation};
 use crate::queue_pair::QueuePair;
-use crate::{AsyncEvent, Context, Event, Limits, QpKind, Reason, State};
+use crate::{AsyncEvent, Context, EndToEndCredits, Event, Limits, QpKind, Reason, State};
 use softhca_queue::{Access, Operation, Payload, RemoteAddress, SendFlags, SendTrailer, Status};
 use softhca_wire as wire;
 use softhca_wire::{
@@ -76,11 +76,21 @@ impl QueuePair {
             if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > WINDOW {
                 return None;
             }
+            // Beyond the peer's receives one packet asks, once everything before is answered (IBA 9.7.7.2.5).
+            let asks = [self.outbound.next, self.outbound.unacked] == [work.first; 2];
+            if self.uses_credits(card) && self.outbound.is_limited(work) && !asks {
+                return None;
+            }
             if work.is_read_or_atomic() && self.outbound.reads >= u32::from(self.attributes.max_reads_out) {
                 return None;
             }
             return Some(self.plan_work(card, work));
         }
+    }
+
+    /// Whether the peer's receives limit what is sent.
+    fn uses_credits(&self, card: &Card) -> bool {
+        card.settings.credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
     /// Copies the next request out of the ring and gives it its PSNs.
@@ -129,6 +139,10 @@ impl QueuePair {
         };
         if self.kind.is_datagram() && work.packets > 1 {
             work.packets = 1;
+        }
+        if work.packets > 0 {
+            self.outbound.sequence = (self.outbound.sequence + 1) & 0xff_ffff;
+            work.sequence = self.outbound.sequence;
         }
         self.outbound.assigned = work.end();
         ctx.tell(Event::WorkStarted {
@@ -317,8 +331,9 @@ impl QueuePair {
         };
         header.bth.solicited = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
+        let limited = self.uses_credits(card) && self.outbound.is_limited(work);
         header.bth.ack_request = self.kind.is_reliable()
-            && (ends || self.outbound.unrequested + 1 >= card.settings.ack_request_every);
+            && (ends || limited || self.outbound.unrequested + 1 >= card.settings.ack_request_every);
         if self.kind == QpKind::XrcInitiator {
             header.xrceth = Some(XrcEth(work.shared_receive_queue));
         }

@@ -41,6 +41,16 @@ pub enum Acks {
     Coalesce,
 }
 
+/// Whether end-to-end credits of acknowledgements are used (IBA 9.7.7.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EndToEndCredits {
+    /// They are sent as "not used" and ignored.
+    #[default]
+    Off,
+    /// A responder tells how many receives are posted, a requester sends no more than one packet beyond them.
+    On,
+}
+
 /// The settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -54,6 +64,8 @@ pub struct Settings {
     pub ack_request_every: u32,
     /// The most payload that a packet of the port carries: the size of datagrams, the limit of path MTUs.
     pub mtu: Mtu,
+    /// Whether end-to-end credits are used.
+    pub credits: EndToEndCredits,
     /// Where the numbers of queue pairs and keys begin.
     pub seed: u64,
 }
@@ -66,6 +78,7 @@ impl Default for Settings {
             least_ack_timeout: Duration::ZERO,
             ack_request_every: 64,
             mtu: Mtu::B4096,
+            credits: EndToEndCredits::default(),
             seed: 0,
         }
     }

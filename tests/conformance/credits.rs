@@ -1,0 +1,91 @@
+//! End-to-end credits: what a responder tells of its receives, and what a requester makes of it.
+
+use softhca_engine::{EndToEndCredits, State};
+use softhca_tests::pair::{Pair, Setup};
+use softhca_wire::{Syndrome, Transport};
+
+fn with_credits() -> Pair {
+    let mut setup = Setup::default();
+    setup.settings.credits = EndToEndCredits::On;
+    setup.build()
+}
+
+/// The credit codes of all acknowledgements, in order.
+fn told(pair: &Pair) -> Vec<u8> {
+    let record = pair.record.borrow();
+    let aeth = |bytes: &[u8]| Transport::parse(&bytes[..bytes.len() - 4]).unwrap().header.aeth;
+    let codes = record.sent.iter().filter_map(|(_, frame)| match aeth(&frame.bytes)?.syndrome {
+        Syndrome::Ack(code) => Some(code),
+        _ => None,
+    });
+    codes.collect()
+}
+
+#[test]
+fn acknowledgements_tell_how_many_receives_are_left() {
+    let mut pair = with_credits();
+    let a = pair.a;
+    for id in 0..3 {
+        pair.post_receive(id, 0, 100);
+    }
+    for id in 0..3 {
+        pair.post_send(id, 0, 10);
+        pair.run();
+    }
+    assert_eq!(told(&pair), [2, 1, 0]);
+    assert_eq!(pair.outcomes(a).len(), 3);
+}
+
+#[test]
+fn without_the_setting_credits_are_not_used() {
+    let mut pair = Pair::new();
+    pair.post_receive(1, 0, 100);
+    pair.post_send(1, 0, 10);
+    pair.run();
+    assert_eq!(told(&pair), [31]);
+}
+
+#[test]
+fn a_message_beyond_the_receives_asks_with_one_packet() {
+    let mut pair = with_credits();
+    let (a, b) = (pair.a, pair.b);
+    pair.post_send(1, 0, 3000);
+    pair.post_send(2, 0, 10);
+    // The first refusal comes after two microseconds, the first retry long after.
+    pair.world.run_for(std::time::Duration::from_micros(100));
+    assert_eq!(pair.packets(), ["-> SEND_FIRST 0 1024B", "<- ACKNOWLEDGE 0 rnr wait=640us msn=0"]);
+    pair.post_receive(1, 0, 4000);
+    pair.post_receive(2, 0, 4000);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completions(b).iter().map(|c| c.bytes).collect::<Vec<_>>(), [3000, 10]);
+    assert_eq!(pair.state(a), State::ReadyToSend);
+}
+
+#[test]
+fn writes_and_reads_need_no_receives() {
+    let mut pair = with_credits();
+    let a = pair.a;
+    pair.post_write(1, 0, 0, 5000);
+    pair.post_read(2, 0, 0, 5000);
+    pair.run();
+    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+}
+
+#[test]
+fn many_messages_pass_with_few_receives() {
+    let mut pair = with_credits();
+    let (a, b) = (pair.a, pair.b);
+    for id in 0..20 {
+        pair.post_send(id, 0, 2000);
+    }
+    let mut received = 0;
+    while received < 20 {
+        pair.post_receive(received, 0, 4000);
+        pair.world.run_for(std::time::Duration::from_millis(2));
+        received += pair.completions(b).len() as u64;
+    }
+    pair.run();
+    let outcomes = pair.outcomes(a);
+    assert_eq!(outcomes, (0..20).map(|id| (id, "success")).collect::<Vec<_>>());
+}
