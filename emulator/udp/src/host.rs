@@ -135,9 +135,16 @@ pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     HostSockets::bind(Ipv4Addr::new(127, 0, 0, 2).into(), options)
 }
 
-/// Looks for the socket that keeps `address` from being bound.
+/// Looks for the socket that keeps `address` from being bound. The kernel's tables are read in pieces, and one
+/// that changes meanwhile may miss an entry: a second look finds it.
 #[cfg(target_os = "linux")]
 fn owner_of(address: SocketAddr) -> Owner {
+    let mut looks = std::iter::repeat_with(|| look_for_owner(address)).take(5);
+    looks.find(|owner| !matches!(owner, Owner::Unknown)).unwrap_or(Owner::Unknown)
+}
+
+#[cfg(target_os = "linux")]
+fn look_for_owner(address: SocketAddr) -> Owner {
     let table = if address.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
     let words: Vec<String> = match address.ip() {
         IpAddr::V4(ip) => vec![hex_word(&ip.octets())],
