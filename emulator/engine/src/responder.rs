@@ -508,7 +508,7 @@ impl QueuePair {
                 let syndrome = Syndrome::Nak(NakCode::SequenceError);
                 if card.settings.recovery != Recovery::Fatal {
                     self.inbound.refused = true;
-                    self.owe_acknowledge_at(card, at, syndrome);
+                    self.owe(at, syndrome);
                     return self.wake(card);
                 }
                 (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)
@@ -522,7 +522,7 @@ impl QueuePair {
                     Some(Owed::Acknowledge { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
                 );
                 if !waits {
-                    self.owe_acknowledge_at(card, at, syndrome);
+                    self.owe(at, syndrome);
                 }
                 return self.wake(card);
             }
@@ -554,7 +554,7 @@ impl QueuePair {
                 (Syndrome::Nak(NakCode::RemoteOperational), Some(event), None)
             }
         };
-        self.owe_acknowledge_at(card, psn_of_refusal(refusal, at, psn), syndrome);
+        self.owe(psn_of_refusal(refusal, at, psn), syndrome);
         let reason = Reason::Refused(refusal);
         if let Some(status) = receive
             && let Some(buffer) = self.inbound.buffer.take()
@@ -575,10 +575,11 @@ impl QueuePair {
             (*last, *msn) = (psn, self.inbound.msn);
             return;
         }
-        self.owe_acknowledge_at(card, psn, syndrome);
+        self.owe(psn, syndrome);
     }
 
-    fn owe_acknowledge_at(&mut self, _: &Card, psn: Psn, syndrome: Syndrome) {
+    /// Owes an acknowledgement of its own.
+    fn owe(&mut self, psn: Psn, syndrome: Syndrome) {
         let msn = self.inbound.msn;
         self.inbound.owed.push_back(Owed::Acknowledge { psn, syndrome, msn });
     }

@@ -252,7 +252,7 @@ impl<M: Memory> Driver<M> {
         let now = self.now();
         let received = self.receive(now)?;
         let mut moved = received;
-        self.control_links(now, received)?;
+        self.control_links(now)?;
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
@@ -311,15 +311,14 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
-    fn control_links(&mut self, now: Instant, busy: bool) -> io::Result<()> {
+    fn control_links(&mut self, now: Instant) -> io::Result<()> {
         let now_ns = now.nanos();
         if now_ns >= self.errors_read_at + ERROR_PAUSE {
             self.errors_read_at = now_ns;
             self.read_errors(now)?;
         }
-        let due = now_ns >= self.link_read_at + LINK_PAUSE || !self.waiting.is_empty();
         let timed = self.links.next_timeout().is_some_and(|at| at <= now_ns);
-        if due && (busy || timed || !self.waiting.is_empty() || now_ns >= self.link_read_at + LINK_PAUSE) {
+        if now_ns >= self.link_read_at + LINK_PAUSE || !self.waiting.is_empty() {
             self.link_read_at = now_ns;
             loop {
                 self.sockets.link.receive(&mut self.link_batch)?;
