@@ -77,6 +77,7 @@ async fn server(device: Device, options: Options) -> Outcome {
     let listener = channel.create_id(PortSpace::Tcp)?;
     listener.bind(resolve(&context, &format!("0.0.0.0:{port}"))?)?;
     listener.listen(0)?;
+    common::listening(&device);
     let (mut nodes, mut ended) = (Vec::new(), 0);
     while ended < count {
         let event = channel.next().await?;

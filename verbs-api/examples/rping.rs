@@ -150,6 +150,7 @@ pub async fn serve(device: Device, options: Options) -> Outcome {
     let address = resolve(&context, &format!("{}:{port}", options.text('a').unwrap_or("0.0.0.0")))?;
     listener.bind(address)?;
     listener.listen(3)?;
+    common::listening(&device);
     let Event { id, .. } = channel.next().await?.expect(EventKind::ConnectRequest)?;
     let side = Side::new(&context, &id, &options)?;
     let parameters = Parameters { queue_pair: side.pair.number(), ..Parameters::default() };

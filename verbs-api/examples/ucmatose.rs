@@ -130,6 +130,7 @@ async fn server(device: Device, options: Options) -> Outcome {
     let listener = channel.create_id(PortSpace::Tcp)?;
     listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
     listener.listen(100)?;
+    common::listening(&device);
     let (mut nodes, mut established) = (Vec::new(), 0);
     while established < settings.connections {
         let event = channel.next().await?;

@@ -138,6 +138,7 @@ async fn server(device: Device, options: Options) -> Outcome {
     let listener = channel.create_id(PortSpace::Udp)?;
     listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
     listener.listen(100)?;
+    common::listening(&device);
     let mut nodes = Vec::new();
     while nodes.len() < settings.connections {
         let request = channel.next().await?.expect(EventKind::ConnectRequest)?;

@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "no example needs all of it")]
 
-use softhca::{Device, block_on, spawn, yield_now};
+use softhca::{Device, block_on, spawn};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::Future;
@@ -10,6 +10,14 @@ use std::str::FromStr;
 
 /// Errors of both ends end up in `main`.
 pub type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+
+/// The name under which a server says that it listens.
+const LISTENING: &str = "the server listens";
+
+/// Tells a client in the same process, or in the same `World`, that the server listens.
+pub fn listening(device: &Device) {
+    device.rendezvous().publish(LISTENING, ());
+}
 
 /// Options of one letter, some with a value.
 #[derive(Clone, Debug, Default)]
@@ -87,8 +95,7 @@ where
     let address = there.address().to_string();
     block_on(async {
         let serving = spawn(server(there));
-        // The server goes on until it waits for its first client: it listens then.
-        yield_now().await;
+        here.rendezvous().lookup::<()>(LISTENING).await;
         client(here, address).await?;
         serving.await
     })
