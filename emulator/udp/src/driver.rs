@@ -6,7 +6,7 @@
 
 use crate::faults::Faults;
 use crate::{
-    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, RoceSocket, SendError,
+    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
@@ -206,6 +206,11 @@ impl<M: Memory> Driver<M> {
     /// The host's sockets.
     pub fn sockets(&self) -> &HostSockets {
         &self.sockets
+    }
+
+    /// How full the receive buffers are and what they dropped: first that of RoCE, then that of link control.
+    pub fn receive_memory(&self) -> io::Result<[ReceiveMemory; 2]> {
+        Ok([self.sockets.roce.receive_memory()?, self.sockets.link.receive_memory()?])
     }
 
     /// The memory behind regions.
