@@ -10,7 +10,7 @@
 //! connects a queue pair that the program moves through its states itself.
 
 #[path = "common/mod.rs"]
-mod common;
+pub mod common;
 
 use common::{Options, Outcome};
 use softhca::rdma_cm::{Event, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};

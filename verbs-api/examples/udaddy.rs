@@ -9,7 +9,7 @@
 //! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`.
 
 #[path = "common/mod.rs"]
-mod common;
+pub mod common;
 
 use common::{Options, Outcome};
 use softhca::rdma_cm::{DatagramTarget, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
@@ -130,7 +130,7 @@ impl Node {
     }
 }
 
-async fn server(device: Device, options: Options) -> Outcome {
+pub async fn server(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting server");
     let settings = Settings::of(&options)?;
     let context = device.open();
@@ -165,7 +165,7 @@ async fn server(device: Device, options: Options) -> Outcome {
     Ok(())
 }
 
-async fn client(device: Device, options: Options) -> Outcome {
+pub async fn client(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting client");
     let settings = Settings::of(&options)?;
     let context = device.open();
