@@ -1,7 +1,7 @@
 //! A card: two devices, and a thread of this process for each.
 
 use super::table::Figure;
-use super::{Effort, Failure, Mode};
+use super::{Effort, Failure, Mode, connections};
 use softhca::{
     Access, CompletionQueue, Context, Device, MemoryRegion, Mtu, Path, ProtectionDomain, QpKind, QueuePair,
     ReceiveRequest, SendRequest,
@@ -26,8 +26,12 @@ pub struct Benchmark {
 #[derive(Clone, Copy)]
 enum Kind {
     Bandwidth(Verb),
-    Latency { blocking: bool },
+    Latency {
+        blocking: bool,
+    },
     Rate,
+    /// Connections made and ended, so many at a time.
+    Connections(usize),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -38,13 +42,15 @@ enum Verb {
 }
 
 /// Every benchmark, in the order in which they run.
-pub const BENCHMARKS: [Benchmark; 6] = [
+pub const BENCHMARKS: [Benchmark; 8] = [
     Benchmark { name: "rc-write-1MiB", kind: Kind::Bandwidth(Verb::Write) },
     Benchmark { name: "rc-read-1MiB", kind: Kind::Bandwidth(Verb::Read) },
     Benchmark { name: "rc-send-1MiB", kind: Kind::Bandwidth(Verb::Send) },
     Benchmark { name: "rc-send-64B-latency", kind: Kind::Latency { blocking: false } },
     Benchmark { name: "rc-send-64B-blocking", kind: Kind::Latency { blocking: true } },
     Benchmark { name: "rc-send-64B-rate", kind: Kind::Rate },
+    Benchmark { name: "cm-connect-1", kind: Kind::Connections(1) },
+    Benchmark { name: "cm-connect-64", kind: Kind::Connections(64) },
 ];
 
 const MESSAGE: usize = 1 << 20;
@@ -114,6 +120,10 @@ impl Benchmark {
                     raws.push(stream.million_datagrams_per_second());
                     values.push(rate(mode, effort.round)?);
                 }
+                Kind::Connections(at_once) => {
+                    raws.push(connections::over_tcp(at_once, effort.round)?);
+                    values.push(connections::over_card(mode, at_once, effort.round)?);
+                }
             }
         }
         let (value, raw) = (median(values), median(raws));
@@ -121,6 +131,7 @@ impl Benchmark {
             Kind::Bandwidth(_) => "GB/s",
             Kind::Latency { .. } => "us",
             Kind::Rate => "M/s",
+            Kind::Connections(_) => "connections/s",
         };
         let p99 = (!tails.is_empty()).then(|| median(tails));
         Ok(Figure { name: self.name, mode: mode.name(), unit, value, raw, ratio: value / raw, p99 })
