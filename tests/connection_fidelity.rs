@@ -1,6 +1,8 @@
 //! Connection management beside Linux rxe: our messages differ from its captures in identifiers, GUIDs and
 //! times, and the list of fields that differ says so.
 
+#![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
+
 use libtest_mimic::Trial;
 use softhca::rdma_cm::{Connector, Parameters};
 use softhca::{Mtu, QpKind, Settings, World};
@@ -89,7 +91,7 @@ fn theirs(name: &str) -> Vec<Seen> {
     let records = records.map(|record| record.expect("a whole record"));
     let roce = records.filter_map(|record| {
         let frame = record.frame().ok()?;
-        Some((record.time_ns as u64, frame.network.envelope()?, frame.packet.to_vec()))
+        Some((record.time_ns, frame.network.envelope()?, frame.packet.to_vec()))
     });
     roce.collect()
 }

@@ -130,6 +130,7 @@ impl Node {
     }
 }
 
+/// Names a queue pair to each client, receives, and answers.
 pub async fn server(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting server");
     let settings = Settings::of(&options)?;
@@ -165,6 +166,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
     Ok(())
 }
 
+/// Asks for queue pairs, sends to them, and receives.
 pub async fn client(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting client");
     let settings = Settings::of(&options)?;
