@@ -5,6 +5,7 @@
 //! and receiving never waits for one.
 
 use crate::faults::Faults;
+use crate::hold::{FlowKey, Held, HoldBack};
 use crate::{
     Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
     UnreachablePort, budget, charge,
@@ -12,7 +13,7 @@ use crate::{
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message};
-use softhca_wire::{Envelope, Gid, Icrc, ROCE_PORT};
+use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
@@ -107,6 +108,7 @@ pub struct Driver<M> {
     /// Destinations that wait for a grant.
     waiting: BTreeSet<IpAddr>,
     faults: Option<Faults>,
+    held: HoldBack,
     link_read_at: u64,
     errors_read_at: u64,
     /// The last turn received and sent nothing.
@@ -131,6 +133,40 @@ impl Gate for Permission<'_> {
             return 0;
         }
         self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
+    }
+}
+
+/// Hands frames to the card in the order of their PSNs.
+struct Taker<'a, 'c> {
+    hca: &'a mut Hca,
+    held: &'a mut HoldBack,
+    ctx: Context<'c>,
+    now: u64,
+}
+
+impl Taker<'_, '_> {
+    fn take_in_order(mut self, envelope: &Envelope, transport: &[u8]) {
+        let Ok(bth) = Bth::parse(transport) else {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        };
+        let is_early = self.hca.skips(&bth);
+        if !is_early && self.held.is_empty() {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let key = FlowKey::of(envelope.source, &bth);
+        if !is_early && !self.held.holds(key) {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let frame = Held { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
+        self.held.hold(key, frame, self.now);
+        self.release(key);
+    }
+
+    fn release(mut self, key: FlowKey) {
+        while let Some((frame, in_order)) = self.held.next(key, self.now, |bth| self.hca.skips(bth)) {
+            self.hca.note_host_reordered(in_order.into());
+            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
+        }
     }
 }
 
@@ -168,6 +204,7 @@ impl<M: Memory> Driver<M> {
             unsent: None,
             waiting: BTreeSet::new(),
             faults: None,
+            held: HoldBack::default(),
             link_read_at: 0,
             errors_read_at: 0,
             waits_for_answer: false,
@@ -218,7 +255,11 @@ impl<M: Memory> Driver<M> {
 
     /// Puts a fault rule on the cable before the socket. Frames go one by one from now on.
     pub fn add_rule(&mut self, seed: u64, rule: Rule) {
-        self.faults.get_or_insert_with(|| Faults::new(seed)).add_rule(rule);
+        let faults = self.faults.get_or_insert_with(|| Faults::new(seed));
+        faults.add_rule(rule);
+        if faults.cable.reorders() {
+            self.links.change_order();
+        }
     }
 
     /// Lets rules know a queue pair by its role.
@@ -248,7 +289,8 @@ impl<M: Memory> Driver<M> {
         }
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
-        let next = [card, self.links.next_timeout(), faults].into_iter().flatten().min()?;
+        let held = self.held.next_timeout();
+        let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
@@ -275,13 +317,28 @@ impl<M: Memory> Driver<M> {
         Ok(moved)
     }
 
+    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
+        let mut moved = self.receive_batch(now)?;
+        while !self.held.is_empty() {
+            if let Some(key) = self.held.overdue(self.now().nanos()) {
+                self.release(now, key);
+            } else if self.receive_batch(now)? {
+                moved = true;
+            } else {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn receive_batch(&mut self, now: Instant) -> io::Result<bool> {
         self.sockets.roce.receive(&mut self.batch)?;
         if self.batch.is_empty() {
             self.links.socket_empty(now.nanos());
             return Ok(false);
         }
-        let Driver { hca, memory, links, witness, batch, sockets, icrc, .. } = self;
+        let Driver { hca, memory, links, witness, batch, sockets, icrc, held, .. } = self;
         let address = sockets.address();
         for chunk in batch.chunks() {
             let peer = chunk.source.ip();
@@ -290,6 +347,7 @@ impl<M: Memory> Driver<M> {
                 (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
                 _ => crate::MAX_RUN_SEGMENTS as u32,
             };
+            let keeps_order = links.keeps_order(peer);
             for datagram in chunk.datagrams() {
                 let mut envelope = Envelope::between(peer, address);
                 envelope.source_port = datagram.source.port();
@@ -303,6 +361,10 @@ impl<M: Memory> Driver<M> {
                 let mut events = Events(&mut **witness);
                 let mut ctx = Context { now, memory, events: &mut events };
                 match (Icrc::split(datagram.bytes), identification) {
+                    (Ok((transport, _)), Some(_)) if keeps_order => {
+                        let taker = Taker { hca, held, ctx, now: now.nanos() };
+                        taker.take_in_order(&envelope, transport);
+                    }
                     (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
                     (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
                     (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
@@ -313,6 +375,14 @@ impl<M: Memory> Driver<M> {
             self.links.socket_empty(now.nanos());
         }
         Ok(true)
+    }
+
+    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
+    fn release(&mut self, now: Instant, key: FlowKey) {
+        let mut events = Events(&mut *self.witness);
+        let wall_ns = self.started.elapsed().as_nanos() as u64;
+        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
+        Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
@@ -368,7 +438,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, held, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -376,6 +446,7 @@ impl<M: Memory> Driver<M> {
             match event.change {
                 LinkChange::Became(PeerState::Stalled) => hca.stall(event.peer),
                 LinkChange::Became(PeerState::Dead) => {
+                    held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
@@ -387,7 +458,9 @@ impl<M: Memory> Driver<M> {
         waiting.retain(|peer| {
             let granted = links.allowance(*peer, now.nanos()) > 0;
             if granted {
-                hca.unpark(*peer);
+                let mut events = Events(&mut **witness);
+                let mut ctx = Context { now, memory, events: &mut events };
+                hca.unpark(&mut ctx, *peer);
             }
             !granted
         });
