@@ -14,7 +14,7 @@ use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message};
 use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -105,8 +105,8 @@ pub struct Driver<M> {
     link_batch: Batch,
     buffer: Box<[u8]>,
     unsent: Option<Unsent>,
-    /// Destinations that wait for a grant.
-    waiting: BTreeSet<IpAddr>,
+    /// Destinations that wait for a grant, and the least that lets somebody send there.
+    waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
     held: HoldBack,
     link_read_at: u64,
@@ -118,7 +118,7 @@ pub struct Driver<M> {
 struct Permission<'a> {
     socket: &'a RoceSocket,
     links: &'a mut Links,
-    waiting: &'a mut BTreeSet<IpAddr>,
+    waiting: &'a mut BTreeMap<IpAddr, u64>,
     now: u64,
 }
 
@@ -127,12 +127,18 @@ impl Gate for Permission<'_> {
         if destination.is_multicast() {
             return usize::MAX;
         }
-        if !self.links.may_send(destination, charge(size, 1), self.now) {
-            self.waiting.insert(destination);
+        let price = charge(size, 1);
+        if !self.links.may_send(destination, price, self.now) {
+            wait_for(self.waiting, destination, price);
             return 0;
         }
         self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
     }
+}
+
+/// Takes note that `destination` is to be tried again when `price` is granted.
+fn wait_for(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, price: u64) {
+    waiting.entry(destination).and_modify(|least| *least = price.min(*least)).or_insert(price);
 }
 
 /// Hands frames to the card in the order of their PSNs.
@@ -201,7 +207,7 @@ impl<M: Memory> Driver<M> {
             link_batch: Batch::new(),
             buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
             unsent: None,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             faults: None,
             held: HoldBack::default(),
             link_read_at: 0,
@@ -292,7 +298,7 @@ impl<M: Memory> Driver<M> {
         if self.hca.is_ready() {
             return Some(Duration::ZERO);
         }
-        if self.unsent.is_some() {
+        if self.unsent.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
@@ -301,6 +307,13 @@ impl<M: Memory> Driver<M> {
         let held = self.held.next_timeout();
         let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
+    }
+
+    /// Whether some of a run may be sent.
+    fn is_granted(&self, run: &Run, now: u64) -> bool {
+        let destination = run.envelope.destination;
+        let allowance = self.links.allowance(destination, now);
+        destination.is_multicast() || self.sockets.roce.run_within(destination, run.segment, allowance) > 0
     }
 
     /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
@@ -462,8 +475,8 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Paused(_) => {}
             }
         }
-        waiting.retain(|peer| {
-            let granted = links.allowance(*peer, now.nanos()) > 0;
+        waiting.retain(|peer, price| {
+            let granted = links.allowance(*peer, now.nanos()) >= *price;
             if granted {
                 let mut events = Events(&mut **witness);
                 let mut ctx = Context { now, memory, events: &mut events };
@@ -591,10 +604,10 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
-            let allowed = destination.is_multicast()
-                || self.links.may_send(destination, charge(length, 1), now.nanos());
+            let price = charge(length, 1);
+            let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
             if !allowed {
-                self.waiting.insert(destination);
+                wait_for(&mut self.waiting, destination, price);
                 faults.put_back(now.nanos(), frame);
                 break;
             }
