@@ -20,8 +20,10 @@ const QUIET_BEAT: u64 = 1000 * MILLISECOND;
 const QUIET_AFTER: u64 = 2000 * MILLISECOND;
 /// How long a peer may be silent before its link is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
-/// How long without any answer until a port that never said HELLO is taken for another make.
-const FOREIGN_AFTER: u64 = 1000 * MILLISECOND;
+/// How long without any answer until a port that never said HELLO is taken for another make. Most of another
+/// make are known at once, because nobody listens on their link port; and a port like ours may be slow to
+/// answer on a network that still looks for its address.
+const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
 /// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
 /// socket, together with those of all its other peers.
 const UNHEARD: u32 = 2;
