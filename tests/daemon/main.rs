@@ -2,6 +2,7 @@
 
 mod data;
 mod death;
+mod fork;
 mod hostile;
 mod limits;
 mod process;
@@ -13,6 +14,7 @@ fn role() {
         Ok("daemon") => process::be_daemon(),
         Ok("echo") => data::be_echo(),
         Ok("sleeper") => death::be_sleeper(),
+        Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
         _ => {}
     }

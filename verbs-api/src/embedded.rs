@@ -9,7 +9,9 @@ use crate::{Error, Rendezvous};
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_queue::Words;
-use softhca_udp::{Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, Station, Witness};
+use softhca_udp::{
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, Station, Witness,
+};
 use softhca_wire::Envelope;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -46,6 +48,7 @@ pub(crate) type Embedded = Local<Stand>;
 /// The station of an embedded card: callers drive it when they poll.
 pub(crate) struct Stand {
     station: Station<HostMemory>,
+    process: ProcessMark,
 }
 
 /// Starts a card on these sockets.
@@ -59,7 +62,12 @@ pub(crate) fn start(
     let driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
     let station = Station::start(driver, Conduct::Callers, Words::heap(1))
         .map_err(|source| Error::System { what: "starting the card's thread", source })?;
-    Local::new(Stand { station }, board)
+    Local::new(Stand { station, process: ProcessMark::current() }, board)
+}
+
+/// Refuses in a child of the process that `mark` stands for.
+pub(crate) fn check_process(mark: &ProcessMark) -> Result<()> {
+    if mark.is_here() { Ok(()) } else { Err(Error::Forked { parent: mark.number }) }
 }
 
 impl Stand {
@@ -81,6 +89,10 @@ impl Stand {
 }
 
 impl Seat for Stand {
+    fn check_process(&self) -> Result<()> {
+        check_process(&self.process)
+    }
+
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         self.station.control(|driver| driver.control(act))
     }

@@ -321,6 +321,7 @@ impl QueuePair {
 
     /// Posts several send work requests with one doorbell: all or none.
     pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
         let mut ring = ring.lock();
         for request in requests {
@@ -336,6 +337,7 @@ impl QueuePair {
 
     /// Posts a receive work request.
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
         let mut ring = ring.lock();
         ring.place(request)?;

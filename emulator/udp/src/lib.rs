@@ -27,4 +27,4 @@ pub use socket::{
     SocketOptions,
 };
 pub use station::{Conduct, Station};
-pub use system::{Ready, Waker, wait, wait_writable};
+pub use system::{ProcessMark, Ready, Waker, wait, wait_writable};

@@ -1,7 +1,7 @@
 //! A driver behind a lock, and the thread that drives it when, or because, nobody else does.
 
 use crate::system::Bells;
-use crate::{Driver, Waker, wait};
+use crate::{Driver, ProcessMark, Waker, wait};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
 use softhca_queue::Words;
@@ -51,6 +51,8 @@ struct Core<M> {
 pub struct Station<M> {
     core: Arc<Core<M>>,
     thread: Option<JoinHandle<()>>,
+    /// Where the thread runs.
+    process: ProcessMark,
 }
 
 impl<M: Memory + Send + 'static> Station<M> {
@@ -75,7 +77,7 @@ impl<M: Memory + Send + 'static> Station<M> {
             let core = core.clone();
             move || core.serve()
         })?;
-        Ok(Station { core, thread: Some(thread) })
+        Ok(Station { core, thread: Some(thread), process: ProcessMark::current() })
     }
 
     /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn.
@@ -109,6 +111,11 @@ impl<M: Memory + Send + 'static> Station<M> {
 
 impl<M> Drop for Station<M> {
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // A copy in a child: the thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.core.stop.store(true, Ordering::Release);
         self.core.waker.wake();
         if let Some(thread) = self.thread.take() {

@@ -192,6 +192,10 @@ macro_rules! expect {
 }
 
 impl Backend for Daemon {
+    fn check_process(&self) -> Result<()> {
+        self.line.check_process()
+    }
+
     fn gids(&self) -> Vec<Gid> {
         self.gids.clone()
     }
@@ -225,6 +229,7 @@ impl Backend for Daemon {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
+        self.check_process()?;
         let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
         let descriptor = memory.and_then(|memory| memory.take_descriptor());
         let place = match descriptor {
@@ -272,6 +277,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_completion_queue(&self, cq: CqId) -> Result<()> {
+        self.check_process()?;
         self.board.queues.lock().remove(&cq);
         self.board.estate.remove_queue(cq);
         self.done(&Call::DestroyCompletionQueue(cq))
@@ -354,6 +360,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()> {
+        self.check_process()?;
         self.board.estate.remove_queue_pair(number);
         self.done(&Call::DestroyQueuePair(number))
     }

@@ -1,5 +1,8 @@
 //! What differs between operating systems. The only place with unsafe code.
 
+mod process;
+pub use process::ProcessMark;
+
 mod wait;
 pub use wait::{Ready, Waker, wait, wait_writable};
 
