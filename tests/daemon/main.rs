@@ -5,6 +5,7 @@ mod death;
 mod fork;
 mod hostile;
 mod limits;
+mod multicast;
 mod process;
 
 /// What this binary is when another test started it: see `process::spawn`.
@@ -14,6 +15,7 @@ fn role() {
         Ok("daemon") => process::be_daemon(),
         Ok("echo") => data::be_echo(),
         Ok("sleeper") => death::be_sleeper(),
+        Ok("member") => multicast::be_member(),
         Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
         _ => {}

@@ -41,6 +41,13 @@ impl Context {
         self.backend.gids().get(index).copied()
     }
 
+    /// The entry of the port's table to send from, to a peer or group of this GID: the first of its IP version.
+    pub fn gid_index_towards(&self, peer: Gid) -> u8 {
+        let gids = self.backend.gids();
+        let same = |gid: &Gid| gid.ip().is_ipv4() == peer.ip().is_ipv4();
+        gids.iter().position(same).unwrap_or(0) as u8
+    }
+
     /// What the card counted so far.
     pub fn counters(&self) -> Counters {
         self.backend.counters()

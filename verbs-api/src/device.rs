@@ -5,13 +5,13 @@ use crate::backend::Backend;
 use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
-use crate::{Context, Error, IcrcCheck, Rendezvous, Settings, Witness};
+use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Limits};
 use softhca_fabric::{Flow, Rule, Tally};
 use softhca_udp::{DriverOptions, HostSockets, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ use std::time::Duration;
 pub struct EmbeddedOptions {
     /// The host's address; without one, `SOFTHCA_ADDRESS` or the first of 127.0.0.2, 127.0.0.3, … that is free.
     pub address: Option<IpAddr>,
+    /// The host's IPv6 address beside an IPv4 one: its GID 1. Without one, a host on a network takes that of its
+    /// interface, if there is one and it is free.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Which source port packets have.
+    pub entropy: Entropy,
     /// The settings of the card. A seed of zero takes one from the operating system.
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
@@ -31,6 +36,8 @@ impl Default for EmbeddedOptions {
     fn default() -> EmbeddedOptions {
         EmbeddedOptions {
             address: None,
+            ipv6: None,
+            entropy: Entropy::Off,
             settings: Settings {
                 acks: Acks::Coalesce,
                 least_ack_timeout: Duration::from_millis(500),
@@ -69,10 +76,14 @@ impl Device {
             options.settings.seed = RandomState::new().hash_one(0);
         }
         let sockets = match options.address {
-            Some(address) => HostSockets::bind(address, SocketOptions::default())?,
-            None => bind_host(SocketOptions::default())?,
+            Some(address) => HostSockets::bind_both(address, options.ipv6, SocketOptions::default())?,
+            None => match options.ipv6 {
+                None => bind_host(SocketOptions::default())?,
+                ipv6 => bind_host(SocketOptions::default())?.with_ipv6(ipv6, SocketOptions::default())?,
+            },
         };
-        let driver = DriverOptions { settings: options.settings, icrc: options.icrc };
+        let driver =
+            DriverOptions { settings: options.settings, icrc: options.icrc, entropy: options.entropy };
         let card = embedded::start(sockets, driver, options.witness)?;
         let address = card.seat.address();
         Ok(Device { card: Card::Embedded(Arc::new(card)), address })
@@ -120,10 +131,11 @@ impl Device {
 
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
-        let mtu = if self.address.is_loopback() || matches!(self.card, Card::Simulated(_)) {
-            Mtu::B4096
-        } else {
-            Mtu::B1024
+        let mtu = match &self.card {
+            Card::Embedded(card) => card.seat.active_mtu(),
+            Card::Simulated(_) => Mtu::B4096,
+            #[cfg(target_os = "linux")]
+            Card::Daemon(card) => card.active_mtu(),
         };
         PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
     }

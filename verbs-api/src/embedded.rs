@@ -12,7 +12,7 @@ use softhca_queue::Words;
 use softhca_udp::{
     Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, Station, Witness,
 };
-use softhca_wire::Envelope;
+use softhca_wire::{Envelope, Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -75,6 +75,10 @@ impl Stand {
         self.station.control(|driver| driver.address())
     }
 
+    pub fn active_mtu(&self) -> Mtu {
+        self.station.control(|driver| driver.card().settings().mtu)
+    }
+
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         self.station.control(|driver| driver.add_rule(seed, rule));
     }
@@ -103,6 +107,13 @@ impl Seat for Stand {
 
     fn remove_memory(&self, memory: MemoryId) {
         self.station.control(|driver| driver.memory().remove(memory));
+    }
+
+    fn check_group(&self, group: Gid) -> Result<()> {
+        match self.station.control(|driver| driver.multicast_failure(group)) {
+            None => Ok(()),
+            Some(source) => Err(Error::System { what: "joining the multicast group", source }),
+        }
     }
 
     fn hear(&self) {

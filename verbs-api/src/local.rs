@@ -57,6 +57,11 @@ pub(crate) trait Seat: Send + Sync + 'static {
     fn add_memory(&self, block: Arc<Block>) -> MemoryId;
     /// Makes it forget one.
     fn remove_memory(&self, memory: MemoryId);
+    /// Refuses if the network does not bring what is sent to a group that was just joined.
+    fn check_group(&self, group: Gid) -> Result<()> {
+        let _ = group;
+        Ok(())
+    }
     /// A doorbell rang.
     fn hear(&self);
     /// A queue pair may send from now on.
@@ -261,7 +266,10 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
-        self.control(|hca, _, client| hca.attach_multicast(client, number, group))
+        self.control(|hca, _, client| hca.attach_multicast(client, number, group))?;
+        self.seat.check_group(group).inspect_err(|_| {
+            let _ = self.detach_multicast(number, group);
+        })
     }
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {

@@ -129,7 +129,7 @@ impl Client {
         if let Some(resource) = made {
             self.quota.check(resource)?;
         }
-        let mut ended = None;
+        let (mut ended, mut attached) = (None, None);
         let reply = self.control(|hca, ctx, id| {
             let mut end = |resource, number| ended = Some((resource, number));
             Ok::<_, Refusal>(match call {
@@ -187,6 +187,7 @@ impl Client {
                 }
                 Call::AttachMulticast { number, group } => {
                     hca.attach_multicast(id, number, group)?;
+                    attached = Some((number, group));
                     Reply::Done
                 }
                 Call::DetachMulticast { number, group } => {
@@ -196,6 +197,12 @@ impl Client {
                 _ => return Err(Refusal::new(libc::EINVAL, "this call has no place here")),
             })
         })?;
+        if let Some((number, group)) = attached
+            && let Some(error) = self.host.station.control(|driver| driver.multicast_failure(group))
+        {
+            let _ = self.control(|hca, _, id| hca.detach_multicast(id, number, group));
+            return Err(error.into());
+        }
         if let Some(resource) = made {
             self.quota.add(resource);
         }

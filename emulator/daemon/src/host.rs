@@ -123,7 +123,10 @@ impl Host {
     ) -> Result<Host, StartError> {
         let explain = |source| StartError::Bind { host: host.name.clone(), source };
         let sockets = match host.address {
-            Some(address) => HostSockets::bind(address, SocketOptions::default()).map_err(explain)?,
+            Some(address) => {
+                let ipv6 = config.ipv6.get(&host.name).copied();
+                HostSockets::bind_both(address, ipv6, SocketOptions::default()).map_err(explain)?
+            }
             None => bind_host(SocketOptions::default()).map_err(explain)?,
         };
         let settings = Settings {
@@ -137,12 +140,13 @@ impl Host {
             name: host.name.clone(),
             device: format!("softhca{index}"),
             address: sockets.address(),
+            active_mtu: sockets.active_mtu(),
             limits: config.share.limits(config.clients),
             recovery: config.recovery.name().into(),
         };
         let board =
             Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
-        let options = DriverOptions { settings, icrc: IcrcCheck::default() };
+        let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: config.entropy };
         let reaching = Arc::new(Reaching::default());
         let herald = Box::new(Herald { board: board.clone() });
         let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);

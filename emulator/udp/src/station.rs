@@ -43,7 +43,7 @@ struct Core<M> {
     asleep: Words,
     stop: AtomicBool,
     waker: Waker,
-    bells: Bells,
+    bells: Arc<Bells>,
     sockets: [OwnedFd; 2],
 }
 
@@ -58,8 +58,10 @@ pub struct Station<M> {
 impl<M: Memory + Send + 'static> Station<M> {
     /// Starts the thread. The first of the `asleep` words tells whoever rings a doorbell that the thread needs
     /// to be woken.
-    pub fn start(driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
+    pub fn start(mut driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
+        let bells = Arc::new(Bells::new()?);
+        driver.ring_with(bells.clone())?;
         let name = format!("softhca {}", driver.address());
         let core = Arc::new(Core {
             sockets: [roce?, link?],
@@ -71,7 +73,7 @@ impl<M: Memory + Send + 'static> Station<M> {
             asleep,
             stop: AtomicBool::new(false),
             waker: Waker::new()?,
-            bells: Bells::new()?,
+            bells,
         });
         let thread = std::thread::Builder::new().name(name).spawn({
             let core = core.clone();

@@ -25,7 +25,7 @@ use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
     SendProducer, SharedMemory, Words,
 };
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -159,6 +159,10 @@ impl Daemon {
 
     pub fn limits(&self) -> Limits {
         self.host.limits
+    }
+
+    pub fn active_mtu(&self) -> Mtu {
+        self.host.active_mtu
     }
 
     fn call(&self, call: &Call) -> Result<Reply> {

@@ -17,10 +17,10 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -68,6 +68,8 @@ pub struct HostCard {
     pub device: String,
     /// Its address.
     pub address: IpAddr,
+    /// The largest path MTU that its network carries.
+    pub active_mtu: Mtu,
     /// What one client can have there.
     pub limits: Limits,
     /// What a lost packet does.

@@ -1,5 +1,8 @@
 //! What differs between operating systems. The only place with unsafe code.
 
+mod interface;
+pub use interface::{Interface, interface_of};
+
 mod process;
 pub use process::ProcessMark;
 
