@@ -4,6 +4,7 @@ use clap::Args;
 use softhca::{Entropy, Recovery};
 use softhca_daemon::{Config, Daemon, HostConfig, Signals};
 use softhca_udp::parse_addresses;
+use std::fs::File;
 use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -29,6 +30,12 @@ pub struct Arguments {
     /// What a lost packet does: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
+    /// Write every packet that leaves a card to this pcapng file
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Write every event of the cards to this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Leave when no client was there for so many seconds
     #[arg(long, value_name = "SECONDS")]
     leave_after: Option<u64>,
@@ -66,7 +73,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    match serve(config) {
+    match serve(config, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca: {error}");
@@ -103,9 +110,18 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     Ok(config)
 }
 
-fn serve(config: Config) -> Result<(), Box<dyn std::error::Error>> {
+fn create(path: &Option<PathBuf>) -> Result<Option<File>, String> {
+    let Some(path) = path else { return Ok(None) };
+    File::create(path).map(Some).map_err(|error| format!("cannot create {}: {error}", path.display()))
+}
+
+fn serve(config: Config, arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let signals = Signals::take()?;
+    let (capture, log) = (create(&arguments.capture)?, create(&arguments.log)?);
     let mut daemon = Daemon::start(config)?;
+    if capture.is_some() || log.is_some() {
+        daemon.record(capture, log)?;
+    }
     for host in daemon.status().hosts {
         println!("{} {} {}", host.host.name, host.host.device, host.host.address);
     }

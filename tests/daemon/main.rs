@@ -2,6 +2,7 @@
 
 mod data;
 mod death;
+mod faults;
 mod fork;
 mod hostile;
 mod limits;

@@ -160,36 +160,50 @@ impl Device {
         self.backend().rendezvous()
     }
 
-    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. The cables of
-    /// a daemon are its own: there this does nothing.
+    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. On the card of a
+    /// daemon it stays until [`DaemonControl::clear_rules`](crate::DaemonControl::clear_rules), for all its clients.
+    ///
+    /// # Panics
+    /// If the card is a daemon's that is gone or refuses.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         match &self.card {
             Card::Embedded(card) => card.seat.add_rule(seed, rule),
             Card::Simulated(card) => card.seat.add_rule(&rule),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => {}
+            Card::Daemon(card) => expect_done(card.add_rule(seed, rule)),
         }
     }
 
     /// Lets rules know a queue pair by its role.
+    ///
+    /// # Panics
+    /// As [`Device::add_rule`].
     pub fn add_flow(&self, seed: u64, flow: Flow) {
         match &self.card {
             Card::Embedded(card) => card.seat.add_flow(seed, flow),
             Card::Simulated(card) => card.seat.add_flow(flow),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => {}
+            Card::Daemon(card) => expect_done(card.add_flow(seed, flow)),
         }
     }
 
     /// The rules on the cable, and how often each fired.
+    ///
+    /// # Panics
+    /// As [`Device::add_rule`].
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
         match &self.card {
             Card::Embedded(card) => card.seat.rules(),
             Card::Simulated(card) => card.seat.rules(),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => Vec::new(),
+            Card::Daemon(card) => expect_done(card.rules()),
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+fn expect_done<T>(result: Result<T, Error>) -> T {
+    result.unwrap_or_else(|error| panic!("fault rules on a daemon's card: {error}"))
 }
 
 /// What a card offers.

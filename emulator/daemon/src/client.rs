@@ -130,6 +130,12 @@ impl Client {
             self.quota.check(resource)?;
         }
         let (mut ended, mut attached) = (None, None);
+        let modified = match &call {
+            Call::ModifyQueuePair { number, modify } if !self.shared.names.is_idle() => {
+                Some((*number, *modify))
+            }
+            _ => None,
+        };
         let reply = self.control(|hca, ctx, id| {
             let mut end = |resource, number| ended = Some((resource, number));
             Ok::<_, Refusal>(match call {
@@ -197,6 +203,10 @@ impl Client {
                 _ => return Err(Refusal::new(libc::EINVAL, "this call has no place here")),
             })
         })?;
+        if let (Some((number, modify)), Reply::State(state)) = (modified, &reply) {
+            let view = self.control(|hca, _, id| hca.query_queue_pair(id, number))?;
+            self.shared.names.follow(&self.shared.hosts, &self.host, &view, &modify, *state);
+        }
         if let Some((number, group)) = attached
             && let Some(error) = self.host.station.control(|driver| driver.multicast_failure(group))
         {

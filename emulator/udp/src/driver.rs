@@ -267,6 +267,13 @@ impl<M: Memory> Driver<M> {
         self.faults.iter().flat_map(|faults| faults.cable.rules())
     }
 
+    /// Takes all rules and flows away. What they hold back still goes its way, one frame at a time.
+    pub fn clear_rules(&mut self) {
+        if let Some(faults) = &mut self.faults {
+            faults.clear();
+        }
+    }
+
     /// The descriptors that become readable when something arrives for the first address.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
@@ -428,6 +435,7 @@ impl<M: Memory> Driver<M> {
         if !self.send_unsent(now)? {
             return Ok(false);
         }
+        self.faults.take_if(|faults| faults.is_done());
         if self.faults.is_some() {
             return self.send_through_faults(now);
         }

@@ -20,6 +20,7 @@ use softhca_engine::{
     AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Limits, Modify, PdId, QpInit, QpKind, QpView,
     SrqId, SrqInit, State, WindowKind, XrcdId,
 };
+use softhca_fabric::{Flow, Rule, Tally};
 use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
@@ -163,6 +164,19 @@ impl Daemon {
 
     pub fn active_mtu(&self) -> Mtu {
         self.host.active_mtu
+    }
+
+    pub fn add_rule(&self, seed: u64, rule: Rule) -> Result<()> {
+        let rules = protocol::encode(&vec![(rule, "")]);
+        self.done(&Call::AddRules { host: None, seed, rules })
+    }
+
+    pub fn add_flow(&self, seed: u64, flow: Flow) -> Result<()> {
+        self.done(&Call::AddFlows { host: None, seed, flows: protocol::encode(&vec![flow]) })
+    }
+
+    pub fn rules(&self) -> Result<Vec<(Rule, Tally)>> {
+        control::read_rules(self.call(&Call::Rules { host: None })?)
     }
 
     fn call(&self, call: &Call) -> Result<Reply> {

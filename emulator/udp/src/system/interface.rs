@@ -88,8 +88,9 @@ fn mtu_of(name: &CStr) -> Option<u32> {
     }
     // SAFETY: `request` outlives the call, which fills in the MTU.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) };
-    // SAFETY: the call succeeded, so that the MTU is what the union holds.
-    (result == 0).then(|| unsafe { request.ifr_ifru.ifru_mtu } as u32)
+    // SAFETY: every part of the union is integers, which the call has filled in if it succeeded.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    (result == 0).then_some(mtu as u32)
 }
 
 #[cfg(not(target_os = "linux"))]
