@@ -10,7 +10,8 @@ use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_queue::Words;
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, Station, Witness,
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, ReceiveMemory, Station,
+    Witness,
 };
 use softhca_wire::{Envelope, Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
@@ -77,6 +78,12 @@ impl Stand {
 
     pub fn active_mtu(&self) -> Mtu {
         self.station.control(|driver| driver.card().settings().mtu)
+    }
+
+    pub fn receive_memory(&self) -> Result<[ReceiveMemory; 2]> {
+        self.station
+            .control(|driver| driver.receive_memory())
+            .map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
     pub fn add_rule(&self, seed: u64, rule: Rule) {

@@ -96,6 +96,9 @@ impl BindError {
     }
 }
 
+/// The receive buffer that link control asks for: what a kernel as it comes gives to anybody.
+const LINK_BUFFER: usize = 212_992;
+
 /// The two sockets of a host; four if it has an IPv4 and an IPv6 address.
 #[derive(Debug)]
 pub struct HostSockets {
@@ -109,12 +112,12 @@ pub struct HostSockets {
 }
 
 impl HostSockets {
-    /// Binds both ports of `address`.
+    /// Binds both ports of `address`. The options are those of the socket that carries RoCE.
     pub fn bind(address: IpAddr, options: SocketOptions) -> Result<HostSockets, BindError> {
-        let bind = |port| RoceSocket::bind(SocketAddr::new(address, port), options);
+        let bind = |port, options| RoceSocket::bind(SocketAddr::new(address, port), options);
         // Link control first: who finds it missing takes the port for another make.
-        let link = bind(LINK_PORT)?;
-        let roce = bind(ROCE_PORT)?;
+        let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_BUFFER, ..options })?;
+        let roce = bind(ROCE_PORT, options)?;
         let interface = interface_of(address);
         if let Some(interface) = &interface {
             // Where this fails, groups cannot be joined either, and whoever tries is told.
