@@ -17,6 +17,7 @@ fn role() {
         Ok("echo") => data::be_echo(),
         Ok("sleeper") => death::be_sleeper(),
         Ok("member") => multicast::be_member(),
+        Ok("blocker") => hostile::be_blocker(),
         Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
         _ => {}

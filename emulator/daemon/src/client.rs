@@ -87,7 +87,7 @@ impl Client {
     fn rings(&self, words: usize) -> Result<(Arc<SharedMemory>, crate::quota::Counted, u64), Refusal> {
         let bytes = words as u64 * 8;
         self.quota.check_rings(bytes)?;
-        let counted = count_mapping(&self.shared.mappings)?;
+        let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
         let memory = SharedMemory::create("softhca-ring", words * 8, Rights::ReadWrite)?;
         Ok((Arc::new(memory), counted, bytes))
     }
@@ -317,7 +317,7 @@ impl Client {
                 let Some(descriptor) = descriptors.into_iter().next() else {
                     return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
                 };
-                let counted = count_mapping(&self.shared.mappings)?;
+                let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
                 let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
                 Reach::Mapped(memory.block(), counted)
             }

@@ -86,6 +86,12 @@ pub struct Config {
     pub clients: usize,
     /// How much each of them can have.
     pub share: Share,
+    /// How many rings and regions all of them have together. The kernel allows a process 65530 mappings, and the
+    /// daemon needs some itself.
+    pub mappings: usize,
+    /// End a client whose memory has held up a card for so long: nothing else frees the card, and everybody on the
+    /// host waits for it. Without one, it is only reported.
+    pub kill_after: Option<Duration>,
     /// How long an engine thread looks for more to do before it sleeps.
     pub linger: Duration,
     /// Leave when no client was there for so long.
@@ -102,6 +108,8 @@ impl Default for Config {
             recovery: Recovery::Fatal,
             clients: 128,
             share: Share::default(),
+            mappings: 48_000,
+            kill_after: None,
             linger: Duration::from_micros(50),
             leave_after: None,
         }
@@ -136,6 +144,7 @@ struct File {
     name: Option<String>,
     recovery: Option<String>,
     clients: Option<usize>,
+    kill_after: Option<u64>,
     #[serde(default)]
     hosts: BTreeMap<String, String>,
     #[serde(default)]
@@ -163,6 +172,7 @@ impl Config {
         if let Some(name) = file.name {
             config.name = name;
         }
+        config.kill_after = file.kill_after.map(Duration::from_secs);
         if let Some(clients) = file.clients {
             config.clients = clients;
         }

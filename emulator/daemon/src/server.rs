@@ -290,7 +290,8 @@ impl Drop for Daemon {
 /// Looks once a second whether a card is held up inside of a client's memory, and hands records on.
 struct Rounds {
     at: Instant,
-    seen: Vec<Option<(u64, u32)>>,
+    /// The access that each card was in at the last round, and since when.
+    seen: Vec<Option<((u64, u32), Instant)>>,
 }
 
 impl Rounds {
@@ -302,16 +303,28 @@ impl Rounds {
         shared.records.flush();
         for (host, seen) in shared.hosts.iter().zip(&mut self.seen) {
             let now = host.reaching.now();
-            if let (Some((_, process)), true) = (now, now == *seen) {
+            let since = seen.filter(|(access, _)| Some(*access) == now).map(|(_, since)| since);
+            if let (Some((_, process)), Some(since)) = (now, since) {
                 let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
                 let (host, name) = (&host.card.name, name.trim());
                 eprintln!(
                     "softhca: host {host} waits for memory of process {process} ({name}): \
                      it has a page that does not come; everybody on the host waits with it"
                 );
+                if shared.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
+                    eprintln!("softhca: process {process} ({name}) is ended, so that host {host} can go on");
+                    end_process(process);
+                }
             }
-            *seen = now;
+            *seen = now.map(|access| (access, since.unwrap_or(self.at)));
         }
+    }
+}
+
+/// SIGKILL. It cannot be another process by now: the card is inside of its memory.
+fn end_process(number: u32) {
+    if let Some(process) = rustix::process::Pid::from_raw(number as i32) {
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
 }
 
