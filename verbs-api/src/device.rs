@@ -119,9 +119,7 @@ impl Device {
 
     /// The globally unique identifier: a locally administered EUI-64 made of the address.
     pub fn guid(&self) -> u64 {
-        let bytes = Gid::from(self.address).0;
-        let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
-        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+        Gid::from(self.address).guid()
     }
 
     /// What the card offers.
@@ -136,13 +134,8 @@ impl Device {
 
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
-        let mtu = match &self.card {
-            Card::Embedded(card) => card.seat.active_mtu(),
-            Card::Simulated(_) => Mtu::B4096,
-            #[cfg(target_os = "linux")]
-            Card::Daemon(card) => card.active_mtu(),
-        };
-        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
+        let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
+        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device.

@@ -76,10 +76,6 @@ impl Stand {
         self.station.control(|driver| driver.address())
     }
 
-    pub fn active_mtu(&self) -> Mtu {
-        self.station.control(|driver| driver.card().settings().mtu)
-    }
-
     pub fn receive_memory(&self) -> Result<[ReceiveMemory; 2]> {
         self.station
             .control(|driver| driver.receive_memory())
@@ -125,6 +121,14 @@ impl Seat for Stand {
 
     fn hear(&self) {
         self.station.wake();
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        self.station.control(|driver| driver.card().settings().mtu)
+    }
+
+    fn host_named(&self, _: &str) -> Option<IpAddr> {
+        None
     }
 
     fn drive(&self) {
