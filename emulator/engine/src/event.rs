@@ -3,7 +3,7 @@
 //! Every drop, refusal, state change and failed completion is an event with its reason, so that "why did
 //! this fail" can be answered from events alone.
 
-use crate::{AsyncEvent, ClientId, CqId, Denied, Instant, State};
+use crate::{AsyncEvent, ClientId, CqId, Denied, Instant, RateCause, State};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_queue::{Completion, CompletionOperation, Impossible, Status};
@@ -298,6 +298,10 @@ pub enum Event {
     RnrWaitStarted { qp: Qpn, psn: Psn, until: Instant, retries_left: u8 },
     /// An ack timer ran out.
     AckTimedOut { qp: Qpn, oldest: Psn },
+    /// A packet came with a congestion mark; `notified` if a notification follows.
+    CongestionSeen { qp: Qpn, psn: Psn, notified: bool },
+    /// Congestion control changed the rate of a queue pair.
+    RateChanged { qp: Qpn, bits_per_second: u64, target: u64, alpha_millionths: u32, cause: RateCause },
     /// A peer wrote local memory, or a receive, read response or atomic did.
     MemoryWritten { qp: Qpn, key: u32, address: u64, length: u32, psn: Psn },
     /// A queue pair changed its state.

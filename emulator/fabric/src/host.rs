@@ -34,8 +34,6 @@ pub struct Host {
     pub(crate) next_address: u64,
     /// The cables that leave this host, and which way.
     pub(crate) cables: alloc::vec::Vec<(CableId, Direction)>,
-    /// The cable towards each other host.
-    pub(crate) routes: BTreeMap<IpAddr, (CableId, Direction)>,
     /// A wake-up for this time is in the world's queue.
     pub(crate) wakes_at: Option<u64>,
     /// The port will be looked at when the line is free.
@@ -59,7 +57,6 @@ impl Host {
             shared_receive_queues: BTreeMap::new(),
             next_address: 0x1000_0000,
             cables: vec::Vec::new(),
-            routes: BTreeMap::new(),
             wakes_at: None,
             port_waits: false,
         }

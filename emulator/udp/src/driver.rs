@@ -494,7 +494,7 @@ impl<M: Memory> Driver<M> {
             self.seal(now, &run, 0);
             let mut envelope = run.envelope;
             (envelope.source_port, envelope.identification) = (ROCE_PORT, 0);
-            let frame = Frame { envelope, bytes: self.buffer[..run.bytes].to_vec() };
+            let frame = Frame::new(envelope, self.buffer[..run.bytes].to_vec());
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
                 faults.admit(now, Direction::Forward, frame, &mut **witness);
@@ -521,6 +521,8 @@ impl<M: Memory> Driver<M> {
                 count: 1,
                 bytes: length,
                 queue_pair: softhca_wire::Qpn::default(),
+                service_level: frame.service_level,
+                elided: 0,
             };
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
