@@ -9,10 +9,12 @@ use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
 use softhca_queue::control::{HostCard, News};
 use softhca_queue::{Rights, SharedMemory};
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, SocketOptions, Station, Witness, bind_host,
+    Backbone, Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, SocketOptions, Station, Witness,
+    bind_host,
 };
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,6 +130,7 @@ impl Host {
         };
         let settings = Settings {
             recovery: config.recovery,
+            congestion: config.congestion,
             acks: Acks::Coalesce,
             least_ack_timeout: Duration::from_millis(500),
             seed: RandomState::new().hash_one(index),
@@ -151,5 +154,14 @@ impl Host {
         let conduct = Conduct::Thread { linger: config.linger };
         let station = Station::start(driver, conduct, page.words(0, 1))?;
         Ok(Host { card, station, board, reaching, asleep })
+    }
+
+    /// Puts a network between this host and the others of the daemon.
+    pub fn plug_in(&self, backbone: &Arc<Backbone>) -> io::Result<()> {
+        if let Some(bell) = backbone.bell(self.card.address) {
+            self.station.listen(bell)?;
+        }
+        self.station.control(|driver| driver.plug_in(backbone.clone()));
+        Ok(())
     }
 }

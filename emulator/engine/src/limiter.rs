@@ -60,7 +60,7 @@ impl Limiter {
 
     /// The change as an event.
     pub fn event(&self, qp: Qpn, cause: RateCause) -> Event {
-        let alpha_millionths = (self.alpha * 1_000_000 >> 32) as u32;
+        let alpha_millionths = ((self.alpha * 1_000_000) >> 32) as u32;
         let (bits_per_second, target) = (self.current, self.target);
         Event::RateChanged { qp, bits_per_second, target, alpha_millionths, cause }
     }
@@ -76,7 +76,7 @@ impl Limiter {
         self.catch_up(settings, now);
         self.lower_alpha(settings, now);
         self.target = self.current;
-        let cut = (u128::from(self.current) * u128::from(self.alpha) >> 33) as u64;
+        let cut = ((u128::from(self.current) * u128::from(self.alpha)) >> 33) as u64;
         self.current = (self.current - cut).max(settings.least_rate);
         let divisor = u64::from(settings.gain_divisor);
         self.alpha = (self.alpha - self.alpha / divisor + ONE / divisor).min(ONE);

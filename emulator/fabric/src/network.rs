@@ -1,7 +1,8 @@
 //! What lies between hosts: cables, switches, and the ports of hosts, under one agenda.
 //!
 //! A network moves frames from node to node; it knows no card. Whoever owns it lets things happen in their
-//! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock.
+//! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock, [`crate::Fabric`] under
+//! any other.
 
 use crate::agenda::{Agenda, Happening};
 use crate::fabric_event::Culprit;
@@ -9,8 +10,8 @@ use crate::receiver::HostPort;
 use crate::switch::Switch;
 use crate::world::{Observer, Stage};
 use crate::{
-    Cable, CableId, Content, Direction, FabricEvent, Fault, Flows, Frame, HostId, Ledger, Line, LossCause,
-    Node, Outlet, Seed, SwitchId, SwitchSettings,
+    Cable, CableId, Content, Direction, End, FabricEvent, Fault, Flows, Frame, HostId, Layout, Ledger, Line,
+    LossCause, Node, Outlet, Seed, SwitchId, SwitchSettings,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -113,6 +114,15 @@ pub(crate) struct Network {
     copied: u64,
 }
 
+/// What came of laying out a topology, in the order of its layout.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Laid {
+    /// The switches.
+    pub switches: Vec<SwitchId>,
+    /// The cables.
+    pub cables: Vec<CableId>,
+}
+
 /// Stands for the flow that a packet belongs to: addresses and ports.
 fn flow_of(envelope: &Envelope) -> u64 {
     let port = u64::from(envelope.source_port);
@@ -209,6 +219,55 @@ impl Network {
         self.links.push(Link { cable: Cable::new(self.seed, line), ends, ports });
         self.routes_are_stale = true;
         id
+    }
+
+    /// Connects hosts as a layout says.
+    pub fn lay(&mut self, layout: &Layout, hosts: &[HostId], line: Line, settings: SwitchSettings) -> Laid {
+        assert!(hosts.len() >= layout.hosts as usize, "{} hosts for {}", hosts.len(), layout.hosts);
+        let switches: Vec<_> = layout.switches.iter().map(|name| self.add_switch(name, settings)).collect();
+        let node = |end| match end {
+            End::Host(host) => Node::Host(hosts[host as usize]),
+            End::Switch(switch) => Node::Switch(switches[switch as usize]),
+        };
+        let cables: Vec<_> = layout.cables.iter().map(|ends| self.add_cable(ends.map(node), line)).collect();
+        for (switch, host, cable) in &layout.routes {
+            self.set_route(switches[*switch as usize], hosts[*host as usize], &[cables[*cable]]);
+        }
+        Laid { switches, cables }
+    }
+
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[CableId]) {
+        let ports = self.switches[switch.0 as usize].ports.iter().zip(0..);
+        let ports = ports.filter(|(port, _)| cables.contains(&port.cable)).map(|(_, port)| port).collect();
+        self.pinned.insert((switch, host), ports);
+        self.routes_are_stale = true;
+    }
+
+    /// Lets something happen. What is the business of hosts only is not done here.
+    pub fn happen(&mut self, now: Instant, happening: Happening, observer: &mut dyn Observer) -> Output {
+        match happening {
+            Happening::Arrival { slot, cable, direction } => {
+                return self.arrive(now, slot, cable, direction, observer);
+            }
+            Happening::HostPauseOver { host } => return self.end_host_pauses(now, host, observer),
+            Happening::Drain { host } => return self.drain(now, host, observer),
+            Happening::PortLine { switch, port } => {
+                self.switches[switch.0 as usize].ports[usize::from(port)].waits = false;
+                self.serve(now, switch, port, observer);
+            }
+            Happening::Held { cable } => {
+                self.through(now, cable, observer, |cable, _, outlet| cable.expire(now.nanos(), outlet));
+            }
+            Happening::PauseOver { switch, port } => self.end_pauses(now, switch, port, observer),
+            Happening::Refresh { switch, port, priority } => {
+                self.refresh(now, switch, port, priority, observer);
+            }
+            Happening::Watch { switch, port, priority } => self.watch(now, switch, port, priority, observer),
+            Happening::HostRefresh { host, priority } => self.refresh_host(now, host, priority, observer),
+            Happening::HostWatch { host, priority } => self.watch_host(now, host, priority, observer),
+            Happening::HostLine { .. } | Happening::HostTimer { .. } | Happening::Looped => {}
+        }
+        Output::Nothing
     }
 
     /// The node that a direction of a cable starts at.

@@ -76,6 +76,13 @@ pub enum BadTopology {
         /// How many.
         k: u32,
     },
+    /// Another number of hosts than it has.
+    WrongHosts {
+        /// How many there are.
+        hosts: usize,
+        /// How many it has.
+        wanted: u32,
+    },
     /// More than 65,535 hosts.
     TooLarge {
         /// How many.
@@ -91,6 +98,9 @@ impl core::fmt::Display for BadTopology {
             }
             BadTopology::OddPorts { k } => {
                 write!(f, "a fat tree of {k} ports: half of them lead up, so the number must be even")
+            }
+            BadTopology::WrongHosts { hosts, wanted } => {
+                write!(f, "{hosts} hosts for a topology of {wanted}")
             }
             BadTopology::TooLarge { hosts } => write!(f, "{hosts} hosts, at most 65535 fit"),
         }

@@ -8,7 +8,7 @@ use crate::host::{Host, HostId};
 use crate::network::{Network, Output};
 use crate::verbs::Verbs;
 use crate::{
-    BadTopology, Cable, Census, Content, Direction, End, FabricEvent, Fault, Flows, Frame, HostPortCounters,
+    BadTopology, Cable, Census, Content, Direction, FabricEvent, Fault, Flows, Frame, HostPortCounters, Laid,
     Layout, Line, Node, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
 };
 use alloc::boxed::Box;
@@ -146,15 +146,6 @@ pub struct World<O: Observer = Box<dyn Observer>> {
     scratch: Vec<u8>,
 }
 
-/// What came of laying out a topology, in the order of its layout.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Laid {
-    /// The switches.
-    pub switches: Vec<SwitchId>,
-    /// The cables.
-    pub cables: Vec<CableId>,
-}
-
 /// The most that one frame takes: the largest path MTU and the largest headers.
 const FRAME: usize = 4096 + 128;
 
@@ -246,9 +237,14 @@ impl<O: Observer> World<O> {
 
     /// Lays a cable between two hosts or switches; its forward direction leads from `first` to `second`.
     pub fn add_cable(&mut self, first: impl Into<Node>, second: impl Into<Node>, line: Line) -> CableId {
-        let ends = [first.into(), second.into()];
-        let id = self.network.add_cable(ends, line);
-        for (end, direction) in ends.into_iter().zip([Direction::Forward, Direction::Backward]) {
+        let id = self.network.add_cable([first.into(), second.into()], line);
+        self.note_cable(id, line);
+        id
+    }
+
+    /// Tells the hosts at a new cable of it.
+    fn note_cable(&mut self, id: CableId, line: Line) {
+        for (end, direction) in self.ends(id).into_iter().zip([Direction::Forward, Direction::Backward]) {
             let Node::Host(host) = end else { continue };
             let host = self.host_mut(host);
             host.cables.push((id, direction));
@@ -256,7 +252,6 @@ impl<O: Observer> World<O> {
                 host.hca.set_line_rate(rate.get());
             }
         }
-        id
     }
 
     /// Connects hosts as a topology says: as many of `hosts` as it has. Every cable gets `line`, every switch
@@ -279,27 +274,15 @@ impl<O: Observer> World<O> {
     /// # Panics
     /// If there are fewer hosts than the layout has.
     pub fn lay(&mut self, layout: &Layout, hosts: &[HostId], line: Line, settings: SwitchSettings) -> Laid {
-        assert!(hosts.len() >= layout.hosts as usize, "{} hosts for {}", hosts.len(), layout.hosts);
-        let switches: Vec<_> = layout.switches.iter().map(|name| self.add_switch(name, settings)).collect();
-        let node = |end| match end {
-            End::Host(host) => Node::Host(hosts[host as usize]),
-            End::Switch(switch) => Node::Switch(switches[switch as usize]),
-        };
-        let lay = |[first, second]: &[End; 2]| self.add_cable(node(*first), node(*second), line);
-        let cables: Vec<_> = layout.cables.iter().map(lay).collect();
-        for (switch, host, cable) in &layout.routes {
-            self.set_route(switches[*switch as usize], hosts[*host as usize], &[cables[*cable]]);
-        }
-        Laid { switches, cables }
+        let laid = self.network.lay(layout, hosts, line, settings);
+        laid.cables.iter().for_each(|cable| self.note_cable(*cable, line));
+        laid
     }
 
     /// Decides by which cables frames for a host leave a switch, in place of every shortest way: each flow
     /// takes one of them. Cables that are not the switch's are left out.
     pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[CableId]) {
-        let ports = self.switch(switch).ports.iter().zip(0..);
-        let ports = ports.filter(|(port, _)| cables.contains(&port.cable)).map(|(_, port)| port).collect();
-        self.network.pinned.insert((switch, host), ports);
-        self.network.routes_are_stale = true;
+        self.network.set_route(switch, host, cables);
     }
 
     /// Changes how fast a host takes what arrives.
@@ -449,43 +432,7 @@ impl<O: Observer> World<O> {
     pub fn step(&mut self) -> bool {
         let Some((at, happening)) = self.network.agenda.pop() else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
-        let World { now, network, observer, .. } = self;
-        let now = *now;
         let output = match happening {
-            Happening::Arrival { slot, cable, direction } => {
-                network.arrive(now, slot, cable, direction, observer)
-            }
-            Happening::PortLine { switch, port } => {
-                network.switches[switch.0 as usize].ports[usize::from(port)].waits = false;
-                network.serve(now, switch, port, observer);
-                Output::Nothing
-            }
-            Happening::Held { cable } => {
-                network.through(now, cable, observer, |cable, _, outlet| cable.expire(now.nanos(), outlet));
-                Output::Nothing
-            }
-            Happening::PauseOver { switch, port } => {
-                network.end_pauses(now, switch, port, observer);
-                Output::Nothing
-            }
-            Happening::Refresh { switch, port, priority } => {
-                network.refresh(now, switch, port, priority, observer);
-                Output::Nothing
-            }
-            Happening::Watch { switch, port, priority } => {
-                network.watch(now, switch, port, priority, observer);
-                Output::Nothing
-            }
-            Happening::HostRefresh { host, priority } => {
-                network.refresh_host(now, host, priority, observer);
-                Output::Nothing
-            }
-            Happening::HostWatch { host, priority } => {
-                network.watch_host(now, host, priority, observer);
-                Output::Nothing
-            }
-            Happening::HostPauseOver { host } => network.end_host_pauses(now, host, observer),
-            Happening::Drain { host } => network.drain(now, host, observer),
             Happening::HostLine { host } => {
                 self.host_mut(host).port_waits = false;
                 self.pump(host);
@@ -503,6 +450,7 @@ impl<O: Observer> World<O> {
                 let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
                 Output::Arrived { host, frame }
             }
+            other => self.network.happen(self.now, other, &mut self.observer),
         };
         match output {
             Output::Nothing => {}

@@ -11,11 +11,6 @@ use softhca_fabric::{
 use softhca_wire::{Mtu, Opcode};
 use std::time::Duration;
 
-/// Cards without congestion control.
-fn plain() -> Settings {
-    Settings::default()
-}
-
 /// Keeps a flow busy: more than it can send in the time of any test.
 fn fill(net: &mut Net, flow: Flow) {
     net.write(flow, REGION as u32, 1_000);
@@ -83,8 +78,7 @@ fn notifications_keep_their_interval_and_their_traffic_class() {
 
 #[test]
 fn a_card_without_reaction_point_counts_notifications_and_goes_on() {
-    let notifies =
-        Settings { congestion: Congestion { control: None, ..Congestion::DCQCN }, ..Settings::default() };
+    let notifies = Settings { congestion: Congestion { control: None, ..Congestion::DCQCN }, ..plain() };
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), notifies);
     let capable = Connection { mtu: Mtu::B4096, traffic_class: 3 << 5 | 2, ..Connection::default() };

@@ -54,13 +54,8 @@ fn a_write_through_every_topology_arrives() {
 
 #[test]
 fn a_frame_takes_the_time_of_every_line_and_hop() {
-    let mut net = Net::new(
-        1,
-        Topology::Star { hosts: 2 },
-        line(100, 1_000),
-        SwitchSettings::default(),
-        Settings::default(),
-    );
+    let mut net =
+        Net::new(1, Topology::Star { hosts: 2 }, line(100, 1_000), SwitchSettings::default(), plain());
     let flow = net.connect_with(0, 1, &Connection { mtu: Mtu::B4096, ..Connection::default() });
     net.write(flow, 4_096, 1);
     net.world.run();
@@ -78,7 +73,7 @@ fn flow_control_with_enough_headroom_loses_nothing() {
     let headroom = FlowControl::headroom_for(100 * GBIT, 1_000, frame);
     let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
     let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
-    let (mut net, flows) = incast(16, switch, Settings::default());
+    let (mut net, flows) = incast(16, switch, plain());
     net.world.run();
     for flow in flows {
         assert_eq!(net.completions(flow), (2, true));
@@ -100,7 +95,7 @@ fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
     let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
     let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
     let run = |delay_ns| {
-        let (mut net, _) = incast_over(16, line(100, delay_ns), switch, Settings::default());
+        let (mut net, _) = incast_over(16, line(100, delay_ns), switch, plain());
         net.run_us(20_000);
         let record = net.record.borrow();
         let full =
@@ -115,7 +110,7 @@ fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
 #[test]
 fn without_flow_control_a_full_queue_loses_frames() {
     let switch = SwitchSettings { marking: None, flow_control: None, ..SwitchSettings::default() };
-    let (mut net, _) = incast(16, switch, Settings::default());
+    let (mut net, _) = incast(16, switch, plain());
     net.run_us(5_000);
     let record = net.record.borrow();
     assert!(record.count(|event| matches!(event, FabricEvent::Lost { cause: LossCause::QueueFull, .. })) > 0);
@@ -131,7 +126,7 @@ fn marks_come_as_often_as_the_settings_say() {
     let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
     for (marking, all) in [(marking, false), (flat, true)] {
         let switch = SwitchSettings { marking: Some(marking), ..SwitchSettings::default() };
-        let mut net = Net::new(3, Topology::Star { hosts: 3 }, line(100, 1_000), switch, Settings::default());
+        let mut net = Net::new(3, Topology::Star { hosts: 3 }, line(100, 1_000), switch, plain());
         let flows = [net.connect_with(0, 2, &capable), net.connect_with(1, 2, &capable)];
         for flow in flows {
             net.write(flow, 200_000, 1);
@@ -167,7 +162,7 @@ fn a_share_of_the_packets_is_marked() {
         ..SwitchSettings::default()
     };
     let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
-    let mut net = Net::new(3, Topology::Star { hosts: 5 }, line(100, 1_000), switch, Settings::default());
+    let mut net = Net::new(3, Topology::Star { hosts: 5 }, line(100, 1_000), switch, plain());
     for from in 0..4 {
         let flow = net.connect_with(from, 4, &capable);
         net.write(flow, REGION as u32, 20);
@@ -209,7 +204,7 @@ fn the_same_seed_tells_the_same_story_and_another_tells_another() {
 #[test]
 fn flows_of_a_leaf_spread_over_the_spines() {
     let topology = Topology::LeafSpine { leaves: 2, spines: 4, hosts_per_leaf: 8 };
-    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), Settings::default());
+    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
     for n in 0..8 {
         for _ in 0..4 {
             let flow = net.connect(n, 8 + n);
@@ -227,7 +222,7 @@ fn flows_of_a_leaf_spread_over_the_spines() {
 #[test]
 fn a_route_set_by_hand_is_taken() {
     let topology = Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 1 };
-    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), Settings::default());
+    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
     let [leaf, _, first, second] = net.laid.switches[..] else { panic!("four switches") };
     let cable = net
         .laid
@@ -267,7 +262,7 @@ proptest! {
         let flow = FlowControl { xoff, xon: xoff.saturating_sub(slack), headroom, ..FlowControl::default() };
         let switch = SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() };
         let topology = Topology::Dumbbell { left: senders, right: 2 };
-        let mut net = Net::new(seed, topology, line(100, delay_ns), switch, Settings::default());
+        let mut net = Net::new(seed, topology, line(100, delay_ns), switch, plain());
         let flows: Vec<_> =
             (0..senders).map(|from| net.connect(from as usize, senders as usize + (from % 2) as usize)).collect();
         for flow in &flows {

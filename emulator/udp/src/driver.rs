@@ -4,19 +4,23 @@
 //! hears doorbells and timers, and sends what may be sent. Nothing is sent without a grant of its receiver,
 //! and receiving never waits for one.
 
+use crate::backbone::{Backbone, Plug};
 use crate::faults::Faults;
+use crate::pauses::Pauses;
 use crate::{
     Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, RoceSocket, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
-use softhca_wire::link::{Incarnation, Message};
+use softhca_wire::link::{Incarnation, Message, Pause};
 use softhca_wire::{Envelope, Gid, Icrc, ROCE_PORT};
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many packets' worth of sending one turn may do, so that receiving gets its share.
@@ -25,6 +29,8 @@ const RUNS_PER_TURN: usize = 8;
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
 const ERROR_PAUSE: u64 = 100_000_000;
+/// How far a queue pair whose rate is limited may catch up: about as late as a thread wakes up.
+const PACING_SLACK: Duration = Duration::from_micros(100);
 
 /// Which way a frame passed a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +113,10 @@ pub struct Driver<M> {
     /// Destinations that wait for a grant.
     waiting: BTreeSet<IpAddr>,
     faults: Option<Faults>,
+    pauses: Pauses,
+    plug: Option<Plug>,
+    /// Destinations that wait for the line to the backbone.
+    at_line: BTreeSet<IpAddr>,
     link_read_at: u64,
     errors_read_at: u64,
     /// The last turn received and sent nothing.
@@ -118,6 +128,8 @@ struct Permission<'a> {
     socket: &'a RoceSocket,
     links: &'a mut Links,
     waiting: &'a mut BTreeSet<IpAddr>,
+    plug: Option<&'a Plug>,
+    at_line: &'a mut BTreeSet<IpAddr>,
     now: u64,
 }
 
@@ -125,6 +137,13 @@ impl Gate for Permission<'_> {
     fn packets(&mut self, destination: IpAddr, size: usize) -> usize {
         if destination.is_multicast() {
             return usize::MAX;
+        }
+        if let Some(plug) = self.plug.filter(|plug| plug.leads_to(destination)) {
+            if plug.is_free() {
+                return 1;
+            }
+            self.at_line.insert(destination);
+            return 0;
         }
         if !self.links.may_send(destination, charge(size, 1), self.now) {
             self.waiting.insert(destination);
@@ -154,8 +173,13 @@ impl<M: Memory> Driver<M> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);
         let budget = budget(sockets.roce.receive_buffer());
+        let mut settings = options.settings;
+        if let Some(control) = &mut settings.congestion.control {
+            control.slack = control.slack.max(PACING_SLACK);
+        }
+        let rate = settings.congestion.control.and_then(|control| NonZeroU64::new(control.line_rate));
         Driver {
-            hca: Hca::new(options.settings, vec![Gid::from(sockets.address())]),
+            hca: Hca::new(settings, vec![Gid::from(sockets.address())]),
             memory,
             links: Links::new(incarnation, budget, 0),
             sockets,
@@ -168,6 +192,9 @@ impl<M: Memory> Driver<M> {
             unsent: None,
             waiting: BTreeSet::new(),
             faults: None,
+            pauses: Pauses::new(rate),
+            plug: None,
+            at_line: BTreeSet::new(),
             link_read_at: 0,
             errors_read_at: 0,
             waits_for_answer: false,
@@ -226,6 +253,20 @@ impl<M: Memory> Driver<M> {
         self.faults.iter().flat_map(|faults| faults.cable.rules())
     }
 
+    /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and
+    /// no socket. False if the network has no place for this host. Datagrams for groups stay on sockets.
+    pub fn plug_in(&mut self, backbone: Arc<Backbone>) -> bool {
+        self.plug = Plug::new(backbone, self.address());
+        self.plug.is_some()
+    }
+
+    /// Sends a priority flow control frame to a peer: its port stops these priorities, or lets them go on. It
+    /// goes over the link once, and may be lost.
+    pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
+        let now = self.now().nanos();
+        self.links.pause(peer, pause, now);
+    }
+
     /// The descriptors that become readable when something arrives.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
@@ -243,7 +284,12 @@ impl<M: Memory> Driver<M> {
         }
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
-        let next = [card, self.links.next_timeout(), faults].into_iter().flatten().min()?;
+        let pauses = self.pauses.next_timeout();
+        let plug = self.plug.as_ref();
+        let arrival = plug.and_then(Plug::next_in).map(|wait| now + wait);
+        let line = plug.filter(|_| !self.at_line.is_empty()).map(|plug| now + plug.free_in());
+        let due = [card, self.links.next_timeout(), faults, pauses, arrival, line];
+        let next = due.into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
@@ -253,6 +299,11 @@ impl<M: Memory> Driver<M> {
         let received = self.receive(now)?;
         let mut moved = received;
         self.control_links(now)?;
+        if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            self.pauses.expire(now.nanos());
+            self.hca.pause(self.pauses.mask());
+        }
+        moved |= self.heed_backbone(now);
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
@@ -310,6 +361,41 @@ impl<M: Memory> Driver<M> {
         Ok(true)
     }
 
+    /// Takes what the backbone has for this host. Says whether that is anything.
+    fn heed_backbone(&mut self, now: Instant) -> bool {
+        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
+        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
+        hca.pause(pauses.mask() | glance.paused);
+        if glance.is_free {
+            core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(destination));
+        }
+        for frame in &glance.frames {
+            witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match Icrc::split(&frame.bytes) {
+                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                    hca.receive(&mut ctx, &frame.envelope, transport);
+                }
+                Ok(_) => hca.note_bad_icrc(&mut ctx),
+                Err(_) => hca.receive(&mut ctx, &frame.envelope, &frame.bytes),
+            }
+        }
+        !glance.frames.is_empty()
+    }
+
+    /// Hands a packet in the buffer to the backbone, if that leads to its destination.
+    fn send_to_backbone(&mut self, now: Instant, run: &Run) -> bool {
+        let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(run.envelope.destination)) else {
+            return false;
+        };
+        let mut bytes = self.buffer[..run.bytes].to_vec();
+        Icrc::seal(&run.envelope, &mut bytes);
+        self.witness.frame(now, Passage::Sent, &run.envelope, &bytes);
+        plug.send(Frame { service_level: run.service_level, ..Frame::new(run.envelope, bytes) });
+        true
+    }
+
     /// Reads link control now and then, at once if somebody waits for a grant.
     fn control_links(&mut self, now: Instant) -> io::Result<()> {
         let now_ns = now.nanos();
@@ -363,7 +449,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, pauses, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -372,11 +458,16 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Became(PeerState::Stalled) => hca.stall(event.peer),
                 LinkChange::Became(PeerState::Dead) => {
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
+                    pauses.forget(event.peer);
+                    hca.pause(pauses.mask());
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
-                LinkChange::Paused(_) => {}
+                LinkChange::Paused(pause) => {
+                    pauses.apply(event.peer, &pause, now.nanos());
+                    hca.pause(pauses.mask());
+                }
             }
         }
         waiting.retain(|peer| {
@@ -411,13 +502,17 @@ impl<M: Memory> Driver<M> {
         }
         let mut moved = false;
         for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
+            let (socket, plug, now_ns) = (&sockets.roce, plug.as_ref(), now.nanos());
+            let mut gate = Permission { socket, links, waiting, plug, at_line, now: now_ns };
             let most = crate::MAX_RUN_SEGMENTS;
             let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
+            if self.send_to_backbone(now, &run) {
+                continue;
+            }
             self.seal(now, &run, 0);
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
@@ -485,10 +580,11 @@ impl<M: Memory> Driver<M> {
     fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
+            let (socket, plug, now_ns) = (&sockets.roce, plug.as_ref(), now.nanos());
+            let mut gate = Permission { socket, links, waiting, plug, at_line, now: now_ns };
             let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
             self.seal(now, &run, 0);
@@ -506,6 +602,11 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
+            if let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(destination)) {
+                plug.send(frame);
+                moved = true;
+                continue;
+            }
             let allowed = destination.is_multicast()
                 || self.links.may_send(destination, charge(length, 1), now.nanos());
             if !allowed {

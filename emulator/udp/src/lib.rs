@@ -6,17 +6,20 @@
 
 #![cfg(unix)]
 
+mod backbone;
 mod batch;
 mod driver;
 mod faults;
 mod grant;
 mod host;
 mod link;
+mod pauses;
 pub mod raw;
 mod socket;
 mod station;
 mod system;
 
+pub use backbone::{Backbone, BackboneError};
 pub use batch::{Batch, Chunk, Datagram};
 pub use driver::{Driver, DriverOptions, IcrcCheck, Passage, Witness};
 pub use grant::{Granter, Holder, LARGEST_CHARGE, budget, charge};
