@@ -44,7 +44,7 @@ impl Fabric {
 
     /// The host with this address.
     pub fn host_at(&self, address: IpAddr) -> Option<HostId> {
-        self.network.addresses.get(&address).copied()
+        self.network.addresses.find(address)
     }
 
     /// A switch.
@@ -67,8 +67,7 @@ impl Fabric {
 
     /// Lets everything happen that was to happen by `now`, each at its own time.
     pub fn advance(&mut self, now: Instant, observer: &mut dyn Observer) {
-        while self.network.agenda.next_at().is_some_and(|at| at <= now.nanos()) {
-            let Some((at, happening)) = self.network.agenda.pop() else { break };
+        while let Some((at, happening)) = self.network.agenda.pop_until(now.nanos()) {
             match self.network.happen(Instant::from_nanos(at), happening, observer) {
                 Output::Nothing => {}
                 Output::Arrived { host, frame } => {

@@ -15,7 +15,7 @@ use crate::{
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
 use softhca_wire::{Envelope, Pfc};
 
@@ -68,6 +68,39 @@ impl Transits {
     }
 }
 
+/// Who has which address.
+#[derive(Default)]
+pub(crate) struct Addresses {
+    all: BTreeMap<IpAddr, HostId>,
+    /// Where the address of the first host plus `n` is that of host `n`, no search is needed.
+    first: Option<Ipv4Addr>,
+    in_order: u32,
+}
+
+impl Addresses {
+    fn insert(&mut self, address: IpAddr, host: HostId) {
+        self.all.insert(address, host);
+        if let (IpAddr::V4(address), 0) = (address, host.0) {
+            self.first = Some(address);
+        }
+        let expected = self.first.map(|first| Ipv4Addr::from(first.to_bits().wrapping_add(host.0)));
+        if self.in_order == host.0 && expected.map(IpAddr::V4) == Some(address) {
+            self.in_order += 1;
+        }
+    }
+
+    #[inline]
+    pub fn find(&self, address: IpAddr) -> Option<HostId> {
+        if let (IpAddr::V4(address), Some(first)) = (address, self.first) {
+            let index = address.to_bits().wrapping_sub(first.to_bits());
+            if index < self.in_order {
+                return Some(HostId(index));
+            }
+        }
+        self.all.get(&address).copied()
+    }
+}
+
 /// A cable, and what it ends in.
 pub(crate) struct Link {
     pub cable: Cable,
@@ -96,7 +129,7 @@ pub(crate) struct Network {
     pub links: Vec<Link>,
     pub switches: Vec<Switch>,
     pub flows: Flows,
-    pub addresses: BTreeMap<IpAddr, HostId>,
+    pub addresses: Addresses,
     /// Routes that were set by hand: at a switch, to a host, over these ports.
     pub pinned: BTreeMap<(SwitchId, HostId), Vec<u16>>,
     pub agenda: Agenda,
@@ -170,7 +203,7 @@ impl Network {
             links: Vec::new(),
             switches: Vec::new(),
             flows: Flows::new(),
-            addresses: BTreeMap::new(),
+            addresses: Addresses::default(),
             pinned: BTreeMap::new(),
             agenda: Agenda::default(),
             transits: Transits::default(),
@@ -301,7 +334,7 @@ impl Network {
         }
         let flow = flow_of(&frame.envelope);
         let port = &self.hosts[from.0 as usize];
-        let to = self.addresses.get(&destination).copied();
+        let to = self.addresses.find(destination);
         let way = to.and_then(|to| match port.direct.get(&to) {
             Some(way) => Some(*way),
             None if port.uplinks.len() < 2 => port.uplinks.first().copied(),
@@ -467,7 +500,7 @@ struct Exit<'a> {
     now: Instant,
     agenda: &'a mut Agenda,
     transits: &'a mut Transits,
-    addresses: &'a BTreeMap<IpAddr, HostId>,
+    addresses: &'a Addresses,
     observer: &'a mut dyn Observer,
 }
 
@@ -476,7 +509,7 @@ impl Outlet for Exit<'_> {
         let destination = frame.envelope.destination;
         let host = match destination.is_multicast() {
             true => Transit::EVERYBODY,
-            false => self.addresses.get(&destination).map_or(Transit::EVERYBODY - 1, |host| host.0),
+            false => self.addresses.find(destination).map_or(Transit::EVERYBODY - 1, |host| host.0),
         };
         let flow = flow_of(&frame.envelope);
         let slot = self.transits.insert(Transit { frame, host, flow });

@@ -404,17 +404,12 @@ impl<O: Observer> World<O> {
     }
 
     fn go_on_until(&mut self, until: Instant) -> bool {
-        while let Some(at) = self.network.agenda.next_at() {
-            if at > until.nanos() {
-                self.now = self.now.max(until);
-                return true;
-            }
-            self.step();
-        }
-        if until.nanos() != u64::MAX {
+        while self.step_until(until.nanos()) {}
+        let is_left = self.network.agenda.next_at().is_some();
+        if is_left || until.nanos() != u64::MAX {
             self.now = self.now.max(until);
         }
-        false
+        is_left
     }
 
     /// Goes on until nothing is left to happen. That may be never: a sender that is paused for ever is told
@@ -430,20 +425,23 @@ impl<O: Observer> World<O> {
 
     /// Lets the next thing happen. False if nothing is left.
     pub fn step(&mut self) -> bool {
-        let Some((at, happening)) = self.network.agenda.pop() else { return false };
+        self.step_until(u64::MAX)
+    }
+
+    /// Lets the next thing happen, if it happens by then.
+    fn step_until(&mut self, until: u64) -> bool {
+        let Some((at, happening)) = self.network.agenda.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
         let output = match happening {
             Happening::HostLine { host } => {
                 self.host_mut(host).port_waits = false;
-                self.pump(host);
+                self.flush(host);
                 Output::Nothing
             }
             Happening::HostTimer { host } => {
-                let waiting = &mut self.host_mut(host).wakes_at;
-                if *waiting == Some(at) {
-                    *waiting = None;
-                    self.with_card(host, |hca, ctx| hca.expire(ctx));
-                }
+                self.host_mut(host).wakes_at.pop();
+                self.with_context(host, |hca, ctx| hca.expire(ctx));
+                self.flush(host);
                 Output::Nothing
             }
             Happening::Looped => {
@@ -458,14 +456,14 @@ impl<O: Observer> World<O> {
             Output::Paused { host } => {
                 let mask = self.paused(host);
                 self.host_mut(host).hca.pause(mask);
-                self.pump(host);
+                self.flush(host);
             }
         }
         true
     }
 
     fn arrive(&mut self, host: HostId, frame: Frame) {
-        self.with_card(host, |hca, ctx| match frame.content {
+        self.with_context(host, |hca, ctx| match frame.content {
             Content::Elided { bytes } => {
                 hca.receive_elided(ctx, &frame.envelope, &frame.bytes, bytes as usize);
             }
@@ -479,11 +477,17 @@ impl<O: Observer> World<O> {
             },
         });
         self.network.spare.push(frame.bytes);
+        self.flush(host);
+    }
+
+    /// Lets the card of a host hear its doorbells, and send.
+    pub(crate) fn pump(&mut self, id: HostId) {
+        self.with_context(id, |hca, ctx| hca.ring(ctx));
+        self.flush(id);
     }
 
     /// Gives the card of a host the chance to send, and sees to its timers.
-    pub(crate) fn pump(&mut self, id: HostId) {
-        self.with_context(id, |hca, ctx| hca.ring(ctx));
+    fn flush(&mut self, id: HostId) {
         while self.host(id).hca.is_ready() {
             let free_at = self.network.host_free_at(id);
             if free_at > self.now.nanos() {
@@ -516,8 +520,9 @@ impl<O: Observer> World<O> {
     fn watch_timers(&mut self, id: HostId) {
         let host = self.host_mut(id);
         let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
-        if host.wakes_at.is_none_or(|waiting| at < waiting) {
-            host.wakes_at = Some(at);
+        // A wake-up that is too early costs a look; one for each deadline that moved would fill the queue.
+        if host.wakes_at.last().is_none_or(|waiting| at < *waiting) {
+            host.wakes_at.push(at);
             self.network.agenda.push(at, Happening::HostTimer { host: id });
         }
     }
