@@ -171,7 +171,7 @@ impl FabricFile {
         let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
         let evenly = |groups: u32, what: &str| match groups {
             0 => Err(needs(what)),
-            _ if hosts % groups == 0 => Ok(hosts / groups),
+            _ if hosts.is_multiple_of(groups) => Ok(hosts / groups),
             _ => Err(format!("{hosts} hosts do not spread evenly over {groups} {what}")),
         };
         let topology = match &*self.topology {

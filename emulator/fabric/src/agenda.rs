@@ -81,8 +81,9 @@ const WHEEL: usize = 1024;
 /// Almost everything happens within microseconds. It goes into a bucket unsorted; only the bucket whose turn it is
 /// is sorted.
 pub(crate) struct Agenda {
-    /// What happens in the current tick, the earliest last.
+    /// What happens in the current tick, the earliest last, and what was scheduled for it since it began.
     current: Vec<Entry>,
+    late: BinaryHeap<Entry>,
     tick: u64,
     buckets: Vec<Vec<Entry>>,
     /// A bit for each bucket that holds something.
@@ -96,6 +97,7 @@ impl Default for Agenda {
     fn default() -> Agenda {
         Agenda {
             current: Vec::new(),
+            late: BinaryHeap::new(),
             tick: 0,
             buckets: (0..WHEEL).map(|_| Vec::new()).collect(),
             occupied: [0; WHEEL / 64],
@@ -116,8 +118,7 @@ impl Agenda {
     fn place(&mut self, entry: Entry) {
         let tick = entry.tick();
         if tick <= self.tick {
-            let place = self.current.partition_point(|other| *other < entry);
-            self.current.insert(place, entry);
+            self.late.push(entry);
         } else if tick - self.tick < WHEEL as u64 {
             let index = tick as usize % WHEEL;
             self.buckets[index].push(entry);
@@ -169,7 +170,7 @@ impl Agenda {
 
     /// When the next thing happens.
     pub fn next_at(&self) -> Option<u64> {
-        if let Some(entry) = self.current.last() {
+        if let Some(entry) = self.current.last().max(self.late.peek()) {
             return Some(entry.at);
         }
         let bucket = self.next_bucket().map(|tick| &self.buckets[tick as usize % WHEEL]);
@@ -180,10 +181,18 @@ impl Agenda {
     /// The next thing, if it happens by then.
     #[inline]
     pub fn pop_until(&mut self, until: u64) -> Option<(u64, Happening)> {
-        if self.current.is_empty() && !self.turn() {
+        if self.current.is_empty() && self.late.is_empty() && !self.turn() {
             return None;
         }
-        self.current.pop_if(|entry| entry.at <= until).map(|entry| (entry.at, entry.happening))
+        let late = self.late.peek();
+        let entry = match self.current.last() {
+            Some(planned) if late.is_none_or(|late| planned > late) => {
+                self.current.pop_if(|entry| entry.at <= until)
+            }
+            _ if late.is_some_and(|late| late.at <= until) => self.late.pop(),
+            _ => None,
+        };
+        entry.map(|entry| (entry.at, entry.happening))
     }
 }
 
