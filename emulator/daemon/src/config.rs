@@ -1,11 +1,13 @@
 //! What a daemon is told when it starts.
 
 use serde::Deserialize;
-use softhca_engine::{Limits, Recovery};
+use softhca_engine::{Congestion, Limits, Recovery};
+use softhca_fabric::{Line, Topology};
 use softhca_queue::control::DEFAULT_NAME;
 use softhca_udp::{Entropy, parse_addresses};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
@@ -69,6 +71,15 @@ impl Share {
     }
 }
 
+/// The network between the hosts of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricConfig {
+    /// What is connected to what; it must have as many hosts as the daemon.
+    pub topology: Topology,
+    /// Every cable.
+    pub line: Line,
+}
+
 /// What a daemon is told when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -82,6 +93,10 @@ pub struct Config {
     pub entropy: Entropy,
     /// What a lost packet does.
     pub recovery: Recovery,
+    /// What cards do about congestion.
+    pub congestion: Congestion,
+    /// The network between the hosts; without one they send to each other over sockets alone.
+    pub fabric: Option<FabricConfig>,
     /// How many clients may be connected.
     pub clients: usize,
     /// How much each of them can have.
@@ -106,6 +121,8 @@ impl Default for Config {
             ipv6: BTreeMap::new(),
             entropy: Entropy::Off,
             recovery: Recovery::Fatal,
+            congestion: Congestion::default(),
+            fabric: None,
             clients: 128,
             share: Share::default(),
             mappings: 48_000,
@@ -137,12 +154,89 @@ pub enum ConfigError {
     },
 }
 
+/// The network as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FabricFile {
+    topology: String,
+    /// Gb/s of every cable.
+    #[serde(default = "hundred")]
+    rate_gbit: NonZeroU64,
+    #[serde(default = "thousand")]
+    delay_ns: u64,
+    left: Option<u32>,
+    leaves: Option<u32>,
+    spines: Option<u32>,
+    switches: Option<u32>,
+    k: Option<u32>,
+}
+
+const fn hundred() -> NonZeroU64 {
+    NonZeroU64::new(100).expect("not zero")
+}
+
+const fn thousand() -> u64 {
+    1_000
+}
+
+impl FabricFile {
+    /// The network for so many hosts.
+    fn config(&self, hosts: u32) -> Result<FabricConfig, String> {
+        let FabricFile { left, leaves, spines, switches, k, .. } = *self;
+        let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
+        let evenly = |groups: u32, what: &str| match groups {
+            0 => Err(needs(what)),
+            _ if hosts.is_multiple_of(groups) => Ok(hosts / groups),
+            _ => Err(format!("{hosts} hosts do not spread evenly over {groups} {what}")),
+        };
+        let topology = match &*self.topology {
+            "pair" => Topology::Pair,
+            "star" => Topology::Star { hosts },
+            "dumbbell" => {
+                let left = left.unwrap_or(hosts / 2);
+                Topology::Dumbbell { left, right: hosts.saturating_sub(left) }
+            }
+            "leaf-spine" => {
+                let leaves = leaves.ok_or_else(|| needs("leaves"))?;
+                let spines = spines.ok_or_else(|| needs("spines"))?;
+                Topology::LeafSpine { leaves, spines, hosts_per_leaf: evenly(leaves, "leaves")? }
+            }
+            "fat-tree" => Topology::FatTree { k: k.ok_or_else(|| needs("k"))? },
+            "ring" => {
+                let switches = switches.ok_or_else(|| needs("switches"))?;
+                Topology::Ring { switches, hosts_per_switch: evenly(switches, "switches")? }
+            }
+            other => {
+                return Err(format!(
+                    "fabric.topology is {other:?}, one of \"pair\", \"star\", \"dumbbell\", \"leaf-spine\", \"fat-tree\", \"ring\" is expected"
+                ));
+            }
+        };
+        topology.layout().map_err(|why| format!("fabric: {why}"))?;
+        if topology.hosts() != u64::from(hosts) {
+            return Err(format!(
+                "the topology {:?} has {} hosts, there are {hosts}",
+                self.topology,
+                topology.hosts()
+            ));
+        }
+        let bits_per_second =
+            Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
+        Ok(FabricConfig {
+            topology,
+            line: Line { bits_per_second, delay_ns: self.delay_ns, ..Line::default() },
+        })
+    }
+}
+
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     name: Option<String>,
     recovery: Option<String>,
+    congestion: Option<String>,
+    fabric: Option<FabricFile>,
     clients: Option<usize>,
     kill_after: Option<u64>,
     #[serde(default)]
@@ -154,9 +248,9 @@ struct File {
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `clients`, `entropy`, a table `[hosts]` of names and addresses
-    /// (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), and a table
-    /// `[share]` of what one client can have.
+    /// Reads a TOML file: `name`, `recovery`, `congestion`, `clients`, `entropy`, a table `[hosts]` of names and
+    /// addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), a table `[fabric]` of
+    /// what is between them, and a table `[share]` of what one client can have.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -181,6 +275,13 @@ impl Config {
                 format!("recovery is {name:?}, one of \"fatal\", \"go-back-n\", \"go-back-0\" is expected")
             })?;
         }
+        config.congestion = match file.congestion.as_deref() {
+            None | Some("off") => Congestion::default(),
+            Some("dcqcn") => Congestion::DCQCN,
+            Some(name) => {
+                return Err(format!("congestion is {name:?}, one of \"off\", \"dcqcn\" is expected"));
+            }
+        };
         if !file.hosts.is_empty() {
             config.hosts.clear();
             for (name, text) in file.hosts {
@@ -191,6 +292,8 @@ impl Config {
                 config.hosts.push(HostConfig { name, address: Some(address) });
             }
         }
+        let hosts = config.hosts.len() as u32;
+        config.fabric = file.fabric.map(|fabric| fabric.config(hosts)).transpose()?;
         Ok(config)
     }
 }
@@ -220,6 +323,27 @@ mod tests {
         assert_eq!(config.entropy, Entropy::On);
         let message = Config::parse("[hosts]\nalice = 'fd00::1, 10.0.0.1'\n").unwrap_err();
         assert!(message.contains("alice") && message.contains("fd00::1, 10.0.0.1"), "{message}");
+    }
+
+    #[test]
+    fn a_fabric_stands_between_as_many_hosts_as_there_are() {
+        let hosts = "[hosts]\na = '127.0.0.2'\nb = '127.0.0.3'\nc = '127.0.0.4'\nd = '127.0.0.5'\n";
+        let parse = |fabric: &str| Config::parse(&format!("congestion = 'dcqcn'\n{hosts}[fabric]\n{fabric}"));
+        let config = parse("topology = 'leaf-spine'\nleaves = 2\nspines = 2\nrate_gbit = 40\n").unwrap();
+        assert_eq!(config.congestion, Congestion::DCQCN);
+        let fabric = config.fabric.unwrap();
+        assert_eq!(fabric.topology, Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 2 });
+        assert_eq!(fabric.line.bits_per_second, NonZeroU64::new(40_000_000_000));
+        for (wrong, says) in [
+            ("topology = 'mesh'", "one of"),
+            ("topology = 'leaf-spine'\nspines = 2", "needs leaves"),
+            ("topology = 'ring'\nswitches = 3", "evenly"),
+            ("topology = 'fat-tree'\nk = 4", "16 hosts"),
+            ("topology = 'star'\ncolour = 1", "colour"),
+        ] {
+            let message = parse(wrong).unwrap_err();
+            assert!(message.contains(says), "{wrong}: {message}");
+        }
     }
 
     #[test]

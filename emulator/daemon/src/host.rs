@@ -11,12 +11,13 @@ use softhca_fabric::{Fault, HostId};
 use softhca_queue::control::{HostCard, News};
 use softhca_queue::{Rights, SharedMemory};
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, Passage, SocketOptions, Station, Witness,
-    bind_host,
+    Backbone, Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, Passage, SocketOptions, Station,
+    Witness, bind_host,
 };
 use softhca_wire::Envelope;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,6 +155,7 @@ impl Host {
         };
         let settings = Settings {
             recovery: config.recovery,
+            congestion: config.congestion,
             acks: Acks::Coalesce,
             least_ack_timeout: Duration::from_millis(500),
             seed: RandomState::new().hash_one(index),
@@ -180,5 +182,14 @@ impl Host {
         let conduct = Conduct::Thread { linger: config.linger };
         let station = Station::start(driver, conduct, page.words(0, 1))?;
         Ok(Host { card, station, board, reaching, asleep })
+    }
+
+    /// Puts a network between this host and the others of the daemon.
+    pub fn plug_in(&self, backbone: &Arc<Backbone>) -> io::Result<()> {
+        if let Some(bell) = backbone.bell(self.card.address) {
+            self.station.listen(bell)?;
+        }
+        self.station.control(|driver| driver.plug_in(backbone.clone()));
+        Ok(())
     }
 }

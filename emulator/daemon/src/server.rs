@@ -10,8 +10,9 @@ use crate::session::{Card, Session};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
+use softhca_fabric::SwitchSettings;
 use softhca_queue::control::{ClientStatus, Folder, Frame, HostStatus, Status, Welcome, encode, send_frame};
-use softhca_udp::Waker;
+use softhca_udp::{Backbone, Waker};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -51,6 +52,9 @@ pub enum StartError {
     /// Two hosts have the same name, or there is none.
     #[error("the names of hosts: {0}")]
     BadHosts(String),
+    /// The network between the hosts cannot be built.
+    #[error("the fabric: {0}")]
+    Fabric(#[from] softhca_udp::BackboneError),
     /// The system failed.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -145,6 +149,14 @@ impl Daemon {
             .map(|(index, host)| Host::start(&config, index, host, &watchers, &records).map(Arc::new))
             .collect();
         let hosts = hosts?;
+        if let Some(fabric) = config.fabric {
+            let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
+            let settings = SwitchSettings::default();
+            let backbone = Backbone::new(0, &addresses, &fabric.topology, fabric.line, settings)?;
+            for host in &hosts {
+                host.plug_in(&backbone)?;
+            }
+        }
         // Whoever had this socket does not live: the lock is ours.
         let socket = folder.socket(&config.name);
         let _ = std::fs::remove_file(&socket);

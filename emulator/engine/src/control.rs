@@ -645,6 +645,10 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, 
         is_ready: false,
         is_parked: false,
         timer_at: None,
+        is_halted: false,
+        limiter: None,
+        paced_at: None,
+        notified_at: None,
         replies_last: true,
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::field::payload;
 use crate::repeat::{Draw, Question};
-use crate::{Effect, Field, Frame, Seed, Value};
+use crate::{Content, Effect, Field, Frame, Seed, Value};
 use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
@@ -91,7 +91,12 @@ pub enum Cut {
 impl Action {
     /// Whether the action can be done to a packet like this one. If not, the rule is not about it.
     pub(crate) fn applies_to(&self, frame: &Frame, opcode: Option<Opcode>) -> bool {
+        let alters = matches!(self, Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. });
+        if alters && frame.content != Content::Packet && *self != Action::MarkCe {
+            return false;
+        }
         match *self {
+            Action::MarkCe => frame.content != Content::Pause,
             Action::Corrupt { place, .. } => match place {
                 Place::Bit(bit) => (bit as usize) < frame.bytes.len() * 8,
                 Place::PayloadBit(bit) => {
@@ -113,7 +118,7 @@ impl Action {
         seed: Seed,
         question: &Question,
     ) -> Option<Effect> {
-        let Frame { envelope, bytes } = frame;
+        let Frame { envelope, bytes, .. } = frame;
         match *self {
             Action::Corrupt { place, seal } => {
                 let bit = place.bit(bytes, opcode, seed, question);

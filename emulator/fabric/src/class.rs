@@ -35,6 +35,8 @@ pub enum Class {
     Cm(CmMessage),
     /// Any other packet to or from QP1.
     Management,
+    /// A priority pause frame. Rules see it only if they ask for it.
+    Pause,
     /// Bytes that no packet format fits.
     Malformed,
 }

@@ -4,10 +4,12 @@
 //! hears doorbells and timers, and sends what may be sent. Nothing is sent without a grant of its receiver,
 //! and receiving never waits for one.
 
+use crate::backbone::{Backbone, Plug};
 use crate::entropy::FlowSockets;
 use crate::faults::Faults;
 use crate::hold::{FlowKey, Held, HoldBack};
 use crate::multicast::Memberships;
+use crate::pauses::Pauses;
 use crate::system::Bells;
 use crate::{
     Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
@@ -15,11 +17,12 @@ use crate::{
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
-use softhca_wire::link::{Incarnation, Message};
+use softhca_wire::link::{Incarnation, Message, Pause};
 use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,6 +33,8 @@ const RUNS_PER_TURN: usize = 8;
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
 const ERROR_PAUSE: u64 = 100_000_000;
+/// How far a queue pair whose rate is limited may catch up: about as late as a thread wakes up.
+const PACING_SLACK: Duration = Duration::from_micros(100);
 
 /// Which way a frame passed a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +125,10 @@ pub struct Driver<M> {
     waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
     held: HoldBack,
+    pauses: Pauses,
+    plug: Option<Plug>,
+    /// Destinations that wait for the line to the backbone.
+    at_line: BTreeSet<IpAddr>,
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
@@ -130,6 +139,8 @@ struct Permission<'a> {
     sockets: &'a HostSockets,
     links: &'a mut Links,
     waiting: &'a mut BTreeMap<IpAddr, u64>,
+    plug: Option<&'a Plug>,
+    at_line: &'a mut BTreeSet<IpAddr>,
     now: u64,
 }
 
@@ -137,6 +148,13 @@ impl Gate for Permission<'_> {
     fn packets(&mut self, destination: IpAddr, size: usize) -> usize {
         if destination.is_multicast() {
             return usize::MAX;
+        }
+        if let Some(plug) = self.plug.filter(|plug| plug.leads_to(destination)) {
+            if plug.is_free() {
+                return 1;
+            }
+            self.at_line.insert(destination);
+            return 0;
         }
         let price = charge(size, 1);
         if !self.links.may_send(destination, price, self.now) {
@@ -211,6 +229,10 @@ impl<M: Memory> Driver<M> {
         let budget = budget(buffer);
         let mut settings = options.settings;
         settings.mtu = settings.mtu.min(sockets.active_mtu());
+        if let Some(control) = &mut settings.congestion.control {
+            control.slack = control.slack.max(PACING_SLACK);
+        }
+        let rate = settings.congestion.control.and_then(|control| NonZeroU64::new(control.line_rate));
         Driver {
             hca: Hca::new(settings, sockets.gids()),
             memory,
@@ -229,6 +251,9 @@ impl<M: Memory> Driver<M> {
             waiting: BTreeMap::new(),
             faults: None,
             held: HoldBack::default(),
+            pauses: Pauses::new(rate),
+            plug: None,
+            at_line: BTreeSet::new(),
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
@@ -335,6 +360,20 @@ impl<M: Memory> Driver<M> {
         }
     }
 
+    /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and
+    /// no socket. False if the network has no place for this host. Datagrams for groups stay on sockets.
+    pub fn plug_in(&mut self, backbone: Arc<Backbone>) -> bool {
+        self.plug = Plug::new(backbone, self.address());
+        self.plug.is_some()
+    }
+
+    /// Sends a priority flow control frame to a peer: its port stops these priorities, or lets them go on. It
+    /// goes over the link once, and may be lost.
+    pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
+        let now = self.now().nanos();
+        self.links.pause(peer, pause, now);
+    }
+
     /// The descriptors that become readable when something arrives for the first address.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
@@ -358,7 +397,12 @@ impl<M: Memory> Driver<M> {
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
         let held = self.held.next_timeout();
-        let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
+        let pauses = self.pauses.next_timeout();
+        let plug = self.plug.as_ref();
+        let arrival = plug.and_then(Plug::next_in).map(|wait| now + wait);
+        let line = plug.filter(|_| !self.at_line.is_empty()).map(|plug| now + plug.free_in());
+        let due = [card, self.links.next_timeout(), faults, held, pauses, arrival, line];
+        let next = due.into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
@@ -376,6 +420,11 @@ impl<M: Memory> Driver<M> {
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.turned_at = now;
+        if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            self.pauses.expire(now.nanos());
+            self.hca.pause(self.pauses.mask());
+        }
+        let carried = self.heed_backbone(now);
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
@@ -387,7 +436,7 @@ impl<M: Memory> Driver<M> {
         self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
-        Ok(sent || received)
+        Ok(sent || received || carried)
     }
 
     /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
@@ -429,6 +478,43 @@ impl<M: Memory> Driver<M> {
         let wall_ns = self.started.elapsed().as_nanos() as u64;
         let ctx = Context { now, memory: &mut self.memory, events: &mut events };
         Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
+    }
+
+    /// Takes what the backbone has for this host. Says whether that is anything.
+    fn heed_backbone(&mut self, now: Instant) -> bool {
+        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
+        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
+        hca.pause(pauses.mask() | glance.paused);
+        if glance.is_free {
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(&mut ctx, destination));
+        }
+        for frame in &glance.frames {
+            witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match Icrc::split(&frame.bytes) {
+                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                    hca.receive(&mut ctx, &frame.envelope, transport);
+                }
+                Ok(_) => hca.note_bad_icrc(&mut ctx),
+                Err(_) => hca.receive(&mut ctx, &frame.envelope, &frame.bytes),
+            }
+        }
+        !glance.frames.is_empty()
+    }
+
+    /// Hands a packet in the buffer to the backbone, if that leads to its destination.
+    fn send_to_backbone(&mut self, now: Instant, run: &Run) -> bool {
+        let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(run.envelope.destination)) else {
+            return false;
+        };
+        let mut bytes = self.buffer[..run.bytes].to_vec();
+        Icrc::seal(&run.envelope, &mut bytes);
+        self.witness.frame(now, Passage::Sent, &run.envelope, &bytes);
+        plug.send(Frame { service_level: run.service_level, ..Frame::new(run.envelope, bytes) });
+        true
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
@@ -488,7 +574,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, held, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, held, pauses, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -498,11 +584,16 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Became(PeerState::Dead) => {
                     held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
+                    pauses.forget(event.peer);
+                    hca.pause(pauses.mask());
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
-                LinkChange::Paused(_) => {}
+                LinkChange::Paused(pause) => {
+                    pauses.apply(event.peer, &pause, now.nanos());
+                    hca.pause(pauses.mask());
+                }
             }
         }
         waiting.retain(|peer, price| {
@@ -540,13 +631,17 @@ impl<M: Memory> Driver<M> {
         }
         let mut moved = false;
         for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { sockets, links, waiting, now: now.nanos() };
+            let (plug, now_ns) = (plug.as_ref(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
             let most = crate::MAX_RUN_SEGMENTS;
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
+            if self.send_to_backbone(now, &run) {
+                continue;
+            }
             self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
             self.unsent = Some(Unsent { run, done: 0 });
@@ -625,15 +720,16 @@ impl<M: Memory> Driver<M> {
     fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { sockets, links, waiting, now: now.nanos() };
+            let (plug, now_ns) = (plug.as_ref(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
             self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
-            let frame = Frame { envelope: run.envelope, bytes: self.buffer[..run.bytes].to_vec() };
+            let frame = Frame::new(run.envelope, self.buffer[..run.bytes].to_vec());
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
                 faults.admit(now, Direction::Forward, frame, &mut **witness);
@@ -645,6 +741,11 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
+            if let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(destination)) {
+                plug.send(frame);
+                moved = true;
+                continue;
+            }
             let price = charge(length, 1);
             let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
             if !allowed {
@@ -660,6 +761,8 @@ impl<M: Memory> Driver<M> {
                 count: 1,
                 bytes: length,
                 queue_pair: softhca_wire::Qpn::default(),
+                service_level: frame.service_level,
+                elided: 0,
             };
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {

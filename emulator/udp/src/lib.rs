@@ -6,6 +6,7 @@
 
 #![cfg(unix)]
 
+mod backbone;
 mod batch;
 mod driver;
 mod entropy;
@@ -15,11 +16,13 @@ mod hold;
 mod host;
 mod link;
 mod multicast;
+mod pauses;
 pub mod raw;
 mod socket;
 mod station;
 mod system;
 
+pub use backbone::{Backbone, BackboneError};
 pub use batch::{Batch, Chunk, Datagram};
 pub use driver::{Driver, DriverOptions, IcrcCheck, Passage, Witness};
 pub use entropy::Entropy;
