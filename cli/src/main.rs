@@ -6,6 +6,7 @@ mod bench;
 #[cfg(target_os = "linux")]
 mod daemon;
 mod demo;
+mod report;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(target_os = "linux")]
@@ -55,6 +56,8 @@ enum Command {
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
+    /// Make a page of a run or a capture, to be looked at in a browser
+    Report(report::Arguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Command::Stop(target) => status::stop(&target),
         #[cfg(target_os = "linux")]
         Command::Doctor => doctor::run(),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }
