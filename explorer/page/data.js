@@ -17,7 +17,8 @@ function base64Stream(text) {
   });
 }
 
-function inflated(id) {
+/** The data of an element, as a stream. */
+export function inflated(id) {
   const element = document.getElementById(id);
   const stream = base64Stream(element?.textContent ?? "").pipeThrough(new DecompressionStream("deflate-raw"));
   element?.remove();
@@ -44,7 +45,7 @@ export function emptyRuns(meta) {
   return meta.runs.map((about) => {
     const run = new Run(about.name, about.source);
     run.notes.push(...about.notes);
-    run.chains = about.chains ?? [];
+    if (about.why) run.why = about.why;
     return run;
   });
 }

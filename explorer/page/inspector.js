@@ -2,7 +2,7 @@
 
 import { el, replace } from "./dom.js";
 import { bytesText, opcodeMeaning, syndromeMeaning, timeText } from "./words.js";
-import { KIND } from "./run.js";
+import { FAILED, KIND } from "./run.js";
 import { app, currentRun, look } from "./state.js";
 import { faultText, sentence, toneMark, toneOf, whoOf, workName } from "./say.js";
 
@@ -62,7 +62,7 @@ export class Inspector {
       if (ended >= 0 && ended !== event) to(`${workName(run, work)}: ${status}`, ended);
     }
     if (run.frame(event)) links.push(el("button", { class: "link", onclick: () => look({ view: "packet" }) }, "its bytes"));
-    if (run.chains.some((chain) => chain.links.some((link) => link.event === event))) {
+    if (run.flags.values[event] & FAILED && run.why.explanations.length > 0) {
       links.push(el("button", { class: "link", onclick: () => look({ view: "why" }) }, "why?"));
     }
     return links.length > 0 && el("div", { class: "related" }, links);

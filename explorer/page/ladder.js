@@ -2,7 +2,7 @@
 
 import { el, replace, svg } from "./dom.js";
 import { plural, timeText, timeUnit } from "./words.js";
-import { FAULTED, KIND, LOST, MARKED } from "./run.js";
+import { AGAIN, FAULTED, KIND, LOST, MARKED } from "./run.js";
 import { app, filteredEvents, look } from "./state.js";
 import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf } from "./say.js";
 import { Rows } from "./rows.js";
@@ -56,7 +56,7 @@ export class Ladder {
         const event = list.events[row];
         const kind = run.kind.values[event];
         if (run.flags.values[event] & LOST || kind === KIND.REFUSED || run.flags.values[event] & 16) return 2;
-        return run.flags.values[event] || run.syndrome.values[event] > 0 && run.syndromes.words[run.syndrome.values[event]] !== "ack" ? 1 : 0;
+        return run.flags.values[event] & (AGAIN | FAULTED) || run.syndrome.values[event] > 0 && run.syndromes.words[run.syndrome.values[event]] !== "ack" ? 1 : 0;
       },
     };
   }
@@ -81,6 +81,7 @@ export class Ladder {
       if (row >= 0) this.rows.reveal(row);
     }
     this.shown = isMine ? app.state.sel : -1;
+    this.rows.sticks = Boolean(app.connection) && app.state.sel < 0;
     this.rows.draw();
   }
 

@@ -62,7 +62,7 @@ function way(from, to, number) {
   const length = Math.hypot(x2 - x1, y2 - y1);
   const [ux, uy] = [(x2 - x1) / length, (y2 - y1) / length];
   const cut = (x, y) => Math.min(ux ? (BOX_WIDTH / 2 + 3) / Math.abs(ux) : Infinity, uy ? (BOX_HEIGHT / 2 + 3) / Math.abs(uy) : Infinity);
-  const double = WAYS.some((way) => way[0] === to && way[1] === from) ? 9 : 0;
+  const double = WAYS.some((way) => way[0] === to && way[1] === from) ? (y1 === y2 ? 9 : 6) : 0;
   const [sx, sy] = [x1 + ux * cut() - uy * double, y1 + uy * cut() + ux * double];
   const [ex, ey] = [x2 - ux * cut() - uy * double, y2 - uy * cut() + ux * double];
   const group = svg("g", { class: "way" + (number ? " gone" : "") },

@@ -2,7 +2,7 @@
 
 import { el, replace } from "./dom.js";
 import { countText, plural } from "./words.js";
-import { CLASSES, KIND } from "./run.js";
+import { CLASSES, KIND, Run } from "./run.js";
 import { emptyRuns, readFile, readMeta, readRuns } from "./data.js";
 import { app, currentConnection, currentRun, filteredEvents, isFiltered, linkOf, look, readLink, redraw } from "./state.js";
 import { sentence, whoOf } from "./say.js";
@@ -17,6 +17,8 @@ import { Events } from "./events.js";
 import { Compare } from "./compare.js";
 import { Inspector } from "./inspector.js";
 import { Overview } from "./overview.js";
+import { followEvents, liveRun } from "./live.js";
+import { Playground } from "./playground.js";
 
 const VIEWS = [
   ["ladder", "Ladder", "Who told whom what"], ["sequence", "PSNs", "PSNs over time, and the ACK line"],
@@ -25,6 +27,7 @@ const VIEWS = [
   ["packet", "Bytes", "The bytes of a packet, field by field"], ["compare", "Compare", "Two runs side by side"],
   ["events", "Events", "Every event, one line each"],
 ];
+const PLAYGROUND = ["playground", "Playground", "Edit a scenario and run it here"];
 
 const KEYS = [
   ["1 … 9", "the views"], ["↓ ↑, j k", "next and previous event of the ladder"], ["n p", "next and previous packet"],
@@ -39,6 +42,7 @@ const views = {
   ladder: ladderView, sequence: new Sequence(), timeline: new Timeline(), states: new Machines(), memory: new MemoryView(),
   why: new Why(), packet: new PacketView(), compare: new Compare(() => filePicker.click()), events: new Events(),
 };
+const playground = new Playground();
 const inspector = new Inspector();
 const overview = new Overview();
 
@@ -52,13 +56,17 @@ const page = {
   view: el("main", { class: "view" }),
   help: el("dialog", { class: "help" }),
 };
-const search = el("input", { type: "search", placeholder: "search: write  nak  +12  gap …  ( / )", "aria-label": "Search", class: "search" });
+const search = el("input", { type: "search", placeholder: "search ( / )", "aria-label": "Search", class: "search" });
 const choices = {};
 
 function build(root) {
+  if (app.meta.playground) {
+    VIEWS.push(PLAYGROUND);
+    views.playground = playground;
+  }
   for (const [at, [name, label, about]] of VIEWS.entries()) {
-    page.tabs.append(el("button", { class: "tab", id: "tab-" + name, title: `${about} (${at + 1})`, onclick: () => look({ view: name }) },
-      el("kbd", {}, at + 1), label));
+    page.tabs.append(el("button", { class: "tab", id: "tab-" + name, title: `${about} (${(at + 1) % 10})`, onclick: () => look({ view: name }) },
+      el("kbd", {}, (at + 1) % 10), label));
   }
   let pause = 0;
   search.addEventListener("input", () => {
@@ -116,8 +124,8 @@ function draw() {
     drawnView = view;
     replace(page.view, views[view].element);
   }
-  document.body.classList.toggle("wide", view === "packet" || view === "compare");
-  if (run.length === 0 && run.isComplete && view !== "compare") {
+  document.body.classList.toggle("wide", ["packet", "compare", "playground"].includes(view));
+  if (run.length === 0 && run.isComplete && view !== "compare" && view !== "playground") {
     drawnView = null;
     replace(page.view, el("p", { class: "empty big" }, "There is no event to show."));
   } else views[view].draw();
@@ -131,6 +139,7 @@ function draw() {
 }
 
 function statusText(run) {
+  if (app.connection) return `${app.connection}: ${plural(run.length, "event")}, ${plural(run.connections.length, "connection")}`;
   if (!run.isComplete) {
     const share = run.expected ? ` of ${countText(run.expected)}` : "";
     return `reading… ${countText(run.length)}${share} events`;
@@ -161,7 +170,7 @@ function drawFilters(run) {
 }
 
 function connectionText(run, { ends, service, packets, troubles }) {
-  return `${run.ends[ends[0]].name} ↔ ${run.ends[ends[1]].name} · ${service} · ${plural(packets, "packet")}${troubles ? " · " + plural(troubles, "trouble") : ""}`;
+  return `${run.ends[ends[0]].name} ↔ ${run.ends[ends[1]].name} · ${service} · ${plural(packets, "packet")}${troubles ? " · " + troubles + " ✕" : ""}`;
 }
 
 /** The rows of the ladder as the filters leave them. */
@@ -277,7 +286,7 @@ function onKey(event) {
     "+": () => scale(1), "=": () => scale(1), "-": () => scale(-1), "[": () => look({ conn: Math.max(0, app.state.conn - 1), sel: -1 }),
     "]": () => look({ conn: Math.min(currentRun().connections.length - 1, app.state.conn + 1), sel: -1 }),
     PageDown: () => pageBy(1), PageUp: () => pageBy(-1), Home: () => pageBy(-Infinity), End: () => pageBy(Infinity),
-  }[event.key] ?? (VIEWS[Number(event.key) - 1] && (() => look({ view: VIEWS[Number(event.key) - 1][0] })));
+  }[event.key] ?? (/^\d$/.test(event.key) && VIEWS[(Number(event.key) + 9) % 10] && (() => look({ view: VIEWS[(Number(event.key) + 9) % 10][0] })));
   if (!act) return;
   event.preventDefault();
   act();
@@ -303,7 +312,12 @@ async function begin() {
   try {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old for this page; any of the last years' will do");
     app.meta = readMeta();
-    app.runs = emptyRuns(app.meta);
+    app.runs = app.meta.live ? [liveRun(app.meta.live)] : emptyRuns(app.meta);
+    // A page without a run is there to make one.
+    if (app.runs.length === 0) {
+      app.runs = [new Run("playground", "log")];
+      app.runs[0].isComplete = true;
+    }
     recall();
     build(root);
     readLink();
@@ -318,8 +332,11 @@ async function begin() {
       event.preventDefault();
       if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]);
     });
+    if (app.meta.playground && app.runs[0].length === 0 && app.meta.runs.length === 0 && !location.hash) look({ view: "playground" });
     draw();
-    await readRuns(app.meta, app.runs, redraw);
+    if (app.meta.live) followEvents(app.runs[0]);
+    else await readRuns(app.meta, app.runs, redraw);
+    app.readAt = performance.now();
     redraw();
   } catch (error) {
     replace(root, el("p", { class: "empty big" }, "This page cannot show its run: " + error.message));

@@ -11,6 +11,8 @@ export class Rows {
     this.top = 0;
     this.rowHeight = 26;
     this.content = drawn;
+    this.sticks = false;
+    this.lastLimit = 0;
     this.map = el("canvas", { class: "map", title: "The whole, with faults and failures marked; click to go there" });
     this.element = el("div", { class: "rows", tabindex: "0" }, el("div", { class: "rows-body" }, drawn), this.map);
     this.element.addEventListener("wheel", (event) => {
@@ -66,7 +68,10 @@ export class Rows {
   draw() {
     const source = this.source();
     this.rowHeight = Math.round(1.75 * parseFloat(getComputedStyle(document.documentElement).fontSize));
-    this.top = Math.min(this.top, this.limit());
+    // Whoever looks at the end of a run that goes on stays at its end.
+    const limit = this.limit();
+    this.top = this.sticks && this.top >= this.lastLimit ? limit : Math.min(this.top, limit);
+    this.lastLimit = limit;
     const first = Math.floor(this.top);
     const last = Math.min(source.length, Math.ceil(this.top + this.visible()));
     source.draw(first, last, this.rowHeight, (first - this.top) * this.rowHeight);

@@ -81,6 +81,10 @@ class Recent {
     this.slots = new Int32Array(this.size).fill(-1);
     for (const index of old) if (index >= 0) this.slots[run.psn.values[index] & (this.size - 1)] = index;
   }
+  findAny(psn, run) {
+    const index = this.slots[psn & (this.size - 1)];
+    return index >= 0 && run.psn.values[index] === psn ? index : -1;
+  }
   find(psn, opcode, run) {
     const index = this.slots[psn & (this.size - 1)];
     return index >= 0 && run.psn.values[index] === psn && run.opcode.values[index] === opcode ? index : -1;
@@ -98,7 +102,7 @@ export class Run {
     this.length = 0;
     this.end = 0;
     this.isComplete = false;
-    this.chains = [];
+    this.why = { explanations: [], remark: "" };
 
     this.kinds = new Interner(["?", ...Object.keys(KINDS)]);
     this.hosts = new Interner();
@@ -358,7 +362,9 @@ export class Run {
   told(index, kind, host, name, data) {
     const qp = data.qp ?? (kind === KIND.ASYNC && (data.event.startsWith("QP") || data.event === "COMM_EST"
       || data.event === "SQ_DRAINED") ? data.number : undefined);
-    const end = qp ? this.endAt(host, qp) : -1;
+    // A capture may not tell who sent; the packets of that sender still belong together.
+    const isKnown = qp !== undefined && (qp !== 0 || (this.source === "capture" && kind !== KIND.DROPPED));
+    const end = isKnown ? this.endAt(host, qp) : -1;
     this.end_.values[index] = end;
     if (data.psn !== undefined) this.psn.values[index] = data.psn;
     let cls = CLASS.other;
@@ -381,7 +387,10 @@ export class Run {
         if (end >= 0) this.ends[end].states.push({ event: index, from: data.from, to: data.to, reason: data.reason });
         break;
       case KIND.ASYNC: cls = CLASS["async event"]; break;
-      case KIND.OTHER: cls = this.sample(index, host, name, data) ? CLASS.congestion : CLASS.other; break;
+      case KIND.OTHER:
+        if (name === "qp:configured" && end >= 0) this.configured(end, data);
+        cls = this.congestion(index, host, name, data) ? CLASS.congestion : CLASS.other;
+        break;
     }
     this.cls.values[index] = cls;
     if (end < 0) return;
@@ -404,6 +413,7 @@ export class Run {
   }
 
   started(index, at, data) {
+    if (at < 0) return;
     const end = this.ends[at];
     if (end.zero < 0 && data.packets > 0) end.zero = data.first_psn;
     let lane = end.lanes.indexOf(false);
@@ -459,24 +469,72 @@ export class Run {
     region.address.push(data.address);
   }
 
-  /** Keeps what a congestion event measures. */
-  sample(index, host, name, data) {
-    const scope = name.slice(0, name.indexOf(":"));
-    if (!["congestion", "cc", "dcqcn", "switch", "queue", "pfc", "ecn", "port", "fabric"].includes(scope)) return false;
-    for (const [field, value] of Object.entries(data)) {
-      if (typeof value !== "number" || ["qp", "port", "cable", "switch", "priority", "psn", "rule"].includes(field)) continue;
-      const of = [this.hosts.words[host], data.switch, data.port, data.qp !== undefined ? "qp " + data.qp : undefined,
-        data.priority !== undefined ? "priority " + data.priority : undefined].filter((part) => part !== undefined && part !== "");
-      const key = field + "\u0000" + of.join(" ");
-      let series = this.series.get(key);
-      if (!series) {
-        series = { name: field, of: of.join(" "), events: new Column(Uint32Array, 64), values: new Column(Float64Array, 64) };
-        this.series.set(key, series);
+  /** Takes what congestion control, switches and pauses tell; whether it was one of these. */
+  congestion(index, host, name, data) {
+    const where = this.hosts.words[host];
+    const lane = data.cable === undefined ? where : `${where} to cable ${data.cable}, priority ${data.priority}`;
+    switch (name) {
+      case "congestion:rate_changed": {
+        const of = this.ends[this.end_.values[index]]?.name ?? where;
+        this.sample("rate", of, index, data.rate);
+        this.sample("alpha", of, index, data.alpha / 1e6);
+        return true;
       }
-      series.events.push(index);
-      series.values.push(value);
+      case "fabric:queue_sampled": this.sample("queue depth", lane, index, data.depth); return true;
+      case "fabric:pause_received": this.pause(lane, index, data.quanta > 0 ? data.until : -1); return true;
+      case "fabric:pause_ended": this.pause(lane, index, -1); return true;
+      case "fabric:ecn_marked": this.hit(index, data.packet, MARKED); return true;
+      case "fabric:frame_lost": this.hit(index, data.packet, LOST); return true;
+      default: return name.startsWith("congestion:") || name.startsWith("fabric:");
     }
-    return true;
+  }
+
+  /** Something happened to a packet inside of the fabric. */
+  hit(index, packet, flag) {
+    if (packet?.psn === undefined || packet.dest_qp === undefined) return;
+    const [from, to] = [this.hostAt(packet.source), this.hostAt(packet.destination)];
+    const flow = this.flows.get((to * 16384 + from) * 0x1000000 + packet.dest_qp);
+    if (!flow) return;
+    const found = Math.max(flow.requests.findAny(packet.psn, this), flow.responses.findAny(packet.psn, this));
+    if (found < 0) return;
+    this.psn.values[index] = packet.psn;
+    this.link.values[index] = found;
+    this.end_.values[index] = this.end_.values[found];
+    this.conn.values[index] = this.conn.values[found];
+    this.flags.values[found] |= flag;
+    if (flag !== LOST) return;
+    this.flags.values[found] |= FAULTED;
+    this.connections[this.conn.values[found]].troubles++;
+    if (!this.faults.has(found)) this.faults.set(found, []);
+    this.faults.get(found).push(index);
+  }
+
+  pause(lane, index, until) {
+    if (!this.spans.has(lane)) this.spans.set(lane, []);
+    const spans = this.spans.get(lane);
+    const last = spans[spans.length - 1];
+    const now = this.time.values[index];
+    if (last && last.to > now) last.to = until < 0 ? now : until;
+    else if (until >= 0) spans.push({ from: now, to: until, event: index });
+  }
+
+  sample(name, of, index, value) {
+    const key = name + "\u0000" + of;
+    let series = this.series.get(key);
+    if (!series) {
+      series = { name, of, events: new Column(Uint32Array, 64), values: new Column(Float64Array, 64) };
+      this.series.set(key, series);
+    }
+    series.events.push(index);
+    series.values.push(value);
+  }
+
+  /** Both ends and their first PSNs are known before the first packet. */
+  configured(end, data) {
+    if (data.first_psn !== undefined && this.ends[end].zero < 0) this.ends[end].zero = data.first_psn;
+    if (data.peer !== undefined && data.dest_qp !== undefined) {
+      this.ends[end].conn = this.connect(end, this.endAt(this.hostAt(data.peer), data.dest_qp));
+    }
   }
 
   /** The line of an event, as it stands in the log. */

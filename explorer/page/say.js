@@ -1,6 +1,6 @@
 // Events as sentences.
 
-import { bytesText, opcodeName, relativePsn, syndromeText, timeText } from "./words.js";
+import { bytesText, opcodeName, rateText, relativePsn, syndromeText, timeText } from "./words.js";
 import { AGAIN, KIND, LOST, NO_PSN } from "./run.js";
 
 /** The PSN of an event as people read it. */
@@ -44,7 +44,7 @@ export function workName(run, work) {
 /** What was done to a packet, by whom. */
 export function faultText(run, fault) {
   const entry = run.entry(fault);
-  return entry.trigger ?? entry.data.effect.kind;
+  return entry.trigger ?? entry.data.effect?.kind ?? "lost";
 }
 
 /** The tone of an event: plain, good, odd or bad. */
@@ -62,7 +62,7 @@ export function toneOf(run, index) {
     case KIND.REFUSED: case KIND.CLIENT: case KIND.FAULT: return "bad";
     case KIND.DROPPED: case KIND.DUPLICATE: case KIND.BACK: case KIND.RNR_WAIT: case KIND.TIMED_OUT: case KIND.ASYNC: return "odd";
     case KIND.STATE: return run.entry(index).data.to === "ERR" ? "bad" : "plain";
-    default: return "plain";
+    default: return ["fabric:frame_lost", "fabric:watchdog_fired"].includes(run.kinds.words[kind]) ? "bad" : "plain";
   }
 }
 
@@ -110,10 +110,32 @@ export function sentence(run, index) {
     case KIND.CLIENT: return `the application broke its ring: ${entry.trigger}`;
     case KIND.FAULT: return `${data.opcode ? opcodeName(data.opcode) + " " + (data.relative_psn !== undefined ? signed(data.relative_psn) : data.psn) : "a packet"} ${entry.trigger}`;
     default: {
+      const said = congestionText(run, index, entry.name, data);
+      if (said) return said;
       const fields = Object.entries(data).filter(([name, value]) => typeof value !== "object" && name !== "qp");
       const text = fields.map(([name, value]) => `${name} ${value}`).join(", ");
       return entry.name.slice(entry.name.indexOf(":") + 1).replaceAll("_", " ") + (entry.trigger ? ": " + entry.trigger : text ? ": " + text : "");
     }
+  }
+}
+
+/** What congestion control and the fabric tell. */
+function congestionText(run, index, name, data) {
+  const where = data.cable === undefined ? "" : ` on cable ${data.cable}, priority ${data.priority}`;
+  const packet = data.packet?.psn === undefined ? "a packet" : run.link.values[index] >= 0 ? packetLabel(run, run.link.values[index]) : "PSN " + data.packet.psn;
+  switch (name) {
+    case "qp:configured": return `configured: ${data.kind.toUpperCase()}, recovery ${data.recovery}, MTU ${data.mtu}, retry_cnt ${data.retry_cnt}, rnr_retry ${data.rnr_retry}`;
+    case "congestion:mark_seen": return `${psnOf(run, index)} came with a congestion mark${data.notified ? ": a CNP follows" : "; the last CNP was too short ago"}`;
+    case "congestion:rate_changed": return `rate ${rateText(data.rate)}, alpha ${(data.alpha / 1e6).toFixed(3)}: ${data.cause.replaceAll("-", " ")}`;
+    case "fabric:ecn_marked": return `${packet} marked CE: ${bytesText(data.depth)} waited before it${where}`;
+    case "fabric:frame_lost": return `${packet} lost${where}: ${run.entry(index).trigger ?? data.cause}`;
+    case "fabric:pause_sent": return data.quanta > 0 ? `asks for a pause of ${data.quanta} quanta${where}: ${bytesText(data.held)} are held` : `lets go on${where}`;
+    case "fabric:pause_received": return data.quanta > 0 ? `paused${where} for ${timeText(data.until - run.time.values[index])}` : `may go on${where}`;
+    case "fabric:pause_ended": return `goes on${where}: the pause ${data.how === "resumed" ? "was taken back" : data.how}`;
+    case "fabric:queue_sampled": return `${bytesText(data.depth)} wait${where}`;
+    case "fabric:watchdog_fired": return `the watchdog took ${data.lost} frames out${where}`;
+    case "fabric:watchdog_restored": return `the watchdog is done${where}`;
+    default: return "";
   }
 }
 

@@ -17,7 +17,7 @@ export class Timeline {
 
   draw() {
     const run = currentRun();
-    const has = run.series.size > 0;
+    const has = run.series.size > 0 || run.spans.size > 0;
     replace(this.bar, el("span", { class: "legend" }, "one clock for all lanes"),
       !has && el("span", { class: "hint" }, "This run tells no rates, queues or pauses; throughput and marks are counted from its packets."),
       el("span", { class: "hint" }, "wheel: zoom · drag: move · double click: all"));
@@ -26,7 +26,7 @@ export class Timeline {
 
   paint(context, plane) {
     const run = currentRun();
-    const lanes = [throughputLane(run, plane), marksLane(run, plane), ...seriesLanes(run)];
+    const lanes = [throughputLane(run, plane), marksLane(run, plane), ...seriesLanes(run), ...pauseLanes(run)];
     const total = lanes.reduce((sum, lane) => sum + lane.weight, 0);
     const room = plane.bottom - plane.top - LANE_GAP * lanes.length;
     let top = plane.top + 4;
@@ -141,6 +141,33 @@ function marksLane(run, plane) {
   };
 }
 
+/** When which priority stood still. */
+function pauseLanes(run) {
+  if (run.spans.size === 0) return [];
+  const lanes = [...run.spans].slice(0, 12);
+  return [{
+    title: "paused", weight: 0.5 + lanes.length * 0.3,
+    paint: (context, plane, top, bottom) => {
+      const height = (bottom - top) / lanes.length;
+      lanes.forEach(([name, spans], number) => {
+        const y = top + number * height;
+        context.fillStyle = plane.colour.orange;
+        for (const span of spans) {
+          if (span.to < plane.from || span.from > plane.to) continue;
+          const [x1, x2] = [Math.max(plane.left, plane.x(span.from)), Math.min(plane.right, plane.x(span.to))];
+          context.globalAlpha = 0.55;
+          context.fillRect(x1, y + 2, Math.max(1.5, x2 - x1), height - 4);
+          context.globalAlpha = 1;
+          if (x2 - x1 > 18) context.fillRect(x1, y + 2, 3, height - 4);
+        }
+        context.fillStyle = plane.colour.text;
+        context.textAlign = "left";
+        context.fillText("❚❚ " + name, plane.left + 70, y + height / 2);
+      });
+    },
+  }];
+}
+
 /** A lane per measured quantity, with a line for each thing that has it. */
 function seriesLanes(run) {
   const groups = new Map();
@@ -151,9 +178,9 @@ function seriesLanes(run) {
   return [...groups].slice(0, 6).map(([name, list]) => {
     let high = 0;
     for (const { values } of list) for (let at = 0; at < values.length; at++) high = Math.max(high, values.values[at]);
-    const text = /rate|bps/.test(name) ? rateText : /depth|bytes/.test(name) ? bytesText : (value) => countText(Number(value.toPrecision(4)));
+    const text = name === "rate" ? rateText : name === "queue depth" ? bytesText : (value) => countText(Number(value.toPrecision(4)));
     return {
-      title: name.replaceAll("_", " "), weight: 1.6,
+      title: name, weight: 1.6,
       paint: (context, plane, top, bottom) => {
         const y = valueAxis(plane, top, bottom, 0, high * 1.05 || 1, text);
         const palette = [plane.colour.blue, plane.colour.orange, plane.colour.purple, plane.colour.green];

@@ -1,47 +1,68 @@
-// Why a completion failed: the chain of causes, as `softhca why` tells it.
+// Why a work request failed: the chain of causes, as `softhca why` tells it.
 
 import { el, replace } from "./dom.js";
 import { timeText } from "./words.js";
 import { app, currentRun, look } from "./state.js";
-import { sentence, toneMark, toneOf, whoOf } from "./say.js";
+import { sentence, toneMark, toneOf } from "./say.js";
 
 export class Why {
   constructor() {
     this.element = el("div", { class: "why" });
+    this.chosen = 0;
   }
 
   draw() {
     const run = currentRun();
-    if (run.chains.length === 0) {
-      const text = !run.isComplete ? "Reading…"
-        : run.source === "capture" ? "A capture tells no completions, so there is no failure to explain. The NAKs and retransmissions are in the ladder."
-        : run.failures.length > 0 ? "The log does not tell why these completions failed." : "Every completion of this run was a success: there is nothing to explain.";
-      return replace(this.element, el("p", { class: "empty" }, text));
+    const { explanations, remark } = run.why;
+    if (explanations.length === 0) {
+      const text = run.source === "capture"
+        ? "A capture tells no completions, so there is nothing to explain. NAKs and retransmissions are in the ladder."
+        : remark || (run.failures.length > 0 ? "Whoever made this page did not ask why. Run: softhca why LOG" : "No completion of this run failed: there is nothing to explain.");
+      return replace(this.element, el("p", { class: "empty" }, run.isComplete ? text : "Reading…"));
     }
-    const chosen = run.chains.find((chain) => chain.links.some((link) => link.event === app.state.sel)) ?? run.chains[0];
+    const chosen = explanations[this.chosen] ?? explanations[0];
     replace(this.element,
-      el("nav", { class: "why-list", "aria-label": "Failed completions" },
-        el("h3", {}, "What failed"),
-        run.chains.slice(0, 200).map((chain) => el("button", {
-          class: "why-item" + (chain === chosen ? " on" : ""), onclick: () => look({ sel: chain.event }),
-        }, el("b", {}, "✕ " + sentence(run, chain.event)), el("span", { class: "muted" }, `${whoOf(run, chain.event)} at ${timeText(run.time.values[chain.event], run.end)}`)))),
+      el("nav", { class: "why-list", "aria-label": "What is explained" },
+        el("h3", {}, "What went wrong"),
+        explanations.map((explanation, number) => el("button", {
+          class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
+          onclick: () => {
+            this.chosen = number;
+            look({ sel: eventAt(run, explanation.chain[explanation.chain.length - 1]?.time_ns) });
+          },
+        }, explanation.title)),
+        remark && el("p", { class: "muted" }, remark)),
       el("section", { class: "chain" },
-        el("h3", {}, chosen.headline ?? "The chain of causes"),
-        el("ol", {}, chosen.links.map((link, number) => this.link(run, link, number + 1, chosen.links.length)))));
+        el("h3", {}, chosen.title),
+        el("p", { class: "verdict" }, chosen.cause),
+        chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
+        el("ol", {}, chosen.chain.map((link, number) => cause(run, link, number + 1)))));
   }
+}
 
-  link(run, link, number, count) {
-    const isKnown = link.event !== undefined && link.event !== null && link.event < run.length;
-    const tone = isKnown ? toneOf(run, link.event) : "plain";
-    return el("li", {
-      class: "cause " + tone + (isKnown && link.event === app.state.sel ? " selected" : ""),
-      tabindex: "0", onclick: () => isKnown && look({ sel: link.event }),
-      onkeydown: (event) => event.key === "Enter" && isKnown && look({ sel: link.event, view: "ladder" }),
-    },
-    el("span", { class: "cause-number" }, number),
-    el("div", {},
-      el("p", { class: "cause-text" }, (toneMark(tone) ? toneMark(tone) + " " : "") + link.text),
-      el("p", { class: "muted" }, isKnown ? `${whoOf(run, link.event)} · ${timeText(run.time.values[link.event], run.end)}` : "",
-        number === count ? " · this is what the program saw" : number === 1 ? " · it began here" : "")));
+function cause(run, link, number) {
+  const event = eventAt(run, link.time_ns);
+  const tone = event < 0 ? "plain" : toneOf(run, event);
+  const isSelected = event >= 0 && app.state.sel >= 0 && app.state.sel < run.length && run.time.values[app.state.sel] === run.time.values[event];
+  return el("li", {
+    class: "cause " + tone + (isSelected ? " selected" : ""), tabindex: "0", title: event < 0 ? "" : sentence(run, event),
+    onclick: () => look({ sel: event }),
+    onkeydown: (key) => key.key === "Enter" && look({ sel: event, view: "ladder" }),
+  },
+  el("span", { class: "cause-number" }, number),
+  el("div", {}, el("p", { class: "cause-text" }, (toneMark(tone) ? toneMark(tone) + " " : "") + link.text),
+    el("p", { class: "muted" }, timeText(link.time_ns, run.end))));
+}
+
+/** What happened at a time; of several, the one that tells most. */
+function eventAt(run, time) {
+  const first = run.at(time ?? 0);
+  if (first >= run.length || run.time.values[first] !== time) return first < run.length ? first : -1;
+  let best = first;
+  for (let event = first; event < run.length && event < first + 200 && run.time.values[event] === time; event++) {
+    const tone = toneOf(run, event);
+    if (tone === "bad" || (tone === "odd" && toneOf(run, best) !== "bad")) best = event;
+    if (tone === "bad") break;
   }
+  return best;
 }

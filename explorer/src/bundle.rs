@@ -25,6 +25,8 @@ const MODULES: &[(&str, &str)] = &[
     ("compare.js", include_str!("../page/compare.js")),
     ("inspector.js", include_str!("../page/inspector.js")),
     ("overview.js", include_str!("../page/overview.js")),
+    ("live.js", include_str!("../page/live.js")),
+    ("playground.js", include_str!("../page/playground.js")),
     ("main.js", include_str!("../page/main.js")),
 ];
 
@@ -63,8 +65,10 @@ mod tests {
                 else {
                     continue;
                 };
-                let name: String =
-                    rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_' || *c == '$').collect();
+                let name: String = rest
+                    .chars()
+                    .take_while(|c| c.is_ascii_alphanumeric() || *c == '_' || *c == '$')
+                    .collect();
                 if let Some(other) = owners.insert(name.clone(), file) {
                     panic!("{name} is declared in {other} and in {file}");
                 }

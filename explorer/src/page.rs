@@ -1,5 +1,6 @@
 //! Puts everything into one HTML file.
 
+use crate::section::Section;
 use crate::{Run, bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,9 +9,12 @@ use sha2::{Digest, Sha256};
 use softhca_trace::log::VOCABULARY;
 use std::io::{self, Write};
 
-/// A page with one run, or with two that stand side by side.
+/// A page with one run, with two that stand side by side, with one that goes on, or with the card itself.
+#[derive(Default)]
 pub struct Page {
     runs: Vec<Run>,
+    live: Option<Live>,
+    playground: Option<Playground>,
 }
 
 #[derive(Serialize)]
@@ -18,6 +22,23 @@ struct Meta<'a> {
     version: &'static str,
     vocabulary: Vec<Word>,
     runs: Vec<RunMeta<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live: Option<Live>,
+    playground: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scenario: Option<&'a str>,
+}
+
+/// A run that the page asks its server for.
+#[derive(Serialize)]
+struct Live {
+    name: String,
+    notes: Vec<String>,
+}
+
+struct Playground {
+    module: Vec<u8>,
+    scenario: String,
 }
 
 /// A name of the event log, so that the page can tell what it means.
@@ -40,7 +61,19 @@ struct RunMeta<'a> {
 impl Page {
     /// A page of this run.
     pub fn new(run: Run) -> Page {
-        Page { runs: vec![run] }
+        Page { runs: vec![run], ..Page::default() }
+    }
+
+    /// A page that asks the server it came from for the events of a run that goes on.
+    pub fn live(name: &str) -> Page {
+        let live = Live { name: name.into(), notes: Vec::new() };
+        Page { live: Some(live), ..Page::default() }
+    }
+
+    /// A page in which scenarios are run by `module`, the playground's WebAssembly, and this one to begin with.
+    pub fn playground(module: Vec<u8>, scenario: &str) -> Page {
+        let playground = Playground { module, scenario: scenario.into() };
+        Page { playground: Some(playground), ..Page::default() }
     }
 
     /// The same page with another run beside the first.
@@ -63,14 +96,24 @@ impl Page {
             frames: run.frame_count,
             notes: &run.notes,
         });
-        let meta = Meta { version: env!("CARGO_PKG_VERSION"), vocabulary, runs: runs.collect() };
-        let meta = serde_json::to_string(&meta).expect("strings and numbers are JSON");
+        let playground = self.playground.as_ref();
+        let meta = Meta {
+            version: env!("CARGO_PKG_VERSION"),
+            vocabulary,
+            runs: runs.collect(),
+            live: self.live,
+            playground: playground.is_some(),
+            scenario: playground.map(|playground| playground.scenario.as_str()),
+        };
         // Only code that this crate holds may run: it is named by its hash, so text from a log cannot.
         let policy = format!(
-            "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; img-src data:; base-uri 'none'; form-action 'none'",
+            "default-src 'none'; script-src 'sha256-{}'{}; style-src 'sha256-{}'{}; base-uri 'none'; form-action 'none'",
             STANDARD.encode(Sha256::digest(&script)),
+            if meta.playground { " 'wasm-unsafe-eval'" } else { "" },
             STANDARD.encode(Sha256::digest(bundle::STYLE)),
+            if meta.live.is_some() { "; connect-src 'self'" } else { "" },
         );
+        let meta = serde_json::to_string(&meta).expect("strings and numbers are JSON");
         write!(
             output,
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -84,16 +127,20 @@ impl Page {
         )?;
         writeln!(output, "<script type=\"application/json\" id=\"meta\">{}</script>", inert(&meta))?;
         for (index, run) in self.runs.into_iter().enumerate() {
-            element(&mut output, "lines", index, run.lines.into_base64())?;
-            element(&mut output, "frames", index, run.frames.into_base64())?;
+            element(&mut output, &format!("lines-{index}"), run.lines)?;
+            element(&mut output, &format!("frames-{index}"), Section::of(&run.frames))?;
+        }
+        if let Some(playground) = self.playground {
+            element(&mut output, "playground", Section::of(&playground.module))?;
         }
         write!(output, "<script>{script}</script>\n</body>\n</html>\n")?;
         output.flush()
     }
 }
 
-fn element(output: &mut impl Write, kind: &str, index: usize, text: String) -> io::Result<()> {
-    writeln!(output, "<script type=\"application/octet-stream\" id=\"{kind}-{index}\">{text}</script>")
+fn element(output: &mut impl Write, id: &str, section: Section) -> io::Result<()> {
+    let text = section.into_base64();
+    writeln!(output, "<script type=\"application/octet-stream\" id=\"{id}\">{text}</script>")
 }
 
 /// JSON that cannot end the element that it stands in: `<` occurs in strings only, and may be escaped there.

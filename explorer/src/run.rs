@@ -5,7 +5,7 @@ use softhca_trace::log::{Conversion, Entry, Header, LogError, What};
 use softhca_trace::{Capture, CaptureError, Contents, EventLogReader, LinkType, Packet, Record, Tally};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -85,8 +85,8 @@ pub struct Run {
     pub(crate) source: Source,
     /// The event log, line by line.
     pub(crate) lines: Section,
-    /// The bytes of packets: see [`Frames`].
-    pub(crate) frames: Section,
+    /// The bytes of packets: see [`Packer::frame`].
+    pub(crate) frames: Vec<u8>,
     pub(crate) frame_count: u64,
     pub(crate) events: u64,
     /// What the reader of the page should know: what was left out, what is broken.
@@ -101,12 +101,21 @@ impl Run {
         }
         let io = |cause| OpenError::Io { path: path.into(), cause };
         let mut file = BufReader::new(File::open(path).map_err(io)?);
-        if file.fill_buf().map_err(io)?.first() == Some(&b'{') { Run::open_log(path, None) } else { Run::open_capture(path) }
+        if file.fill_buf().map_err(io)?.first() == Some(&b'{') {
+            Run::open_log(path, None)
+        } else {
+            Run::open_capture(path)
+        }
     }
 
     /// The notes: what was left out, what is broken.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// The bytes of packets, as the page reads them.
+    pub fn frames(&self) -> &[u8] {
+        &self.frames
     }
 
     fn open_folder(path: &Path) -> Result<Run, OpenError> {
@@ -126,7 +135,9 @@ impl Run {
             (true, []) => Run::open_log(&events, None),
             (true, _) => {
                 let mut run = Run::open_log(&events, None)?;
-                run.notes.push("The folder has more than one capture, so packets are shown without their bytes.".into());
+                run.notes.push(
+                    "The folder has more than one capture, so packets are shown without their bytes.".into(),
+                );
                 Ok(run)
             }
             (false, [capture]) => Run::open_capture(capture),
@@ -136,14 +147,15 @@ impl Run {
     }
 
     fn open_log(path: &Path, capture: Option<&Path>) -> Result<Run, OpenError> {
-        let file = File::open(path).map_err(|cause| OpenError::Io { path: path.into(), cause })?;
-        Run::of_log(BufReader::new(file), &name_of(path), capture)
+        let open = |path: &Path| File::open(path).map_err(|cause| OpenError::Io { path: path.into(), cause });
+        let capture = capture.map(open).transpose()?.map(BufReader::new);
+        Run::of_log(&name_of(path), BufReader::new(open(path)?), capture)
             .map_err(|cause| OpenError::Log { path: path.into(), cause })
     }
 
     /// Reads an event log, and the bytes of its packets from a capture of the same run.
-    fn of_log(input: impl BufRead, name: &str, capture: Option<&Path>) -> Result<Run, LogError> {
-        let reader = EventLogReader::new(input)?;
+    pub fn of_log(name: &str, log: impl BufRead, capture: Option<impl Read>) -> Result<Run, LogError> {
+        let reader = EventLogReader::new(log)?;
         let mut packer = Packer::new(name, Source::Log, reader.header());
         let mut bytes = capture.map(Bytes::read);
         for entry in reader {
@@ -177,7 +189,9 @@ impl Run {
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
-                    notes.push(format!("The capture cannot be read beyond {error}. What is shown ends there."));
+                    notes.push(format!(
+                        "The capture cannot be read beyond {error}. What is shown ends there."
+                    ));
                     break;
                 }
             };
@@ -197,7 +211,10 @@ impl Run {
                 records.insert(tally.packets - 1, (record, is_intact));
             }
             if tally.roce() >= MOST_EVENTS / 4 {
-                notes.push(format!("The capture is longer: the first {} RoCE packets are shown.", tally.roce()));
+                notes.push(format!(
+                    "The capture is longer: the first {} RoCE packets are shown.",
+                    tally.roce()
+                ));
                 break;
             }
         }
@@ -233,7 +250,11 @@ fn other_traffic(tally: &Tally, others: &BTreeMap<String, u64>) -> Option<String
     let named: Vec<String> = kinds.iter().take(3).map(|(what, count)| format!("{count} × {what}")).collect();
     let more = if kinds.len() > 3 { ", …" } else { "" };
     (count > 0).then(|| {
-        format!("{count} of {} packets are of other protocols and left out: {}{more}.", tally.packets, named.join(", "))
+        format!(
+            "{count} of {} packets are of other protocols and left out: {}{more}.",
+            tally.packets,
+            named.join(", ")
+        )
     })
 }
 
@@ -253,9 +274,6 @@ impl Kept {
 }
 
 /// Writes the sections of a run.
-///
-/// A frame is: the number of its event, its original length (both 32 bits), the bytes kept (16), its link (8), whether
-/// its ICRC is right (8), all little-endian, then the bytes.
 struct Packer {
     run: Run,
     notes: Vec<String>,
@@ -263,7 +281,7 @@ struct Packer {
 
 impl Packer {
     fn new(name: &str, source: Source, header: &Header) -> Packer {
-        let (lines, frames) = (Section::new(), Section::new());
+        let (lines, frames) = (Section::new(), Vec::new());
         let name = name.into();
         let run = Run { name, source, lines, frames, frame_count: 0, events: 0, notes: Vec::new() };
         let mut packer = Packer { run, notes: Vec::new() };
@@ -289,7 +307,8 @@ impl Packer {
         self.run.events += 1;
     }
 
-    /// The bytes of the packet that the next entry is about.
+    /// The bytes of the packet that the next entry is about: the number of its event, its original length (both 32
+    /// bits), the bytes kept (16), its link (8), whether its ICRC is right (8), all little-endian, then the bytes.
     fn frame(&mut self, kept: &Kept) {
         let link: u8 = match kept.link {
             LinkType::Ethernet => 0,
@@ -298,13 +317,12 @@ impl Packer {
             LinkType::Cooked => 3,
             LinkType::Cooked2 => 4,
         };
-        let mut bytes = Vec::with_capacity(12 + kept.data.len());
+        let bytes = &mut self.run.frames;
         bytes.extend((self.run.events as u32).to_le_bytes());
         bytes.extend(kept.original_length.to_le_bytes());
         bytes.extend((kept.data.len() as u16).to_le_bytes());
         bytes.extend([link, u8::from(kept.is_intact)]);
         bytes.extend(&kept.data);
-        self.run.frames.write_all(&bytes).expect("a vector takes everything");
         self.run.frame_count += 1;
     }
 
@@ -324,18 +342,18 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn read(path: &Path) -> Bytes {
+    fn read(capture: impl Read) -> Bytes {
         let mut bytes = Bytes { waiting: BTreeMap::new(), note: None };
-        if let Err(error) = bytes.fill(path) {
+        if let Err(error) = bytes.fill(capture) {
             bytes.note =
-                Some(format!("The capture {} cannot be read beyond {error}; later packets have no bytes.", name_of(path)));
+                Some(format!("The capture cannot be read beyond {error}; later packets have no bytes."));
         }
         bytes
     }
 
-    fn fill(&mut self, path: &Path) -> Result<(), CaptureError> {
+    fn fill(&mut self, capture: impl Read) -> Result<(), CaptureError> {
         let mut kept = 0;
-        for record in Capture::open(path)? {
+        for record in Capture::new(capture)? {
             let record = record?;
             let packet = Packet::new(&record, 0);
             let Contents::Roce(roce) = &packet.contents else { continue };

@@ -14,6 +14,13 @@ impl Section {
         Section(DeflateEncoder::new(Vec::new(), Compression::new(4)))
     }
 
+    /// These bytes and nothing else.
+    pub fn of(bytes: &[u8]) -> Section {
+        let mut section = Section::new();
+        section.write_all(bytes).expect("a vector takes everything");
+        section
+    }
+
     /// The text that goes into the element: letters, digits, `+`, `/` and `=` only.
     pub fn into_base64(self) -> String {
         STANDARD.encode(self.0.finish().expect("a vector takes everything"))

@@ -90,7 +90,8 @@ impl Conversion {
             }
             Contents::Pause(_) | Contents::Other(_) => return,
         };
-        self.earliest = if self.facts.is_empty() { packet.time_ns } else { self.earliest.min(packet.time_ns) };
+        self.earliest =
+            if self.facts.is_empty() { packet.time_ns } else { self.earliest.min(packet.time_ns) };
         self.facts.push((number, packet.time_ns, fact));
     }
 
@@ -156,7 +157,8 @@ impl Conversion {
             return Some((index, true));
         }
         let unanswered = self.unanswered.get(&seen.flow)?;
-        let index = *unanswered.iter().rev().find(|index| !seen.psn.is_before(self.messages[**index].first))?;
+        let index =
+            *unanswered.iter().rev().find(|index| !seen.psn.is_before(self.messages[**index].first))?;
         if !seen.again {
             let message = &mut self.messages[index];
             message.packets += 1;
