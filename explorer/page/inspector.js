@@ -31,7 +31,7 @@ export class Inspector {
       el("p", { class: "muted" }, `${whoOf(run, event)} · ${timeText(run.time.values[event], run.end)} · event ${event + 1}`),
       el("h2", { class: tone }, (toneMark(tone) ? toneMark(tone) + " " : "") + text),
       el("p", {}, word?.meaning ?? "", " ", el("code", {}, entry.name)),
-      entry.trigger && el("p", { class: "trigger" }, "Why: " + entry.trigger),
+      entry.trigger && el("p", { class: "trigger" }, (run.kind.values[event] === KIND.SENT ? "" : "Why: ") + entry.trigger),
       this.terms(run, event),
       this.related(run, event),
       fieldTable(entry.data, word),

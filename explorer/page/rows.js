@@ -84,9 +84,10 @@ export class Rows {
       const stamp = source.stamp + "/" + height;
       if (this.marks.stamp !== stamp) {
         const bins = new Uint8Array(height);
+        const rows = Math.max(this.visible(), source.length);
         const step = Math.max(1, Math.floor(source.length / 400000));
         for (let row = 0; row < source.length; row += step) {
-          const bin = Math.min(height - 1, Math.floor((row / Math.max(this.visible(), source.length)) * height));
+          const bin = Math.min(height - 1, Math.floor((row / rows) * height));
           const mark = source.mark(row);
           if (mark > bins[bin]) bins[bin] = mark;
         }

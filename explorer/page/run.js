@@ -40,6 +40,21 @@ class Column {
   }
 }
 
+/** A column of a run: one value per event. */
+class Field {
+  constructor(kind, nothing) {
+    this.kind = kind;
+    this.nothing = nothing;
+    this.values = new kind(0);
+  }
+  grow(capacity) {
+    const values = new this.kind(capacity);
+    values.set(this.values);
+    if (this.nothing !== 0) values.fill(this.nothing, this.values.length);
+    this.values = values;
+  }
+}
+
 export const NO_PSN = 0xffffffff;
 
 /** Flags of an event. */
@@ -111,21 +126,23 @@ export class Run {
     this.syndromes = new Interner([""]);
     this.responses = [false];
 
-    this.time = new Column(Float64Array);
-    this.kind = new Column(Uint8Array);
-    this.cls = new Column(Uint8Array);
-    this.host = new Column(Uint16Array);
-    this.end_ = new Column(Int32Array);      // the queue pair's end, or -1
-    this.conn = new Column(Int32Array);
-    this.psn = new Column(Uint32Array);
-    this.opcode = new Column(Uint8Array);
-    this.syndrome = new Column(Uint8Array);
-    this.payload = new Column(Uint32Array);
-    this.flags = new Column(Uint8Array);
-    this.link = new Column(Int32Array);      // a packet's arrival or departure; a fault's packet
-    this.work = new Column(Int32Array);
-    this.chunk = new Column(Uint32Array);
-    this.start = new Column(Uint32Array);
+    // What is not said of an event is its column's default.
+    this.capacity = 0;
+    this.time = new Field(Float64Array, 0);
+    this.kind = new Field(Uint8Array, 0);
+    this.cls = new Field(Uint8Array, 0);
+    this.host = new Field(Uint16Array, 0);
+    this.end_ = new Field(Int32Array, -1);      // the queue pair's end, or -1
+    this.conn = new Field(Int32Array, -1);
+    this.psn = new Field(Uint32Array, NO_PSN);
+    this.opcode = new Field(Uint8Array, 0);
+    this.syndrome = new Field(Uint8Array, 0);
+    this.payload = new Field(Uint32Array, 0);
+    this.flags = new Field(Uint8Array, 0);
+    this.link = new Field(Int32Array, -1);      // a packet's arrival or departure; a fault's packet
+    this.work = new Field(Int32Array, -1);
+    this.chunk = new Field(Uint32Array, 0);
+    this.start = new Field(Uint32Array, 0);
     this.chunks = [];
 
     this.ends = [];
@@ -137,11 +154,18 @@ export class Run {
     this.flowsOfHost = new Map();
     this.faults = new Map();                 // packet -> its faults
     this.failures = [];                      // completions that failed
+    this.labels = new Map();                 // what is in a packet, where the log tells
     this.regions = new Map();
     this.series = new Map();                 // samples over time: rate, alpha, queue depth, …
     this.spans = new Map();                  // pauses
     this.frames = null;
     this.frameAt = null;
+  }
+
+  /** Room for more events, in every column. */
+  grow() {
+    this.capacity = Math.max(1024, this.capacity * 2, Math.min(this.expected ?? 0, 1 << 22));
+    for (const field of Object.values(this)) if (field instanceof Field) field.grow(this.capacity);
   }
 
   begin(header) {
@@ -250,21 +274,12 @@ export class Run {
     const kind = KINDS[entry.name] ?? KIND.OTHER;
     const host = this.hosts.of(entry.host);
     const data = entry.data ?? {};
-    this.time.push(entry.time);
-    this.kind.push(kind);
-    this.host.push(host);
-    this.chunk.push(chunk);
-    this.start.push(start);
-    this.cls.push(0);
-    this.end_.push(-1);
-    this.conn.push(-1);
-    this.psn.push(NO_PSN);
-    this.opcode.push(0);
-    this.syndrome.push(0);
-    this.payload.push(0);
-    this.flags.push(0);
-    this.link.push(-1);
-    this.work.push(-1);
+    if (index === this.capacity) this.grow();
+    this.time.values[index] = entry.time;
+    this.kind.values[index] = kind;
+    this.host.values[index] = host;
+    this.chunk.values[index] = chunk;
+    this.start.values[index] = start;
     this.length++;
     if (entry.time > this.end) this.end = entry.time;
     const kinds = this.kinds;
@@ -272,7 +287,10 @@ export class Run {
       this.kind.values[index] = Math.max(KIND.OTHER, kinds.of(entry.name));
     }
     switch (kind) {
-      case KIND.SENT: this.sent(index, host, data); break;
+      case KIND.SENT:
+        this.sent(index, host, data);
+        if (entry.trigger) this.labels.set(index, entry.trigger);
+        break;
       case KIND.RECEIVED: this.received(index, host, data); break;
       case KIND.FAULT: this.fault(index, host, data); break;
       default: this.told(index, kind, host, entry.name, data);
@@ -457,16 +475,17 @@ export class Run {
 
   written(index, host, data) {
     const key = host + "/" + data.key;
+    const address = Number(data.address);
     let region = this.regions.get(key);
     if (!region) {
-      region = { key: data.key, host, from: data.address, to: data.address + data.length,
+      region = { key: data.key, host, from: address, to: address + data.length,
         writes: new Column(Uint32Array, 64), address: new Column(Float64Array, 64) };
       this.regions.set(key, region);
     }
-    region.from = Math.min(region.from, data.address);
-    region.to = Math.max(region.to, data.address + data.length);
+    region.from = Math.min(region.from, address);
+    region.to = Math.max(region.to, address + data.length);
     region.writes.push(index);
-    region.address.push(data.address);
+    region.address.push(address);
   }
 
   /** Takes what congestion control, switches and pauses tell; whether it was one of these. */
@@ -607,15 +626,18 @@ export class Run {
   }
 }
 
-const LARGE = /\d{16,}/;
-
 /** JSON whose large integers are not rounded: they become text. */
 export function parseExactly(line) {
-  return JSON.parse(LARGE.test(line) ? line.replace(/([:,[])(\d{16,})(?=[,}\]])/g, '$1"$2"') : line);
+  return JSON.parse(/\d{16,}/.test(line) ? line.replace(/([:,[])(\d{16,})(?=[,}\]])/g, '$1"$2"') : line);
 }
 
-/** How many lines of a run the page takes before it lets the browser draw. */
-const SLICE_MS = 24;
+/** Whether a number that must be exact is larger than a number can be. */
+function isRounded(data) {
+  return data !== undefined && (data.id > Number.MAX_SAFE_INTEGER || data.work > Number.MAX_SAFE_INTEGER || data.address > Number.MAX_SAFE_INTEGER);
+}
+
+/** How long the page reads before it lets the browser do something else, and before it draws what there is by then. */
+const SLICE_MS = 24, DRAW_MS = 400;
 
 /** Reads the lines of a log as they come. */
 export class LogReader {
@@ -674,18 +696,17 @@ export class LogReader {
     }
     const chunk = run.chunks.push(text) - 1;
     let entries = null;
-    if (!LARGE.test(text)) {
-      try {
-        entries = JSON.parse("[" + text.slice(start).trimEnd().replaceAll("\n", ",") + "]");
-      } catch {
-        // One of them is not JSON: the slow way finds it.
-      }
+    try {
+      entries = JSON.parse("[" + text.slice(start).trimEnd().replaceAll("\n", ",") + "]");
+    } catch {
+      // One of them is not JSON: the slow way finds it.
     }
     for (let at = 0; start < text.length; at++) {
       const end = text.indexOf("\n", start);
       this.lineNumber++;
       try {
-        run.add(entries ? entries[at] : parseExactly(text.slice(start, end)), chunk, start);
+        const entry = entries?.[at];
+        run.add(entry && !isRounded(entry.data) ? entry : parseExactly(text.slice(start, end)), chunk, start);
       } catch (error) {
         return this.fail(error.message);
       }
@@ -700,6 +721,7 @@ export async function readStream(stream, run, progressed) {
   const reader = new LogReader(run);
   const source = stream.pipeThrough(new TextDecoderStream()).getReader();
   let since = performance.now();
+  let drawn = 0;
   let pending = [];
   let size = 0;
   const hand = () => {
@@ -716,7 +738,10 @@ export async function readStream(stream, run, progressed) {
       if (size < 1 << 18) continue;
       hand();
       if (performance.now() - since > SLICE_MS) {
-        progressed();
+        if (performance.now() - drawn > DRAW_MS) {
+          drawn = performance.now();
+          progressed();
+        }
         await new Promise((resolve) => setTimeout(resolve));
         since = performance.now();
       }

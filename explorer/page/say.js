@@ -14,6 +14,8 @@ export function packetLabel(run, index) {
   const syndrome = run.syndromes.words[run.syndrome.values[index]];
   const name = opcodeName(opcode);
   if (name === "CNP") return "CNP";
+  const message = run.labels.get(index)?.match(/^cm (\S+)/);
+  if (message) return "CM " + message[1];
   if (name === "ACKNOWLEDGE" && syndrome) return syndromeText(syndrome) + " " + psnOf(run, index);
   return name + " " + psnOf(run, index);
 }

@@ -174,7 +174,8 @@ function ackLine(context, plane, run, track, time, psn, y) {
   context.strokeStyle = colour.green;
   context.lineWidth = 2;
   context.beginPath();
-  let high = null;
+  let high = first === 0 ? -1 : null;
+  if (first === 0) context.moveTo(Math.max(plane.left, plane.x(0)), y(-1));
   for (let at = Math.max(0, first - 50); at < last; at++) {
     const event = track.answers[at];
     const syndrome = run.syndromes.words[run.syndrome.values[event]];
