@@ -89,7 +89,7 @@ export class Ladder {
     const { run, connection, number } = this.which();
     const width = this.sheet.clientWidth || 600;
     const narrow = width < 620;
-    const left = (narrow ? 64 : 96) + LANES * LANE;
+    const left = (narrow ? 84 : 96) + LANES * LANE;
     const right = width - LANES * LANE - 10;
     const [unit, unitName] = timeUnit(run.end);
     const parts = [];

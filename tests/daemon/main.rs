@@ -3,6 +3,7 @@
 mod data;
 mod death;
 mod hostile;
+mod last_byte;
 mod limits;
 mod process;
 

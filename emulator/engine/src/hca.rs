@@ -1,6 +1,7 @@
 //! The card: packets in and out, timers, doorbells.
 
 use crate::card::Card;
+use crate::cm::Manager;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
@@ -11,7 +12,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::DoorbellConsumer;
-use softhca_wire::{Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
+use softhca_wire::{Bth, Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
 
 /// What a call to the card is given: the time, the memory behind regions, and who hears events.
 pub struct Context<'a> {
@@ -77,6 +78,7 @@ pub struct Hca {
     pub(crate) clients: BTreeMap<ClientId, DoorbellConsumer>,
     pub(crate) next_client: u32,
     pub(crate) limits: Limits,
+    pub(crate) cm: Manager,
     heard: Vec<Qpn>,
 }
 
@@ -90,6 +92,7 @@ impl Hca {
             clients: BTreeMap::new(),
             next_client: 0,
             limits,
+            cm: Manager::new(settings.seed),
             heard: Vec::new(),
         }
     }
@@ -123,10 +126,36 @@ impl Hca {
         let packet = Packet::of(header, transport.payload.len(), envelope.source);
         if packet.destination == Qpn::MULTICAST {
             self.receive_multicast(ctx, envelope, &transport, packet);
+        } else if packet.destination == Qpn::GSI {
+            self.cm.receive(&mut self.card, ctx, envelope, &transport, packet);
         } else {
             self.receive_for(ctx, envelope, &transport, packet, packet.destination);
         }
         self.settle(ctx);
+    }
+
+    /// Whether a packet with this header would show its receiver that one before it is missing. Datagrams have
+    /// no order.
+    pub fn skips(&self, bth: &Bth) -> bool {
+        let Some(qp) = self.queue_pairs.get(bth.destination.value()) else { return false };
+        if bth.opcode.service() != qp.kind.service() {
+            return false;
+        }
+        match (qp.kind, bth.opcode.operation().is_request()) {
+            (QpKind::Rc | QpKind::XrcTarget, true) => {
+                qp.state.receives() && !qp.inbound.refused && bth.psn.distance(qp.inbound.expected) > 0
+            }
+            (QpKind::Uc, true) => qp.state.receives() && bth.psn.distance(qp.inbound.expected) > 0,
+            (QpKind::Rc | QpKind::XrcInitiator, false) => {
+                qp.state.takes_responses() && qp.outbound.leaves_unanswered(bth.psn)
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts packets that the host itself had put out of order, and that its driver put in order again.
+    pub fn note_host_reordered(&mut self, packets: u64) {
+        self.card.counters.host_reordered += packets;
     }
 
     /// A packet came whose ICRC was wrong.
@@ -226,9 +255,13 @@ impl Hca {
         most: usize,
     ) -> Option<Run> {
         while let Some(number) = self.card.ready.pop_front() {
-            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
-            qp.is_ready = false;
-            let run = qp.fill_run(&mut self.card, ctx, gate, buffer, most);
+            let run = if number == Qpn::GSI {
+                self.cm.outbox.fill_run(&mut self.card, ctx, gate, buffer, most)
+            } else {
+                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+                qp.is_ready = false;
+                qp.fill_run(&mut self.card, ctx, gate, buffer, most)
+            };
             self.settle(ctx);
             if run.is_some() {
                 return run;
@@ -242,11 +275,15 @@ impl Hca {
         !self.card.ready.is_empty()
     }
 
-    /// The driver may send to `destination` again.
-    pub fn unpark(&mut self, destination: IpAddr) {
+    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
+    pub fn unpark(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
+            if number == Qpn::GSI {
+                self.cm.outbox.unpark(&mut self.card, destination);
+            }
             if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
                 qp.is_parked = false;
+                qp.restart_ack_timer(&mut self.card, ctx);
                 qp.wake(&mut self.card);
             }
         }
@@ -267,6 +304,7 @@ impl Hca {
                 qp.restart_timers(&mut self.card, ctx);
             }
         }
+        self.cm.resume(&mut self.card, ctx, destination);
     }
 
     /// When [`Hca::expire`] is to be called next.
@@ -277,6 +315,10 @@ impl Hca {
     /// Does what was due by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
         while let Some((at, number)) = self.card.timers.pop(ctx.now) {
+            if number == Qpn::GSI {
+                self.cm.expire(&mut self.card, ctx, at);
+                continue;
+            }
             let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
             if qp.timer_at == Some(at) {
                 qp.timer_at = None;
@@ -341,6 +383,7 @@ impl Hca {
                 qp.fail(&mut self.card, ctx, softhca_queue::Status::RetryExceeded, Reason::LinkDead);
             }
         }
+        self.cm.fail_link(&mut self.card, ctx, destination);
         self.settle(ctx);
     }
 }
@@ -358,7 +401,7 @@ impl QueuePair {
         let mut run =
             Run { envelope: self.envelope, segment: 0, count: 0, bytes: 0, queue_pair: self.number };
         let mut most = most;
-        self.replies_last = !self.replies_last;
+        let mut replied = false;
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -388,6 +431,7 @@ impl QueuePair {
             }
             buffer[at + payload..end].fill(0);
             if plan.reply {
+                replied = true;
                 self.note_reply_sent(card, ctx, &plan);
             } else {
                 self.note_request_sent(card, ctx, &plan);
@@ -402,6 +446,9 @@ impl QueuePair {
                 break;
             }
         }
+        // Whoever found no room in this run is the first in the next. An acknowledgement, being short, mostly
+        // finds room behind the requests, which saves the driver a send.
+        self.replies_last = replied || self.inbound.owed.is_empty();
         (run.count > 0).then_some(run)
     }
 

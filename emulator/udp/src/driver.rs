@@ -5,15 +5,16 @@
 //! and receiving never waits for one.
 
 use crate::faults::Faults;
+use crate::hold::{FlowKey, Held, HoldBack};
 use crate::{
-    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, RoceSocket, SendError,
+    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message};
-use softhca_wire::{Envelope, Gid, Icrc, ROCE_PORT};
-use std::collections::BTreeSet;
+use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
+use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,7 +22,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many packets' worth of sending one turn may do, so that receiving gets its share.
 const RUNS_PER_TURN: usize = 8;
-/// How long the link socket may go unread while a caller drives.
+/// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
 const ERROR_PAUSE: u64 = 100_000_000;
@@ -104,20 +105,20 @@ pub struct Driver<M> {
     link_batch: Batch,
     buffer: Box<[u8]>,
     unsent: Option<Unsent>,
-    /// Destinations that wait for a grant.
-    waiting: BTreeSet<IpAddr>,
+    /// Destinations that wait for a grant, and the least that lets somebody send there.
+    waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
+    held: HoldBack,
     link_read_at: u64,
     errors_read_at: u64,
-    /// The last turn received and sent nothing.
-    waits_for_answer: bool,
+    turned_at: Instant,
 }
 
 /// Asks the links before anything is sent.
 struct Permission<'a> {
     socket: &'a RoceSocket,
     links: &'a mut Links,
-    waiting: &'a mut BTreeSet<IpAddr>,
+    waiting: &'a mut BTreeMap<IpAddr, u64>,
     now: u64,
 }
 
@@ -126,11 +127,51 @@ impl Gate for Permission<'_> {
         if destination.is_multicast() {
             return usize::MAX;
         }
-        if !self.links.may_send(destination, charge(size, 1), self.now) {
-            self.waiting.insert(destination);
+        let price = charge(size, 1);
+        if !self.links.may_send(destination, price, self.now) {
+            wait_for(self.waiting, destination, price);
             return 0;
         }
         self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
+    }
+}
+
+/// Takes note that `destination` is to be tried again when `price` is granted.
+fn wait_for(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, price: u64) {
+    waiting.entry(destination).and_modify(|least| *least = price.min(*least)).or_insert(price);
+}
+
+/// Hands frames to the card in the order of their PSNs.
+struct Taker<'a, 'c> {
+    hca: &'a mut Hca,
+    held: &'a mut HoldBack,
+    ctx: Context<'c>,
+    now: u64,
+}
+
+impl Taker<'_, '_> {
+    fn take_in_order(mut self, envelope: &Envelope, transport: &[u8]) {
+        let Ok(bth) = Bth::parse(transport) else {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        };
+        let is_early = self.hca.skips(&bth);
+        if !is_early && self.held.is_empty() {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let key = FlowKey::of(envelope.source, &bth);
+        if !is_early && !self.held.holds(key) {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let frame = Held { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
+        self.held.hold(key, frame, self.now);
+        self.release(key);
+    }
+
+    fn release(mut self, key: FlowKey) {
+        while let Some((frame, in_order)) = self.held.next(key, self.now, |bth| self.hca.skips(bth)) {
+            self.hca.note_host_reordered(in_order.into());
+            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
+        }
     }
 }
 
@@ -166,11 +207,12 @@ impl<M: Memory> Driver<M> {
             link_batch: Batch::new(),
             buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
             unsent: None,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             faults: None,
+            held: HoldBack::default(),
             link_read_at: 0,
             errors_read_at: 0,
-            waits_for_answer: false,
+            turned_at: Instant::from_nanos(0),
         }
     }
 
@@ -179,9 +221,19 @@ impl<M: Memory> Driver<M> {
         self.sockets.address()
     }
 
+    /// When the card's time began.
+    pub(crate) fn started(&self) -> std::time::Instant {
+        self.started
+    }
+
     /// The card's time.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// When the last turn began, in the card's time.
+    pub fn turned_at(&self) -> Instant {
+        self.turned_at
     }
 
     /// The card.
@@ -199,6 +251,11 @@ impl<M: Memory> Driver<M> {
         &self.sockets
     }
 
+    /// How full the receive buffers are and what they dropped: first that of RoCE, then that of link control.
+    pub fn receive_memory(&self) -> io::Result<[ReceiveMemory; 2]> {
+        Ok([self.sockets.roce.receive_memory()?, self.sockets.link.receive_memory()?])
+    }
+
     /// The memory behind regions.
     pub fn memory(&mut self) -> &mut M {
         &mut self.memory
@@ -213,7 +270,11 @@ impl<M: Memory> Driver<M> {
 
     /// Puts a fault rule on the cable before the socket. Frames go one by one from now on.
     pub fn add_rule(&mut self, seed: u64, rule: Rule) {
-        self.faults.get_or_insert_with(|| Faults::new(seed)).add_rule(rule);
+        let faults = self.faults.get_or_insert_with(|| Faults::new(seed));
+        faults.add_rule(rule);
+        if faults.cable.reorders() {
+            self.links.change_order();
+        }
     }
 
     /// Lets rules know a queue pair by its role.
@@ -237,46 +298,67 @@ impl<M: Memory> Driver<M> {
         if self.hca.is_ready() {
             return Some(Duration::ZERO);
         }
-        if self.unsent.is_some() {
+        if self.unsent.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
-        let next = [card, self.links.next_timeout(), faults].into_iter().flatten().min()?;
+        let held = self.held.next_timeout();
+        let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
-    /// One bounded turn: at most one batch is received, and a few runs are sent. Says whether anything moved.
+    /// Whether some of a run may be sent.
+    fn is_granted(&self, run: &Run, now: u64) -> bool {
+        let destination = run.envelope.destination;
+        let allowance = self.links.allowance(destination, now);
+        destination.is_multicast() || self.sockets.roce.run_within(destination, run.segment, allowance) > 0
+    }
+
+    /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
+    ///
+    /// What a turn receives is acknowledged by the next one: if it makes the application answer, the
+    /// acknowledgement leaves in one send with the answer.
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
-        let received = self.receive(now)?;
-        let mut moved = received;
-        self.control_links(now)?;
+        self.turned_at = now;
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
             self.hca.expire(&mut ctx);
         }
-        // What was just received may make the application answer: the acknowledgement waits one turn, so that
-        // it leaves in one send with the answer.
-        self.waits_for_answer = received && !self.waits_for_answer;
-        if !self.waits_for_answer {
-            moved |= self.send(now)?;
-        }
+        let sent = self.send(now)?;
+        let received = self.receive(now)?;
+        self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
+        Ok(sent || received)
+    }
+
+    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
+    fn receive(&mut self, now: Instant) -> io::Result<bool> {
+        let mut moved = self.receive_batch(now)?;
+        while !self.held.is_empty() {
+            if let Some(key) = self.held.overdue(self.now().nanos()) {
+                self.release(now, key);
+            } else if self.receive_batch(now)? {
+                moved = true;
+            } else {
+                break;
+            }
+        }
         Ok(moved)
     }
 
-    fn receive(&mut self, now: Instant) -> io::Result<bool> {
+    fn receive_batch(&mut self, now: Instant) -> io::Result<bool> {
         self.sockets.roce.receive(&mut self.batch)?;
         if self.batch.is_empty() {
             self.links.socket_empty(now.nanos());
             return Ok(false);
         }
-        let Driver { hca, memory, links, witness, batch, sockets, icrc, .. } = self;
+        let Driver { hca, memory, links, witness, batch, sockets, icrc, held, .. } = self;
         let address = sockets.address();
         for chunk in batch.chunks() {
             let peer = chunk.source.ip();
@@ -285,6 +367,7 @@ impl<M: Memory> Driver<M> {
                 (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
                 _ => crate::MAX_RUN_SEGMENTS as u32,
             };
+            let keeps_order = links.keeps_order(peer);
             for datagram in chunk.datagrams() {
                 let mut envelope = Envelope::between(peer, address);
                 envelope.source_port = datagram.source.port();
@@ -298,6 +381,10 @@ impl<M: Memory> Driver<M> {
                 let mut events = Events(&mut **witness);
                 let mut ctx = Context { now, memory, events: &mut events };
                 match (Icrc::split(datagram.bytes), identification) {
+                    (Ok((transport, _)), Some(_)) if keeps_order => {
+                        let taker = Taker { hca, held, ctx, now: now.nanos() };
+                        taker.take_in_order(&envelope, transport);
+                    }
                     (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
                     (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
                     (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
@@ -310,6 +397,14 @@ impl<M: Memory> Driver<M> {
         Ok(true)
     }
 
+    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
+    fn release(&mut self, now: Instant, key: FlowKey) {
+        let mut events = Events(&mut *self.witness);
+        let wall_ns = self.started.elapsed().as_nanos() as u64;
+        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
+        Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
+    }
+
     /// Reads link control now and then, at once if somebody waits for a grant.
     fn control_links(&mut self, now: Instant) -> io::Result<()> {
         let now_ns = now.nanos();
@@ -317,22 +412,22 @@ impl<M: Memory> Driver<M> {
             self.errors_read_at = now_ns;
             self.read_errors(now)?;
         }
-        let timed = self.links.next_timeout().is_some_and(|at| at <= now_ns);
-        if now_ns >= self.link_read_at + LINK_PAUSE || !self.waiting.is_empty() {
-            self.link_read_at = now_ns;
-            loop {
-                self.sockets.link.receive(&mut self.link_batch)?;
-                for datagram in self.link_batch.datagrams() {
-                    if let Ok(message) = Message::parse(datagram.bytes) {
-                        self.links.handle(datagram.source.ip(), &message, now_ns);
-                    }
-                }
-                if !self.link_batch.is_full() {
-                    break;
+        if now_ns < self.link_read_at + LINK_PAUSE && self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.link_read_at = now_ns;
+        loop {
+            self.sockets.link.receive(&mut self.link_batch)?;
+            for datagram in self.link_batch.datagrams() {
+                if let Ok(message) = Message::parse(datagram.bytes) {
+                    self.links.handle(datagram.source.ip(), &message, now_ns);
                 }
             }
+            if !self.link_batch.is_full() {
+                break;
+            }
         }
-        if timed {
+        if self.links.next_timeout().is_some_and(|at| at <= now_ns) {
             self.links.expire(now_ns);
         }
         self.heed_links(now);
@@ -363,7 +458,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, held, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -371,6 +466,7 @@ impl<M: Memory> Driver<M> {
             match event.change {
                 LinkChange::Became(PeerState::Stalled) => hca.stall(event.peer),
                 LinkChange::Became(PeerState::Dead) => {
+                    held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
@@ -379,10 +475,12 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Paused(_) => {}
             }
         }
-        waiting.retain(|peer| {
-            let granted = links.allowance(*peer, now.nanos()) > 0;
+        waiting.retain(|peer, price| {
+            let granted = links.allowance(*peer, now.nanos()) >= *price;
             if granted {
-                hca.unpark(*peer);
+                let mut events = Events(&mut **witness);
+                let mut ctx = Context { now, memory, events: &mut events };
+                hca.unpark(&mut ctx, *peer);
             }
             !granted
         });
@@ -506,10 +604,10 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
-            let allowed = destination.is_multicast()
-                || self.links.may_send(destination, charge(length, 1), now.nanos());
+            let price = charge(length, 1);
+            let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
             if !allowed {
-                self.waiting.insert(destination);
+                wait_for(&mut self.waiting, destination, price);
                 faults.put_back(now.nanos(), frame);
                 break;
             }

@@ -10,6 +10,7 @@ mod batch;
 mod driver;
 mod faults;
 mod grant;
+mod hold;
 mod host;
 mod link;
 pub mod raw;

@@ -6,7 +6,7 @@
 //! permission to send.
 
 use crate::grant::{Granter, Holder};
-use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Pause};
+use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Order, Pause};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -20,8 +20,13 @@ const QUIET_BEAT: u64 = 1000 * MILLISECOND;
 const QUIET_AFTER: u64 = 2000 * MILLISECOND;
 /// How long a peer may be silent before its link is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
-/// How long without any answer until a port that never said HELLO is taken for another make.
-const FOREIGN_AFTER: u64 = 1000 * MILLISECOND;
+/// How long without any answer until a port that never said HELLO is taken for another make. Most of another
+/// make are known at once, because nobody listens on their link port; and a port like ours may be slow to
+/// answer on a network that still looks for its address.
+const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
+/// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
+/// socket, together with those of all its other peers.
+const UNHEARD: u32 = 2;
 /// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
 /// that was stopped may have been given up by its peers.
 const LEASE: u64 = 500 * MILLISECOND;
@@ -90,6 +95,8 @@ struct Peer {
     theirs: Option<Incarnation>,
     /// It has spoken link control at some time.
     speaks: bool,
+    /// The order of its frames, as it says.
+    order: Order,
     holder: Holder,
     hello_due: Option<Exchange>,
     hello_at: u64,
@@ -99,6 +106,9 @@ struct Peer {
     beat_due: bool,
     beat_at: u64,
     beat_answer: Option<u64>,
+    /// Questions that it got since we heard of it, and when it got the last.
+    unheard: u32,
+    asked_at: u64,
     /// How long it has not answered, while we were awake.
     silence: u64,
     /// When the last heartbeat that it answered was sent.
@@ -117,6 +127,7 @@ impl Peer {
             ours,
             theirs: None,
             speaks: false,
+            order: Order::Kept,
             holder: Holder::new(now),
             hello_due: None,
             hello_at: now,
@@ -125,6 +136,8 @@ impl Peer {
             beat_due: false,
             beat_at: now,
             beat_answer: None,
+            unheard: 0,
+            asked_at: now,
             silence: 0,
             leased_at: None,
             active_at: now,
@@ -152,6 +165,7 @@ impl Peer {
     /// Forgets everything that was agreed with the peer.
     fn forget(&mut self, now: u64) {
         self.theirs = None;
+        self.order = Order::Kept;
         self.holder.restart(now);
         self.leased_at = None;
         self.listening = false;
@@ -167,15 +181,33 @@ impl Peer {
         }
     }
 
+    /// When it may be asked the next question: at once, or after ever longer pauses while it is silent.
+    fn ask_at(&self) -> u64 {
+        match self.unheard.checked_sub(UNHEARD) {
+            None => 0,
+            Some(more) => self.asked_at + (BEAT << more.min(8)).min(QUIET_BEAT),
+        }
+    }
+
+    fn asked(&mut self, now: u64) {
+        self.unheard += 1;
+        self.asked_at = now;
+    }
+
     fn next_timeout(&self) -> Option<u64> {
         match self.state {
             PeerState::Greeting => Some(self.hello_at),
             PeerState::Alive | PeerState::Stalled => {
-                Some(self.holder.next_timeout().map_or(self.beat_at, |at| at.min(self.beat_at)))
+                let question = (self.beat_due || self.holder.asks()).then(|| self.ask_at());
+                [question, self.holder.next_timeout(), Some(self.beat_at)].into_iter().flatten().min()
             }
             PeerState::Foreign if self.turn_used > 0 => Some(self.turn_at + FOREIGN_TURN),
             _ => None,
         }
+    }
+
+    fn message(&self, order: Order, body: Body) -> Message {
+        Message { sender: self.ours, receiver: self.theirs, order, body }
     }
 
     /// The next thing to say.
@@ -189,14 +221,20 @@ impl Peer {
         if let Some(stamp) = self.beat_answer.take() {
             return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Answer, stamp }));
         }
-        if std::mem::take(&mut self.beat_due) {
-            self.listening = true;
-            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp: now }));
-        }
         if let Some(pause) = self.pause_due.take() {
             return Some(Body::Pause(pause));
         }
-        self.holder.transmit(now).map(Body::Request)
+        if now < self.ask_at() {
+            return None;
+        }
+        if std::mem::take(&mut self.beat_due) {
+            self.listening = true;
+            self.asked(now);
+            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp: now }));
+        }
+        let request = self.holder.transmit(now)?;
+        self.asked(now);
+        Some(Body::Request(request))
     }
 }
 
@@ -207,6 +245,8 @@ pub struct Links {
     dead_after: u64,
     peers: BTreeMap<IpAddr, Peer>,
     granter: Granter,
+    /// The order of our frames.
+    order: Order,
     events: VecDeque<LinkEvent>,
     expired_at: u64,
     /// Somebody may have something to say.
@@ -225,6 +265,7 @@ impl Links {
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
             granter: Granter::new(budget),
+            order: Order::Kept,
             events: VecDeque::new(),
             expired_at: now,
             due: false,
@@ -234,6 +275,22 @@ impl Links {
     /// Sets how long a peer may be silent before it is dead; at least a second, so that no grant outlives it.
     pub fn set_dead_after(&mut self, nanoseconds: u64) {
         self.dead_after = nanoseconds.max(2 * LEASE);
+    }
+
+    /// Our frames leave in another order than that of their PSNs from now on, because a rule wants it. No frame
+    /// leaves to a peer before it knows.
+    pub fn change_order(&mut self) {
+        self.order = Order::Changed;
+        self.due = true;
+        for peer in self.peers.values_mut().filter(|peer| peer.answers()) {
+            peer.leased_at = None;
+            (peer.beat_due, peer.unheard) = (true, 0);
+        }
+    }
+
+    /// Whether frames of `peer` that come in another order than that of their PSNs were mixed up on the way.
+    pub fn keeps_order(&self, peer: IpAddr) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.answers() && peer.order == Order::Kept)
     }
 
     /// What the port has granted to others.
@@ -356,6 +413,7 @@ impl Links {
     fn heard(&mut self, address: IpAddr) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.silence = 0;
+            peer.unheard = 0;
             if peer.state == PeerState::Stalled {
                 peer.state = PeerState::Alive;
                 self.tell(address, LinkChange::Became(PeerState::Alive));
@@ -372,6 +430,9 @@ impl Links {
             // An answer to an earlier life of this port says nothing to this one.
             if !old && (exchange == Exchange::Ask || for_us) {
                 self.hello(from, message.sender, exchange, now);
+                if let Some(peer) = self.peers.get_mut(&from).filter(|_| message.order == Order::Changed) {
+                    peer.order = Order::Changed;
+                }
             }
             return;
         }
@@ -379,6 +440,9 @@ impl Links {
             // One of us does not know the other's present life.
             peer.hello_due = Some(Exchange::Ask);
             return;
+        }
+        if message.order == Order::Changed {
+            peer.order = Order::Changed;
         }
         match message.body {
             Body::Hello(_) => {}
@@ -412,6 +476,7 @@ impl Links {
         peer.speaks = true;
         peer.hello_pause = GREET;
         peer.silence = 0;
+        peer.unheard = 0;
         peer.active_at = now;
         peer.beat_due = true;
         peer.beat_at = now + BEAT;
@@ -518,14 +583,15 @@ impl Links {
             && let Some(peer) = self.peers.get(&address)
         {
             let body = Body::Grant(grant);
-            return Some((address, Message { sender: peer.ours, receiver: peer.theirs, body }));
+            return Some((address, peer.message(self.order, body)));
         }
         if !self.due {
             return None;
         }
+        let order = self.order;
         for (address, peer) in &mut self.peers {
             if let Some(body) = peer.next_body(now) {
-                return Some((*address, Message { sender: peer.ours, receiver: peer.theirs, body }));
+                return Some((*address, peer.message(order, body)));
             }
         }
         self.due = false;
