@@ -8,6 +8,9 @@ mod daemon;
 mod demo;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(unix)]
+mod explore;
+mod report;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -55,6 +58,11 @@ enum Command {
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
+    /// Show a run that goes on in a browser
+    #[cfg(unix)]
+    Explore(explore::Arguments),
+    /// Make a page of a run or a capture, to be looked at in a browser
+    Report(report::Arguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
@@ -82,6 +90,9 @@ fn main() -> ExitCode {
         Command::Stop(target) => status::stop(&target),
         #[cfg(target_os = "linux")]
         Command::Doctor => doctor::run(),
+        #[cfg(unix)]
+        Command::Explore(arguments) => explore::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }

@@ -9,6 +9,8 @@ mod gather;
 mod label;
 mod tell;
 
+pub(crate) use flow::Flows;
+
 pub use draw::{Paint, Style};
 pub use gather::Ladders;
 

@@ -8,7 +8,8 @@ use softhca_fabric::{CableId, Cause, Culprit, Effect, FabricEvent, Fault, Node};
 use softhca_queue::{Completion, CompletionFlags};
 use softhca_wire::Syndrome;
 
-fn packet(packet: &Packet) -> PacketData {
+/// A packet as an entry has it.
+pub(super) fn packet(packet: &Packet) -> PacketData {
     let rnr_wait = match packet.syndrome {
         Some(Syndrome::RnrNak(timer)) => Some(timer.nanoseconds()),
         _ => None,

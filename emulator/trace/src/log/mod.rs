@@ -2,10 +2,12 @@
 //!
 //! [`VOCABULARY`] lists every name with its fields; the reference page is checked against it.
 
+mod convert;
 mod entry;
 mod reader;
 mod vocabulary;
 
+pub use convert::{Conversion, Converted};
 pub use reader::{EventLogReader, LogCause, LogError};
 pub use vocabulary::{Change, CulpritData, Name, PacketData, VOCABULARY, What};
 
