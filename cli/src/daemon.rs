@@ -46,7 +46,8 @@ fn parse_host(text: &str) -> Result<HostConfig, String> {
     Ok(HostConfig { name: name.into(), address })
 }
 
-fn parse_recovery(text: &str) -> Result<Recovery, String> {
+/// Reads the name of a recovery mode.
+pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
     Recovery::from_name(text).ok_or_else(|| "one of fatal, go-back-n, go-back-0".into())
 }
 

@@ -1,13 +1,14 @@
 //! What the verbs need of a card, wherever it is.
 
 use crate::memory::Block;
+use crate::events::EventQueue;
 use crate::notifier::Notifier;
 use crate::{Error, Rendezvous};
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
+    AddressVector, AhId, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
     State, WindowKind, XrcdId,
 };
-use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer};
+use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer, SharedReceiveView};
 use softhca_wire::{Gid, Qpn, RemoteKey};
 use std::sync::Arc;
 
@@ -50,7 +51,14 @@ pub(crate) trait Backend: Send + Sync {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)>;
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey>;
+    /// Changes what is `Some` of a region: its domain, its bytes with their base, its rights.
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey>;
     fn deregister(&self, key: RemoteKey) -> Result<()>;
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey>;
     fn free_window(&self, key: RemoteKey) -> Result<()>;
@@ -67,6 +75,7 @@ pub(crate) trait Backend: Send + Sync {
         entries: usize,
     ) -> Result<(SrqId, ReceiveProducer)>;
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()>;
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView>;
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()>;
 
     fn open_xrc_domain(&self) -> Result<XrcdId>;
@@ -82,10 +91,8 @@ pub(crate) trait Backend: Send + Sync {
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
 
-    /// The oldest asynchronous event that nobody took.
-    fn take_event(&self) -> Option<AsyncEvent>;
-    /// Tells when there is another.
-    fn events(&self) -> &Notifier;
+    /// The asynchronous events that nobody took.
+    fn events(&self) -> &EventQueue;
 
     /// Rings for a queue pair whose queue got work.
     fn ring(&self, number: Qpn, send: &SendProducer);

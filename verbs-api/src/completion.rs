@@ -84,6 +84,21 @@ impl CompletionQueue {
         self.inner.id
     }
 
+    /// Its number, which asynchronous events name.
+    pub fn number(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// How many completions may wait.
+    pub fn slots(&self) -> u32 {
+        self.inner.ring.lock().slots()
+    }
+
+    /// Whether anything else holds it: another handle, or something that completes to it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
     /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
     ///
     /// # Panics
@@ -102,17 +117,29 @@ impl CompletionQueue {
             0 => 16,
             room => room,
         };
-        let before = into.len();
-        {
+        self.poll_each(most, |completion| into.push(completion))
+    }
+
+    /// Gives up to `most` completions to `take`, oldest first, and returns how many there were. If there are
+    /// none, the card gets a turn on the caller's time.
+    pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
+        let mut taken = 0;
+        for turn in 0..2 {
+            if turn == 1 {
+                self.inner.backend.drive(self.inner.id);
+            }
             let mut ring = self.inner.ring.lock();
-            into.extend(std::iter::from_fn(|| ring.pop()).take(most));
+            while taken < most
+                && let Some(completion) = ring.pop()
+            {
+                take(completion);
+                taken += 1;
+            }
+            if taken > 0 || most == 0 {
+                break;
+            }
         }
-        if into.len() == before {
-            self.inner.backend.drive(self.inner.id);
-            let mut ring = self.inner.ring.lock();
-            into.extend(std::iter::from_fn(|| ring.pop()).take(most));
-        }
-        into.len() - before
+        taken
     }
 
     /// Waits for the next completion: spins for a moment, then sleeps.

@@ -8,6 +8,7 @@ use softhca_engine::AsyncEvent;
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -32,6 +33,11 @@ impl Context {
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.backend.gids().get(index).copied()
+    }
+
+    /// How many entries the port's GID table has.
+    pub fn gids(&self) -> usize {
+        self.backend.gids().len()
     }
 
     /// What the card counted so far.
@@ -68,9 +74,14 @@ impl Context {
         XrcDomain::new(self)
     }
 
+    /// A descriptor that is readable while an asynchronous event waits, for `poll`, `epoll` or a runtime.
+    pub fn event_descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.backend.events().descriptor()
+    }
+
     /// Takes the oldest asynchronous event, if there is one.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.backend.take_event()
+        self.backend.events().take()
     }
 
     /// Waits for an asynchronous event; `None` when the time is over.
@@ -81,12 +92,12 @@ impl Context {
         refuse_to_block("Context::wait_event", "context.next_event().await");
         let until = self.backend.now().plus(timeout);
         loop {
-            let seen = self.backend.events().count();
-            if let Some(event) = self.backend.take_event() {
+            let seen = self.backend.events().news().count();
+            if let Some(event) = self.backend.events().take() {
                 return Some(event);
             }
-            if !self.backend.wait(self.backend.events(), seen, Some(until)) {
-                return self.backend.take_event();
+            if !self.backend.wait(self.backend.events().news(), seen, Some(until)) {
+                return self.backend.events().take();
             }
         }
     }
@@ -94,11 +105,11 @@ impl Context {
     /// The next asynchronous event, for async code.
     pub async fn next_event(&self) -> AsyncEvent {
         poll_fn(|context| {
-            let seen = self.backend.events().count();
-            if let Some(event) = self.backend.take_event() {
+            let seen = self.backend.events().news().count();
+            if let Some(event) = self.backend.events().take() {
                 return Poll::Ready(event);
             }
-            if !self.backend.events().register(seen, context.waker()) {
+            if !self.backend.events().news().register(seen, context.waker()) {
                 context.waker().wake_by_ref();
             }
             waiting_for(|| Wait::AsyncEvent);

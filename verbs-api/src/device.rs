@@ -103,9 +103,7 @@ impl Device {
 
     /// The globally unique identifier: a locally administered EUI-64 made of the address.
     pub fn guid(&self) -> u64 {
-        let bytes = Gid::from(self.address).0;
-        let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
-        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+        guid_of(self.address)
     }
 
     /// What the card offers.
@@ -178,6 +176,13 @@ impl Device {
             Card::Daemon(_) => Vec::new(),
         }
     }
+}
+
+/// The globally unique identifier of the card at an address.
+pub fn guid_of(address: IpAddr) -> u64 {
+    let bytes = Gid::from(address).0;
+    let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
+    0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
 }
 
 /// What a card offers.

@@ -44,6 +44,7 @@ mod device;
 mod domain;
 mod embedded;
 mod error;
+mod events;
 mod executor;
 mod local;
 mod memory;
@@ -65,11 +66,11 @@ pub use completion::CompletionQueue;
 pub use context::Context;
 #[cfg(target_os = "linux")]
 pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, HostCard, HostStatus, SeenEvent};
-pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
+pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, guid_of};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
 pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
-pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use queue_pair::{Batch, Endpoint, Path, QueuePair, QueuePairBuilder};
 pub use random::{Rng, rng};
 pub use region::{MemoryRegion, MemoryWindow};
 pub use rendezvous::Rendezvous;
@@ -90,7 +91,9 @@ pub use softhca_fabric::{
 };
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
-    RemoteAddress, SendFlags, SendTrailer, Sge, Status,
+    RemoteAddress, SendFlags, SendTrailer, Sge, SharedReceiveView, Status,
 };
+#[cfg(target_os = "linux")]
+pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_udp::{IcrcCheck, Passage, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};

@@ -8,7 +8,7 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive::SharedReceiveQueue;
 use crate::{
     AddressVector, AhId, AsyncEvent, Attributes, ClientId, Context, CqId, Error, Event, Hca, Modify, PdId,
-    QpInit, QpKind, QpView, Reason, Region, Resource, SrqId, SrqInit, State, WindowKind, XrcdId, address,
+    QpInit, QpKind, QpView, Reason, Region, Resource, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, address,
     transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
@@ -242,14 +242,15 @@ impl Hca {
         Ok(())
     }
 
-    /// The slots and the armed limit of a shared receive queue.
+    /// What a shared receive queue is like.
     pub fn query_shared_receive_queue(
         &mut self,
         client: ClientId,
         srq: SrqId,
-    ) -> Result<(u32, usize, u32), Error> {
+    ) -> Result<SharedReceiveView, Error> {
         let queue = self.shared_receive_queue(client, srq)?;
-        Ok((queue.ring.slots(), queue.ring.entries(), queue.limit))
+        let (slots, entries) = (queue.ring.slots(), queue.ring.entries() as u32);
+        Ok(SharedReceiveView { slots, entries, limit: queue.limit })
     }
 
     /// Destroys a shared receive queue that no queue pair takes from.

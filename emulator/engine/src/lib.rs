@@ -50,5 +50,5 @@ pub use transition::{Transition, transition};
 
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, Counters, CqId, Limits, Modify,
-    PdId, QpInit, QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    PdId, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };

@@ -8,6 +8,7 @@ pub use control::{DaemonControl, SeenEvent};
 pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
+use crate::events::EventQueue;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -18,15 +19,15 @@ use fatal::{Ends, Estate};
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Limits, Modify, PdId, QpInit, QpKind, QpView,
-    SrqId, SrqInit, State, WindowKind, XrcdId,
+    SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
-use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply};
+use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply, Translation};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
     SendProducer, SharedMemory, Words,
 };
 use softhca_wire::{Gid, Qpn, RemoteKey};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -67,8 +68,7 @@ impl Device {
 #[derive(Default)]
 struct Board {
     queues: Mutex<BTreeMap<CqId, Watched>>,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    event_news: Notifier,
+    events: EventQueue,
     estate: Estate,
 }
 
@@ -89,25 +89,18 @@ impl Listener for Board {
                     news.notify();
                 }
             }
-            News::Raised(event) => self.raise(event),
+            News::Raised(event) => self.events.push(event),
             News::Seen { .. } => {}
         }
     }
 
     fn gone(&self) {
         self.estate.wind_up();
-        self.raise(AsyncEvent::DeviceFatal);
+        self.events.push(AsyncEvent::DeviceFatal);
         let queues: Vec<_> = self.queues.lock().values().map(|queue| queue.news.clone()).collect();
         for news in queues {
             news.notify();
         }
-    }
-}
-
-impl Board {
-    fn raise(&self, event: AsyncEvent) {
-        self.events.lock().push_back(event);
-        self.event_news.notify();
     }
 }
 
@@ -182,6 +175,15 @@ impl Daemon {
     }
 }
 
+/// Where the daemon finds the bytes of a block, and the descriptor to pass to it.
+fn place_of(block: &Block) -> (Place, Option<OwnedFd>) {
+    let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
+    match memory.and_then(|memory| memory.take_descriptor()) {
+        Some(descriptor) => (Place::Shared, Some(descriptor)),
+        None => (Place::Process { address: block.address() }, None),
+    }
+}
+
 macro_rules! expect {
     ($reply:expr, $pattern:pat => $value:expr) => {
         match $reply {
@@ -225,20 +227,29 @@ impl Backend for Daemon {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
-        let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
-        let descriptor = memory.and_then(|memory| memory.take_descriptor());
-        let place = match descriptor {
-            Some(_) => Place::Shared,
-            None => Place::Process { address: block.address() },
-        };
+        let (place, descriptor) = place_of(&block);
         let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
-        let call = Call::Register { domain, base, length, access, place };
+        let translation = Translation { base, length, place };
+        let call = Call::Register { domain, translation, access };
         expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, base } => (key, base))
     }
 
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey> {
-        let call = Call::Reregister { key, domain, access };
-        expect!(self.call(&call)?, Reply::Region { key, .. } => key)
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey> {
+        let mut descriptor = None;
+        let translation = translation.map(|(base, block)| {
+            let (place, passed) = place_of(&block);
+            descriptor = passed;
+            Translation { base: Some(base), length: block.len() as u64, place }
+        });
+        let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
+        let call = Call::Reregister { key, domain, translation, access };
+        expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, .. } => key)
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
@@ -292,6 +303,11 @@ impl Backend for Daemon {
 
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()> {
         self.done(&Call::ArmSharedReceiveQueue { srq, limit })
+    }
+
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView> {
+        let reply = self.call(&Call::QuerySharedReceiveQueue(srq))?;
+        expect!(reply, Reply::SharedReceiveView(view) => view)
     }
 
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()> {
@@ -366,12 +382,8 @@ impl Backend for Daemon {
         self.done(&Call::DetachMulticast { number, group })
     }
 
-    fn take_event(&self) -> Option<AsyncEvent> {
-        self.board.events.lock().pop_front()
-    }
-
-    fn events(&self) -> &Notifier {
-        &self.board.event_news
+    fn events(&self) -> &EventQueue {
+        &self.board.events
     }
 
     fn ring(&self, number: Qpn, send: &SendProducer) {
