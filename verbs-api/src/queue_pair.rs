@@ -195,7 +195,7 @@ impl QueuePairBuilder {
                 psn,
                 send: send.map(Mutex::new),
                 receive: receive.map(Mutex::new),
-                _queues: self.queues,
+                queues: self.queues,
             }),
         })
     }
@@ -217,7 +217,7 @@ struct Inner {
     send: Option<Mutex<SendProducer>>,
     receive: Option<Mutex<ReceiveProducer>>,
     /// What it completes to and takes from lives at least as long.
-    _queues: Queues,
+    queues: Queues,
 }
 
 impl QueuePair {
@@ -237,9 +237,16 @@ impl QueuePair {
         Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
     }
 
-    /// Changes attributes and state. The error names what is missing or not allowed.
+    /// Changes attributes and state. The error names what is missing or not allowed. A queue pair that is reset
+    /// takes its completions with it, as most cards do it.
     pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
-        self.inner.context.backend.modify_queue_pair(self.inner.number, modify)
+        let state = self.inner.context.backend.modify_queue_pair(self.inner.number, modify)?;
+        if state == State::Reset {
+            for queue in [&self.inner.queues.send, &self.inner.queues.receive].into_iter().flatten() {
+                queue.discard(self.inner.number);
+            }
+        }
+        Ok(state)
     }
 
     /// What it is doing.

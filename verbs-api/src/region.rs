@@ -119,18 +119,18 @@ impl MemoryRegion {
         self.block().load(offset).expect("eight aligned bytes inside of the region")
     }
 
-    /// Changes what is allowed, in place. Peers need the new key.
+    /// Changes what is allowed, in place, under the same key.
     pub fn change_access(&self, access: Access) -> Result<(), Error> {
         self.register_again(None, None, Some(access))
     }
 
-    /// Moves the region to another protection domain, in place. Peers need the new key.
+    /// Moves the region to another protection domain, in place, under the same key.
     pub fn change_domain(&self, domain: &ProtectionDomain) -> Result<(), Error> {
         self.register_again(Some(domain), None, None)
     }
 
     /// Registers the region again as something else, in place: what is `Some` changes. The memory comes with
-    /// the address that its first byte gets. Peers need the new key.
+    /// the address that its first byte gets; peers then need the new key.
     ///
     /// # Safety
     /// As [`ProtectionDomain::register_foreign`], for the new memory.

@@ -104,7 +104,7 @@ impl Hca {
         self.card.protection.register_as(region, key)
     }
 
-    /// Changes a region in place and gives it a new key.
+    /// Changes a region in place. It gets a new key if its addresses now mean something else.
     pub fn reregister(&mut self, client: ClientId, key: RemoteKey, new: Region) -> Result<RemoteKey, Error> {
         self.card.protection.reregister(client, key, new)
     }

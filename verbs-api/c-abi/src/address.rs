@@ -1,7 +1,8 @@
 //! Address handles and addresses.
 
 use crate::abi::*;
-use crate::{errno, object, protection};
+use crate::protection::{self, Hold};
+use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
 use softhca::{AddressHandle, AddressVector, Gid};
@@ -10,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// What is behind an `ibv_ah`.
 pub struct Ah {
     pub handle: AddressHandle,
+    _domain: Hold,
 }
 
 object::kinds! {
@@ -62,15 +64,15 @@ pub fn attribute(vector: &AddressVector) -> ibv_ah_attr {
 
 pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: a domain of ours.
-    let Some(domain) = (unsafe { protection::domain_of(pd) }) else { return errno::null(libc::EINVAL) };
+    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
     let Some(vector) = vector(attr).filter(|_| attr.port_num == 1) else { return errno::null(libc::EINVAL) };
-    match domain.create_address_handle(vector) {
+    match domain.domain.create_address_handle(vector) {
         Ok(handle) => {
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
-            object::create(ibv_ah { context, pd, handle: handle.number() }, Ah { handle })
+            object::create(ibv_ah { context, pd, handle: handle.number() }, Ah { handle, _domain: domain.hold() })
         }
         Err(error) => errno::null(errno::of("ibv_create_ah", &error)),
     }
@@ -144,7 +146,7 @@ pub unsafe extern "C" fn create_ah_from_wc(
     port: u8,
 ) -> *mut ibv_ah {
     // SAFETY: a domain of ours.
-    if unsafe { protection::domain_of(pd) }.is_none() {
+    if unsafe { protection::of(pd) }.is_none() {
         return errno::null(libc::EINVAL);
     }
     // SAFETY: zero is valid for every field.

@@ -53,7 +53,7 @@ pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a Open> {
     unsafe { object::state::<Open>(whole(context)) }
 }
 
-fn verbs(device: *mut ibv_device, events: c_int) -> verbs_context {
+fn verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
     let mut verbs = dead::blank();
     verbs.query_port = query::query_port_sized;
     verbs.query_device_ex = query::query_device_ex;
@@ -68,6 +68,7 @@ fn verbs(device: *mut ibv_device, events: c_int) -> verbs_context {
     verbs.close_xrcd = shared_receive::close_xrcd;
     verbs.context.device = device;
     verbs.context.async_fd = events;
+    verbs.context.cmd_fd = command;
     verbs.context.num_comp_vectors = 1;
     let ops = &mut verbs.context.ops;
     ops.alloc_mw = protection::alloc_mw;
@@ -107,7 +108,9 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
         port: opened.port(),
         named: Mutex::default(),
     };
-    let verbs = object::create(verbs(device, events), open);
+    // Programs may duplicate and pass it on; nothing can be asked of it.
+    let command = descriptor::idle();
+    let verbs = object::create(verbs(device, command, events), open);
     // SAFETY: it was just made.
     unsafe { &raw mut (*verbs).context }
 }
@@ -119,7 +122,7 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     }
     let verbs = whole(context);
     // SAFETY: it is open, so it is there.
-    let events = unsafe { (*context).async_fd };
+    let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };
     // SAFETY: as above; whoever calls the context's verbs from now on is refused.
     let Some(open) = (unsafe {
         let open = object::destroy::<Open>(verbs);
@@ -128,7 +131,7 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     }) else {
         return errno::minus(libc::EINVAL);
     };
-    descriptor::close(events);
+    descriptors.map(descriptor::close);
     drop(open);
     0
 }

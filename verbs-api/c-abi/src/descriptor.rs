@@ -49,3 +49,9 @@ pub fn close(descriptor: c_int) {
     // SAFETY: it is ours, and nobody is told of it any more.
     unsafe { libc::close(descriptor) };
 }
+
+/// A descriptor that says nothing.
+pub fn idle() -> c_int {
+    // SAFETY: a constant string.
+    unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
+}

@@ -129,7 +129,8 @@ unsafe fn add(state: &Qp, batch: &mut Batch<'_>, wr: &ibv_send_wr) -> Result<(),
 
 pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
     // SAFETY: a queue pair of ours.
-    let batch = unsafe { queue_pair::of(qp) }.map(|state| (state, state.pair.batch()));
+    let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::takes_sends(qp) });
+    let batch = ready.map(|state| (state, state.pair.batch()));
     let Some((state, Ok(mut batch))) = batch else {
         // SAFETY: the caller's own.
         unsafe { *bad = wr };
@@ -180,8 +181,8 @@ pub unsafe fn post_receives(
 }
 
 pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: a queue pair of ours.
-    let Some(state) = (unsafe { queue_pair::of(qp) }) else {
+    // SAFETY: a queue pair of ours; in RESET it takes nothing.
+    let Some(state) = (unsafe { queue_pair::of(qp) }).filter(|_| unsafe { (*qp).state } != 0) else {
         // SAFETY: the caller's own.
         unsafe { *bad = wr };
         return libc::EINVAL;

@@ -4,18 +4,33 @@ use crate::abi::*;
 use crate::{context, errno, object};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use parking_lot::Mutex;
 use softhca::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, WindowKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What is behind an `ibv_pd`. A parent domain is another handle of its domain.
 pub struct Pd {
     pub domain: ProtectionDomain,
+    users: Hold,
+    /// Of a parent domain: the one that it was made of.
+    _parent: Option<Hold>,
+}
+
+/// What everything that was made in a domain keeps until it is destroyed.
+pub type Hold = Arc<()>;
+
+impl Pd {
+    pub fn hold(&self) -> Hold {
+        self.users.clone()
+    }
 }
 
 struct Td;
 
 pub struct Mr {
     region: MemoryRegion,
+    domain: Mutex<Hold>,
 }
 
 pub struct Mw {
@@ -23,6 +38,7 @@ pub struct Mw {
     _window: MemoryWindow,
     /// The key that the card knows it by once everything that was posted is done.
     key: AtomicU32,
+    _domain: Hold,
 }
 
 impl Mw {
@@ -49,7 +65,7 @@ pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     match open.card.allocate_domain() {
         Ok(domain) => {
             let handle = domain.number();
-            object::create(ibv_pd { context, handle }, Pd { domain })
+            object::create(ibv_pd { context, handle }, Pd { domain, users: Hold::default(), _parent: None })
         }
         Err(error) => errno::null(errno::of("ibv_alloc_pd", &error)),
     }
@@ -59,7 +75,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: a domain of ours.
     match unsafe { object::state::<Pd>(pd) } {
         None => libc::EINVAL,
-        Some(state) if state.domain.is_shared() => libc::EBUSY,
+        Some(state) if Arc::strong_count(&state.users) > 1 => libc::EBUSY,
         Some(_) => {
             // SAFETY: as above.
             drop(unsafe { object::destroy::<Pd>(pd) });
@@ -98,7 +114,8 @@ pub unsafe extern "C" fn alloc_parent_domain(
     let Some(state) = (unsafe { object::state::<Pd>(attr.pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: a domain of ours.
     let handle = unsafe { (*attr.pd).handle };
-    object::create(ibv_pd { context, handle }, Pd { domain: state.domain.clone() })
+    let (domain, users) = (state.domain.clone(), Hold::default());
+    object::create(ibv_pd { context, handle }, Pd { domain, users, _parent: Some(state.hold()) })
 }
 
 /// The rights in a mask; none if it asks for something that is not there.
@@ -127,7 +144,7 @@ unsafe fn register(
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
             let abi = ibv_mr { context, pd, addr: at, length, handle: key >> 8, lkey: key, rkey: key };
-            object::create(abi, Mr { region })
+            object::create(abi, Mr { region, domain: Mutex::new(state.hold()) })
         }
         Err(error) => errno::null(errno::of(verb, &error)),
     }
@@ -186,7 +203,7 @@ pub unsafe extern "C" fn rereg_mr(
     if flags & IBV_REREG_MR_CHANGE_PD != 0 {
         // SAFETY: a domain of ours.
         let Some(found) = (unsafe { object::state::<Pd>(pd) }) else { return bad(libc::EINVAL) };
-        domain = Some(&found.domain);
+        domain = Some(found);
     }
     let mut memory = None;
     if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
@@ -201,7 +218,7 @@ pub unsafe extern "C" fn rereg_mr(
         }
     }
     // SAFETY: as in `register`.
-    if let Err(error) = unsafe { state.region.reregister_foreign(domain, memory, new) } {
+    if let Err(error) = unsafe { state.region.reregister_foreign(domain.map(|pd| &pd.domain), memory, new) } {
         errno::set(errno::of("ibv_rereg_mr", &error));
         return IBV_REREG_MR_ERR_CMD;
     }
@@ -212,8 +229,9 @@ pub unsafe extern "C" fn rereg_mr(
     if memory.is_some() {
         (abi.addr, abi.length) = (at, length);
     }
-    if domain.is_some() {
+    if let Some(domain) = domain {
         abi.pd = pd;
+        *state.domain.lock() = domain.hold();
     }
     0
 }
@@ -245,7 +263,8 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
             let rkey = window.key().0;
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
-            object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, Mw { _window: window, key: rkey.into() })
+            let state = Mw { _window: window, key: rkey.into(), _domain: state.hold() };
+            object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, state)
         }
         Err(error) => errno::null(errno::of("ibv_alloc_mw", &error)),
     }
@@ -260,7 +279,7 @@ pub unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 ///
 /// # Safety
 /// `pd` is null or a domain of ours.
-pub unsafe fn domain_of<'a>(pd: *mut ibv_pd) -> Option<&'a ProtectionDomain> {
+pub unsafe fn of<'a>(pd: *mut ibv_pd) -> Option<&'a Pd> {
     // SAFETY: as the caller says.
-    unsafe { object::state::<Pd>(pd) }.map(|state| &state.domain)
+    unsafe { object::state::<Pd>(pd) }
 }

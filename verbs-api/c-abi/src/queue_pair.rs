@@ -2,10 +2,11 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
+use crate::protection::{self, Hold};
 use crate::work_builder::{self, Builder};
-use crate::{completion_queue, context, errno, object, protection, shared_receive};
+use crate::{completion_queue, context, errno, object, shared_receive};
 use core::ffi::{c_int, c_uint};
-use softhca::{Error, Gid, QpKind, QueuePair, QueuePairBuilder};
+use softhca::{Error, Gid, QpKind, QueuePair, QueuePairBuilder, State};
 
 /// What is behind an `ibv_qp`, extended or not.
 pub struct Qp {
@@ -16,6 +17,8 @@ pub struct Qp {
     /// The operations of the extended interface; zero if it was not asked for.
     operations: u64,
     pub builder: Builder,
+    /// An XRC target has none.
+    _domain: Option<Hold>,
 }
 
 // SAFETY: the pointers of `init` are only given back to the program.
@@ -35,6 +38,15 @@ object::kinds! {
 pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
     // SAFETY: as the caller says: every queue pair is extended.
     unsafe { object::state::<Qp>(qp.cast()) }
+}
+
+/// Whether sends can be posted: not before RTS.
+///
+/// # Safety
+/// `qp` is a queue pair of ours.
+pub unsafe fn takes_sends(qp: *mut ibv_qp) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { (*qp).state > State::ReadyToReceive as c_int }
 }
 
 /// The operations that a service has, as the extended interface asks for them.
@@ -62,7 +74,7 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
     // SAFETY: the caller's attributes.
     let plain = unsafe { *attr };
     // SAFETY: a domain of ours.
-    if unsafe { protection::domain_of(pd) }.is_none() {
+    if unsafe { protection::of(pd) }.is_none() {
         return errno::null(libc::EINVAL);
     }
     let mut extended = ibv_qp_init_attr_ex {
@@ -120,10 +132,11 @@ unsafe fn builder(open: &context::Open, attr: &ibv_qp_init_attr_ex, kind: QpKind
         return Ok(domain.target());
     }
     // SAFETY: as the caller says.
-    let domain = unsafe { protection::domain_of(attr.pd) }.ok_or(libc::EINVAL)?;
+    let domain = unsafe { protection::of(attr.pd) }.ok_or(libc::EINVAL)?;
     // SAFETY: as the caller says.
     let sends = unsafe { completion_queue::of(attr.send_cq) }.ok_or(libc::EINVAL)?;
     let mut builder = domain
+        .domain
         .queue_pair(kind, &sends.queue)
         .sends(cap.max_send_wr.max(1))
         .receives(cap.max_recv_wr.max(1))
@@ -206,7 +219,9 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_
         sq_sig_all: attr.sq_sig_all,
     };
     let builder = Builder::default();
-    let state = Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder };
+    // SAFETY: as the caller says.
+    let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::hold);
+    let state = Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
     let qp = object::create(work_builder::structure(qp), state);
     open.named.lock().queue_pairs.insert(number, qp as usize);
     qp.cast()

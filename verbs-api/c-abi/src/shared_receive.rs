@@ -2,7 +2,8 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
-use crate::{completion_queue, context, errno, object, post, protection};
+use crate::protection::{self, Hold, Pd};
+use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
 use softhca::{Error, SharedReceiveQueue, XrcDomain};
 
@@ -11,6 +12,7 @@ pub struct Srq {
     pub queue: SharedReceiveQueue,
     pub events: Unacknowledged,
     is_extended: bool,
+    _domain: Hold,
 }
 
 /// What is behind an `ibv_xrcd`.
@@ -46,6 +48,7 @@ fn give(
     context: *mut ibv_context,
     srq_context: *mut c_void,
     pd: *mut ibv_pd,
+    domain: &Pd,
     is_extended: bool,
     result: Result<SharedReceiveQueue, Error>,
 ) -> *mut ibv_srq {
@@ -63,7 +66,7 @@ fn give(
         cond: [0; 6],
         events_completed: 0,
     };
-    let srq = object::create(abi, Srq { queue, events: Unacknowledged::default(), is_extended });
+    let srq = object::create(abi, Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.hold() });
     // SAFETY: a context of ours.
     if let Some(open) = unsafe { context::of(context) } {
         open.named.lock().shared_receive_queues.insert(number, srq as usize);
@@ -78,7 +81,7 @@ fn is_within(open: &context::Open, attr: &ibv_srq_attr) -> bool {
 
 pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: a domain of ours.
-    let Some(domain) = (unsafe { protection::domain_of(pd) }) else { return errno::null(libc::EINVAL) };
+    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: as above.
     let context = unsafe { (*pd).context };
     // SAFETY: the caller's attributes.
@@ -89,8 +92,8 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
         return errno::null(libc::EINVAL);
     }
     attr.attr.max_sge = attr.attr.max_sge.max(1);
-    let result = domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
-    give(context, attr.srq_context, pd, false, result)
+    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
+    give(context, attr.srq_context, pd, domain, false, result)
 }
 
 pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
@@ -106,14 +109,14 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv
     let asked = |bit| attr.comp_mask & bit != 0;
     let kind = if asked(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
     // SAFETY: a domain of ours.
-    let domain = unsafe { protection::domain_of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
+    let domain = unsafe { protection::of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
     let Some(domain) = domain.filter(|_| is_within(open, &attr.attr)) else { return errno::null(libc::EINVAL) };
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
     match kind {
         IBV_SRQT_BASIC => {
-            let result = domain.create_shared_receive_queue(receives, entries as usize);
+            let result = domain.domain.create_shared_receive_queue(receives, entries as usize);
             attr.attr.max_sge = entries;
-            give(context, attr.srq_context, attr.pd, false, result)
+            give(context, attr.srq_context, attr.pd, domain, false, result)
         }
         IBV_SRQT_XRC => {
             // SAFETY: objects of ours.
@@ -124,9 +127,9 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv
                 return errno::null(libc::EINVAL);
             };
             let result =
-                domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries as usize);
+                domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries as usize);
             attr.attr.max_sge = entries;
-            give(context, attr.srq_context, attr.pd, true, result)
+            give(context, attr.srq_context, attr.pd, domain, true, result)
         }
         _ => errno::null(libc::EOPNOTSUPP),
     }

@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::address::Ah;
-use crate::queue_pair::Qp;
+use crate::queue_pair::{self, Qp};
 use crate::{errno, object, post};
 use core::ffi::{c_int, c_void};
 use core::ptr::null;
@@ -102,7 +102,14 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return libc::EINVAL };
     // SAFETY: the caller has the turn since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };
-    let code = if requests.fault == 0 { place(state, &requests.started) } else { requests.fault };
+    // SAFETY: a queue pair of ours.
+    let code = if !unsafe { queue_pair::takes_sends(qp.cast()) } {
+        libc::EINVAL
+    } else if requests.fault == 0 {
+        place(state, &requests.started)
+    } else {
+        requests.fault
+    };
     requests.started.clear();
     // SAFETY: as above; it is given back.
     unsafe { state.builder.turn.unlock() };
