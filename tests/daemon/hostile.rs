@@ -341,7 +341,8 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     let call = Call::Register { domain, translation, access };
     let (reply, _) = raw.call(&call, &[]);
     let Reply::Region { key, .. } = reply else { panic!("{reply:?}") };
-    let (_, why) = raw.refused(&Call::Reregister { key, domain: None, translation: None, access: Some(ALL) }, &[]);
+    let (_, why) =
+        raw.refused(&Call::Reregister { key, domain: None, translation: None, access: Some(ALL) }, &[]);
     assert!(why.contains("read-only"), "{why}");
 }
 

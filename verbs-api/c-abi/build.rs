@@ -22,8 +22,11 @@ fn main() {
     let script = out.join("exports.map");
     fs::write(out.join("exports.rs"), exports.trampolines()).expect("writable");
     fs::write(&script, exports.version_script()).expect("writable");
-    fs::write(out.join("layout.rs"), assertions(&fs::read_to_string("layout.txt").expect("layout.txt is here")))
-        .expect("writable");
+    fs::write(
+        out.join("layout.rs"),
+        assertions(&fs::read_to_string("layout.txt").expect("layout.txt is here")),
+    )
+    .expect("writable");
 
     let wrapper = out.join("linker");
     fs::create_dir_all(&wrapper).expect("writable");
@@ -125,7 +128,10 @@ fn assertions(layout: &str) -> String {
             None => writeln!(text, "const _: () = assert!(size_of::<{place}>() == {value});"),
             Some((structure, field)) => {
                 let field = if field == "type" { "r#type" } else { field };
-                writeln!(text, "const _: () = assert!(core::mem::offset_of!({structure}, {field}) == {value});")
+                writeln!(
+                    text,
+                    "const _: () = assert!(core::mem::offset_of!({structure}, {field}) == {value});"
+                )
             }
         };
     }

@@ -51,6 +51,7 @@ mod memory;
 mod notifier;
 mod queue_pair;
 mod random;
+pub mod rdma_cm;
 mod region;
 mod rendezvous;
 mod report;
@@ -66,7 +67,7 @@ pub use completion::CompletionQueue;
 pub use context::Context;
 #[cfg(target_os = "linux")]
 pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, HostCard, HostStatus, SeenEvent};
-pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, guid_of};
+pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
 pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
@@ -89,11 +90,11 @@ pub use softhca_fabric::{
     Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
     Selector, Span, Tally,
 };
+#[cfg(target_os = "linux")]
+pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
     RemoteAddress, SendFlags, SendTrailer, Sge, SharedReceiveView, Status,
 };
-#[cfg(target_os = "linux")]
-pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
-pub use softhca_udp::{IcrcCheck, Passage, Witness};
+pub use softhca_udp::{IcrcCheck, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};

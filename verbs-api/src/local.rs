@@ -7,16 +7,17 @@ use crate::memory::Block;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, ClientId, Context, Counters, CqId, Event, Hca, Instant, Limits,
-    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId, SrqInit, State, WindowKind,
-    XrcdId,
+    AddressVector, AhId, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant, Limits,
+    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId, SrqInit,
+    State, WindowKind, XrcdId,
 };
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell,
-    receive_ring, send_ring,
+    Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
+    doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Where the card's news for the application is put up.
@@ -24,6 +25,7 @@ use std::sync::Arc;
 pub(crate) struct Board {
     queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
     events: EventQueue,
+    cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
 }
 
 impl Board {
@@ -37,6 +39,12 @@ impl Board {
                 }
             }
             Event::Raised { event, .. } => self.events.push(*event),
+            Event::CmRaised { channel, .. } => {
+                let channel = self.cm_channels.lock().get(channel).cloned();
+                if let Some(channel) = channel {
+                    channel.notify();
+                }
+            }
             _ => {}
         }
     }
@@ -56,6 +64,10 @@ pub(crate) trait Seat: Send + Sync + 'static {
     fn started(&self, view: &QpView) {
         let _ = view;
     }
+    /// As in [`Backend`].
+    fn active_mtu(&self) -> Mtu;
+    /// As in [`Backend`].
+    fn host_named(&self, name: &str) -> Option<IpAddr>;
     /// As in [`Backend`].
     fn drive(&self);
     /// As in [`Backend`].
@@ -272,6 +284,33 @@ impl<S: Seat> Backend for Local<S> {
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
         Ok(self.control(|hca, _, client| hca.detach_multicast(client, number, group))?)
+    }
+
+    fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
+        match self.cm(cm::Call::CreateChannel)? {
+            cm::Reply::Channel(channel) => {
+                self.board.cm_channels.lock().insert(channel, news);
+                Ok(channel)
+            }
+            _ => unreachable!("the card answers with a channel"),
+        }
+    }
+
+    fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()> {
+        self.board.cm_channels.lock().remove(&channel);
+        self.cm(cm::Call::DestroyChannel(channel)).map(|_| ())
+    }
+
+    fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
+        Ok(self.control(|hca, ctx, client| hca.cm(ctx, client, call))?)
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        self.seat.active_mtu()
+    }
+
+    fn host_named(&self, name: &str) -> Option<IpAddr> {
+        self.seat.host_named(name)
     }
 
     fn events(&self) -> &EventQueue {

@@ -231,6 +231,11 @@ impl QueuePair {
         self.inner.kind
     }
 
+    /// Whether it takes receives from a shared queue.
+    pub fn has_shared_receive_queue(&self) -> bool {
+        self.inner.queues.shared.is_some()
+    }
+
     /// What a peer must know to connect.
     pub fn endpoint(&self) -> Endpoint {
         let gid = self.inner.context.gid(0).unwrap_or_default();

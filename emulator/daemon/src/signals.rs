@@ -27,7 +27,8 @@ impl Signals {
 
     /// Takes those signals that end or tell something, and the end of a child: call it before any thread starts.
     pub fn take_all() -> io::Result<Signals> {
-        let numbers = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+        let numbers =
+            [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
         Signals::of(&[&numbers[..], &[libc::SIGCHLD, libc::SIGALRM, libc::SIGWINCH]].concat())
     }
 

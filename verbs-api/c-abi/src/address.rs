@@ -72,7 +72,10 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
         Ok(handle) => {
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
-            object::create(ibv_ah { context, pd, handle: handle.number() }, Ah { handle, _domain: domain.hold() })
+            object::create(
+                ibv_ah { context, pd, handle: handle.number() },
+                Ah { handle, _domain: domain.hold() },
+            )
         }
         Err(error) => errno::null(errno::of("ibv_create_ah", &error)),
     }
@@ -121,11 +124,10 @@ pub unsafe extern "C" fn init_ah_from_wc(
     let Some((from, to, class)) = ends(unsafe { &*grh }) else { return errno::minus(libc::EINVAL) };
     let own = Gid::from(to);
     // A datagram to a group is answered from the first address of its kind.
-    let index = (0..open.card.gids())
-        .find(|index| open.card.gid(*index) == Some(own))
-        .or_else(|| {
-            (0..open.card.gids()).find(|index| open.card.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4()))
-        });
+    let index = (0..open.card.gids()).find(|index| open.card.gid(*index) == Some(own)).or_else(|| {
+        (0..open.card.gids())
+            .find(|index| open.card.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4()))
+    });
     let Some(index) = index else { return errno::minus(libc::ENOENT) };
     let vector = AddressVector {
         source_index: index as u8,

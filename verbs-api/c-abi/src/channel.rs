@@ -82,7 +82,9 @@ pub unsafe extern "C" fn get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: a channel of ours.
-    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else { return errno::minus(libc::EINVAL) };
+    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else {
+        return errno::minus(libc::EINVAL);
+    };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     let found = descriptor::wait_on(fd, || {

@@ -3,8 +3,8 @@
 use crate::abi::*;
 use crate::device::Device;
 use crate::{
-    completion_queue, dead, descriptor, device, errno, extended_poll, object, post, protection, query, queue_pair,
-    shared_receive,
+    completion_queue, dead, descriptor, device, errno, extended_poll, object, post, protection, query,
+    queue_pair, shared_receive,
 };
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
@@ -131,7 +131,7 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     }) else {
         return errno::minus(libc::EINVAL);
     };
-    descriptors.map(descriptor::close);
+    descriptors.into_iter().for_each(descriptor::close);
     drop(open);
     0
 }

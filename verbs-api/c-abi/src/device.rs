@@ -59,7 +59,7 @@ fn device(host: HostCard) -> *mut ibv_device {
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
         fill(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{}", host.device));
-        let guid = softhca::guid_of(host.address);
+        let guid = softhca::Gid::from(host.address).guid();
         Box::into_raw(Box::new(Device { abi, behind: [0; 8], host, guid })) as usize
     });
     address as *mut ibv_device
@@ -72,9 +72,9 @@ pub fn own() -> Option<*mut ibv_device> {
     let found = match softhca::Device::list(None) {
         Ok(hosts) => {
             let names: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
-            hosts.into_iter().find(|host| wanted.as_ref().is_none_or(|name| host.name == *name)).ok_or_else(|| {
-                format!("there is no host {:?}, only {}", wanted.unwrap_or_default(), names.join(", "))
-            })
+            hosts.into_iter().find(|host| wanted.as_ref().is_none_or(|name| host.name == *name)).ok_or_else(
+                || format!("there is no host {:?}, only {}", wanted.unwrap_or_default(), names.join(", ")),
+            )
         }
         Err(error) => Err(error.to_string()),
     };

@@ -56,9 +56,7 @@ fn told(open: &Open, event: AsyncEvent) -> Option<ibv_async_event> {
     let (event_type, about) = split(event);
     let named = open.named.lock();
     let element = match about {
-        About::Queue(number) => {
-            Element { cq: *named.completion_queues.get(&number)? as *mut ibv_cq }
-        }
+        About::Queue(number) => Element { cq: *named.completion_queues.get(&number)? as *mut ibv_cq },
         About::Pair(number) => Element { qp: *named.queue_pairs.get(&number)? as *mut ibv_qp },
         About::Shared(number) => Element { srq: *named.shared_receive_queues.get(&number)? as *mut ibv_srq },
         About::Port => Element { port_num: 1 },

@@ -26,7 +26,10 @@ impl Default for Polling {
 // SAFETY: the completion is reached by whoever has the turn.
 unsafe impl Sync for Polling {}
 
-pub unsafe extern "C" fn create_cq_ex(context: *mut ibv_context, attr: *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex {
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
     const FIELDS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
     const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
     const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
@@ -110,7 +113,8 @@ unsafe fn advance(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: a queue of ours, and the caller's attributes.
-    let Some(state) = (unsafe { object::state::<Cq>(cq) }).filter(|_| unsafe { (*attr).comp_mask } == 0) else {
+    let Some(state) = (unsafe { object::state::<Cq>(cq) }).filter(|_| unsafe { (*attr).comp_mask } == 0)
+    else {
         return libc::EINVAL;
     };
     state.polling.turn.lock();

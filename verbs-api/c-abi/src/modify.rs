@@ -57,7 +57,8 @@ fn change(attr: &ibv_qp_attr, mask: AttributeMask) -> Option<Modify> {
 pub unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int {
     // SAFETY: a queue pair of ours.
     let Some(state) = (unsafe { queue_pair::of(qp) }) else { return libc::EINVAL };
-    let Some(mask) = AttributeMask::from_bits(mask as u32).filter(|mask| !mask.contains(AttributeMask::CAP)) else {
+    let Some(mask) = AttributeMask::from_bits(mask as u32).filter(|mask| !mask.contains(AttributeMask::CAP))
+    else {
         return libc::EINVAL;
     };
     // SAFETY: the caller's attributes.

@@ -78,14 +78,8 @@ pub unsafe extern "C" fn node_type_str(kind: c_int) -> *const c_char {
 }
 
 pub unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
-    const NAMES: [&CStr; 6] = [
-        c"no state change (NOP)",
-        c"down",
-        c"init",
-        c"armed",
-        c"active",
-        c"active defer",
-    ];
+    const NAMES: [&CStr; 6] =
+        [c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"];
     nth(&NAMES, state)
 }
 

@@ -7,8 +7,8 @@ use crate::queue_pair::{self, Qp};
 use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use softhca::{
-    Access, Batch, BindWindow, Error, LocalKey, Operation, QpKind, Qpn, QueueKey, ReceiveRequest, RemoteAddress,
-    RemoteKey, SendFlags, SendRequest, SendTrailer, Sge,
+    Access, Batch, BindWindow, Error, LocalKey, Operation, QpKind, Qpn, QueueKey, ReceiveRequest,
+    RemoteAddress, RemoteKey, SendFlags, SendRequest, SendTrailer, Sge,
 };
 
 /// The most scatter/gather entries that a work request can have.
@@ -127,7 +127,11 @@ unsafe fn add(state: &Qp, batch: &mut Batch<'_>, wr: &ibv_send_wr) -> Result<(),
     batch.add(&request).map_err(|error| errno::of("ibv_post_send", &error))
 }
 
-pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, mut wr: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
     // SAFETY: a queue pair of ours.
     let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::takes_sends(qp) });
     let batch = ready.map(|state| (state, state.pair.batch()));
@@ -180,7 +184,11 @@ pub unsafe fn post_receives(
     0
 }
 
-pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
     // SAFETY: a queue pair of ours; in RESET it takes nothing.
     let Some(state) = (unsafe { queue_pair::of(qp) }).filter(|_| unsafe { (*qp).state } != 0) else {
         // SAFETY: the caller's own.

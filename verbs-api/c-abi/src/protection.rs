@@ -150,7 +150,12 @@ unsafe fn register(
     }
 }
 
-pub unsafe extern "C" fn reg_mr(pd: *mut ibv_pd, at: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr {
+pub unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    at: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: as the caller says.
     unsafe { register("ibv_reg_mr", pd, at, length, at as u64, access as c_uint) }
 }
@@ -177,7 +182,14 @@ pub unsafe extern "C" fn reg_mr_iova2(
     unsafe { register("ibv_reg_mr_iova2", pd, at, length, address, access) }
 }
 
-pub unsafe extern "C" fn reg_dmabuf_mr(_: *mut ibv_pd, _: u64, _: usize, _: u64, _: c_int, _: c_int) -> *mut ibv_mr {
+pub unsafe extern "C" fn reg_dmabuf_mr(
+    _: *mut ibv_pd,
+    _: u64,
+    _: usize,
+    _: u64,
+    _: c_int,
+    _: c_int,
+) -> *mut ibv_mr {
     errno::null(libc::EOPNOTSUPP)
 }
 
@@ -196,7 +208,8 @@ pub unsafe extern "C" fn rereg_mr(
         IBV_REREG_MR_ERR_INPUT
     };
     // SAFETY: a region of ours.
-    let Some(state) = (unsafe { object::state::<Mr>(mr) }).filter(|_| flags & !KNOWN == 0 && flags != 0) else {
+    let Some(state) = (unsafe { object::state::<Mr>(mr) }).filter(|_| flags & !KNOWN == 0 && flags != 0)
+    else {
         return bad(libc::EINVAL);
     };
     let mut domain = None;
@@ -207,7 +220,9 @@ pub unsafe extern "C" fn rereg_mr(
     }
     let mut memory = None;
     if flags & IBV_REREG_MR_CHANGE_TRANSLATION != 0 {
-        let Some(base) = NonNull::new(at.cast::<u8>()).filter(|_| length > 0) else { return bad(libc::EINVAL) };
+        let Some(base) = NonNull::new(at.cast::<u8>()).filter(|_| length > 0) else {
+            return bad(libc::EINVAL);
+        };
         memory = Some((base, length, at as u64));
     }
     let mut new = None;

@@ -144,7 +144,12 @@ fn gid(open: &context::Open, port: u32, index: i64) -> Option<Gid> {
     open.card.gid(usize::try_from(index).ok()?)
 }
 
-pub unsafe extern "C" fn query_gid(context: *mut ibv_context, port: u8, index: c_int, into: *mut [u8; 16]) -> c_int {
+pub unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    into: *mut [u8; 16],
+) -> c_int {
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
     let Some(gid) = gid(open, port.into(), index.into()) else { return errno::minus(libc::EINVAL) };
@@ -231,7 +236,12 @@ pub unsafe extern "C" fn query_gid_table(
     count as isize
 }
 
-pub unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, index: c_uint, into: *mut c_int) -> c_int {
+pub unsafe extern "C" fn query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    into: *mut c_int,
+) -> c_int {
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
     if gid(open, port.into(), index.into()).is_none() {
@@ -242,7 +252,12 @@ pub unsafe extern "C" fn query_gid_type(context: *mut ibv_context, port: u8, ind
     0
 }
 
-pub unsafe extern "C" fn query_pkey(context: *mut ibv_context, port: u8, index: c_int, into: *mut u16) -> c_int {
+pub unsafe extern "C" fn query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    into: *mut u16,
+) -> c_int {
     // SAFETY: a context of ours.
     if unsafe { context::of(context) }.is_none() || port != 1 || index != 0 {
         return errno::minus(libc::EINVAL);

@@ -113,7 +113,11 @@ fn entries(cap: &ibv_qp_cap) -> u32 {
 ///
 /// # Safety
 /// The pointers are objects of ours or null.
-unsafe fn builder(open: &context::Open, attr: &ibv_qp_init_attr_ex, kind: QpKind) -> Result<QueuePairBuilder, c_int> {
+unsafe fn builder(
+    open: &context::Open,
+    attr: &ibv_qp_init_attr_ex,
+    kind: QpKind,
+) -> Result<QueuePairBuilder, c_int> {
     let cap = &attr.cap;
     let limits = &open.attributes.limits;
     let within = cap.max_send_wr <= limits.work_requests
@@ -158,7 +162,10 @@ unsafe fn builder(open: &context::Open, attr: &ibv_qp_init_attr_ex, kind: QpKind
     Ok(builder)
 }
 
-pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+pub unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
     const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
         | IBV_QP_INIT_ATTR_XRCD
         | IBV_QP_INIT_ATTR_CREATE_FLAGS
@@ -221,7 +228,8 @@ pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_
     let builder = Builder::default();
     // SAFETY: as the caller says.
     let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::hold);
-    let state = Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
+    let state =
+        Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
     let qp = object::create(work_builder::structure(qp), state);
     open.named.lock().queue_pairs.insert(number, qp as usize);
     qp.cast()

@@ -66,7 +66,10 @@ fn give(
         cond: [0; 6],
         events_completed: 0,
     };
-    let srq = object::create(abi, Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.hold() });
+    let srq = object::create(
+        abi,
+        Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.hold() },
+    );
     // SAFETY: a context of ours.
     if let Some(open) = unsafe { context::of(context) } {
         open.named.lock().shared_receive_queues.insert(number, srq as usize);
@@ -96,7 +99,10 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
     give(context, attr.srq_context, pd, domain, false, result)
 }
 
-pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv_srq_init_attr_ex) -> *mut ibv_srq {
+pub unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
     const KNOWN: u32 =
         IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     // SAFETY: a context of ours.
@@ -110,7 +116,9 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv
     let kind = if asked(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
     // SAFETY: a domain of ours.
     let domain = unsafe { protection::of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
-    let Some(domain) = domain.filter(|_| is_within(open, &attr.attr)) else { return errno::null(libc::EINVAL) };
+    let Some(domain) = domain.filter(|_| is_within(open, &attr.attr)) else {
+        return errno::null(libc::EINVAL);
+    };
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
     match kind {
         IBV_SRQT_BASIC => {
@@ -126,8 +134,12 @@ pub unsafe extern "C" fn create_srq_ex(context: *mut ibv_context, attr: *mut ibv
             else {
                 return errno::null(libc::EINVAL);
             };
-            let result =
-                domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries as usize);
+            let result = domain.domain.create_xrc_shared_receive_queue(
+                xrc_domain,
+                &cq.queue,
+                receives,
+                entries as usize,
+            );
             attr.attr.max_sge = entries;
             give(context, attr.srq_context, attr.pd, domain, true, result)
         }
@@ -202,7 +214,10 @@ pub unsafe extern "C" fn post_srq_recv(
 }
 
 /// A domain is of one open device: a file does not make it another's too.
-pub unsafe extern "C" fn open_xrcd(context: *mut ibv_context, attr: *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd {
+pub unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
     const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };

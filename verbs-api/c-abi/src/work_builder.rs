@@ -9,8 +9,8 @@ use core::ptr::null;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use softhca::{
-    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendRequest, SendTrailer,
-    Sge,
+    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendRequest,
+    SendTrailer, Sge,
 };
 use std::cell::UnsafeCell;
 
@@ -208,7 +208,12 @@ begins! {
     wr_send_inv(key: u32) = Operation::Send(SendTrailer::Invalidate(RemoteKey(key)));
 }
 
-unsafe extern "C" fn wr_bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, key: u32, info: *const ibv_mw_bind_info) {
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    key: u32,
+    info: *const ibv_mw_bind_info,
+) {
     // SAFETY: as the caller says.
     match unsafe { post::bind(mw, key, &*info) } {
         // SAFETY: as the caller says.

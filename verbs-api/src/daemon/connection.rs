@@ -26,9 +26,13 @@ impl Greeted {
     pub fn connect(name: &str) -> Result<Greeted> {
         let folder = Folder::of_user();
         let path = folder.socket(name);
-        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
-        let absent =
-            |why: &str| Error::NoDaemon { path: path.display().to_string(), why: why.into(), is_absent: true };
+        let missing =
+            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
+        let absent = |why: &str| Error::NoDaemon {
+            path: path.display().to_string(),
+            why: why.into(),
+            is_absent: true,
+        };
         if folder.path().exists() {
             folder.check().map_err(|error| missing(error.to_string()))?;
         }
@@ -45,7 +49,8 @@ impl Greeted {
     }
 
     fn greet(stream: UnixStream, path: &Path) -> Result<Greeted> {
-        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
+        let missing =
+            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
         let fault = |error: io::Error| missing(error.to_string());
         match send(stream.as_fd(), &encode(&Hello::ours()), &[]) {
             // It may have said why before it closed.

@@ -10,8 +10,8 @@ pub use folder::{DEFAULT_NAME, Folder, NAME_VARIABLE};
 pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, send_frame};
 
 use crate::{
-    Access, AddressVector, AhId, AsyncEvent, Counters, CqId, Limits, Modify, PdId, QpInit, QpView,
-    SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
+    QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -192,6 +192,8 @@ pub enum Call {
         number: Qpn,
         group: Gid,
     },
+    /// A call to the connection manager.
+    Cm(cm::Call),
 }
 
 /// What the daemon answers.
@@ -233,6 +235,7 @@ pub enum Reply {
     View(QpView),
     Counters(Counters),
     Status(Status),
+    Cm(cm::Reply),
 }
 
 /// What the daemon tells unasked.
@@ -242,6 +245,8 @@ pub enum News {
     Notified(CqId),
     /// An asynchronous event of the client's own.
     Raised(AsyncEvent),
+    /// An event of connection management waits in a channel.
+    CmRaised(CmChannelId),
     /// An asynchronous event of some host, for those who watch.
     Seen {
         /// The host.
