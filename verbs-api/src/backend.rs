@@ -34,6 +34,10 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 /// A card that an application uses. Work is posted and completed through rings; this is everything else.
 pub(crate) trait Backend: Send + Sync {
     fn gids(&self) -> Vec<Gid>;
+    /// Whether the card is there.
+    fn is_alive(&self) -> bool {
+        true
+    }
     fn counters(&self) -> Counters;
 
     fn allocate_domain(&self) -> Result<PdId>;

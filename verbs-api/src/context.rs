@@ -30,6 +30,11 @@ impl Context {
         self.address
     }
 
+    /// Whether the card is there: that of a daemon which ended is not.
+    pub fn is_alive(&self) -> bool {
+        self.backend.is_alive()
+    }
+
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.backend.gids().get(index).copied()

@@ -4,38 +4,29 @@ use crate::Error;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::AsyncEvent;
-use softhca_udp::Waker;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::OnceLock;
+use std::os::fd::BorrowedFd;
 
 /// Asynchronous events, oldest first.
 #[derive(Default)]
 pub(crate) struct EventQueue {
     waiting: Mutex<VecDeque<AsyncEvent>>,
     news: Notifier,
-    /// Made for those who want a descriptor.
-    waker: OnceLock<Waker>,
 }
 
 impl EventQueue {
     pub fn push(&self, event: AsyncEvent) {
         let mut waiting = self.waiting.lock();
         waiting.push_back(event);
-        if let Some(waker) = self.waker.get() {
-            waker.wake();
-        }
-        drop(waiting);
+        // Told under the lock: whoever takes the event finds the descriptor readable, and clears it.
         self.news.notify();
     }
 
     pub fn take(&self) -> Option<AsyncEvent> {
         let mut waiting = self.waiting.lock();
         let event = waiting.pop_front();
-        if waiting.is_empty()
-            && let Some(waker) = self.waker.get()
-        {
-            waker.clear();
+        if waiting.is_empty() {
+            self.news.clear();
         }
         event
     }
@@ -48,14 +39,10 @@ impl EventQueue {
     /// A descriptor that is readable while events wait.
     pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
         let waiting = self.waiting.lock();
-        if self.waker.get().is_none() {
-            let failed = |source| Error::System { what: "making an event descriptor", source };
-            let waker = Waker::new().map_err(failed)?;
-            if !waiting.is_empty() {
-                waker.wake();
-            }
-            let _ = self.waker.set(waker);
+        let descriptor = self.news.descriptor()?;
+        if waiting.is_empty() {
+            self.news.clear();
         }
-        Ok(self.waker.get().expect("it was made above").as_fd())
+        Ok(descriptor)
     }
 }

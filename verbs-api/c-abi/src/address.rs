@@ -25,7 +25,7 @@ fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
     bytes
 }
 
-fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
     [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes")))
 }
 

@@ -27,6 +27,7 @@ mod post;
 mod protection;
 mod query;
 mod queue_pair;
+mod rdma_cm;
 mod shared_receive;
 mod unsupported;
 mod work_builder;

@@ -209,6 +209,10 @@ macro_rules! expect {
 }
 
 impl Backend for Daemon {
+    fn is_alive(&self) -> bool {
+        !self.board.estate.is_ours()
+    }
+
     fn gids(&self) -> Vec<Gid> {
         self.gids.clone()
     }

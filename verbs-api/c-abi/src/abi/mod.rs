@@ -6,11 +6,13 @@
 #![allow(non_camel_case_types, missing_docs)]
 
 mod attributes;
+mod connection;
 mod constants;
 mod objects;
 mod work;
 
 pub use attributes::*;
+pub use connection::*;
 pub use constants::*;
 pub use objects::*;
 pub use work::*;
