@@ -88,6 +88,7 @@ pub fn run(path: &Path, words: &[OsString], variables: &[(&'static str, OsString
     let signals = Signals::take_all().map_err(ours)?;
     let mut command = Command::new(path);
     command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+    signals.leave_to(&mut command);
     let mut child = command.spawn().map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => refusal(NOT_FOUND, path, "its interpreter is not there"),
         _ => refusal(CANNOT_RUN, path, &error.to_string()),

@@ -4,10 +4,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 /// Signals as a descriptor that becomes readable.
 pub struct Signals {
     descriptor: OwnedFd,
+    before: libc::sigset_t,
 }
 
 /// A signal that came.
@@ -34,14 +37,14 @@ impl Signals {
 
     fn of(numbers: &[i32]) -> io::Result<Signals> {
         // SAFETY: an all-zero set is valid memory for `sigemptyset` to fill.
-        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        let [mut set, mut before]: [libc::sigset_t; 2] = unsafe { std::mem::zeroed() };
         // SAFETY: `set` outlives the calls; the numbers are signals.
         let descriptor = unsafe {
             libc::sigemptyset(&mut set);
             for number in numbers {
                 libc::sigaddset(&mut set, *number);
             }
-            if libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+            if libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) != 0 {
                 return Err(io::Error::last_os_error());
             }
             libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
@@ -50,7 +53,21 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new and belongs to nobody else.
-        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, before })
+    }
+
+    /// Has a program that is to be started take the signals that were taken from this one.
+    pub fn leave_to(&self, command: &mut Command) {
+        let before = self.before;
+        // SAFETY: the closure makes one call, which may be made between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                match libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) {
+                    0 => Ok(()),
+                    code => Err(io::Error::from_raw_os_error(code)),
+                }
+            });
+        }
     }
 
     /// Waits for the next signal.

@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::channel::Unacknowledged;
 use crate::protection::{self, Hold};
 use crate::work_builder::{self, Builder};
-use crate::{completion_queue, context, errno, object, shared_receive};
+use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
 use core::ffi::{c_int, c_uint};
 use softhca::{Error, Gid, QpKind, QueuePair, QueuePairBuilder, State};
 
@@ -109,6 +109,11 @@ fn entries(cap: &ibv_qp_cap) -> u32 {
     cap.max_send_sge.max(cap.max_recv_sge).max(1)
 }
 
+/// The inline bytes that a queue pair has room for: some, even if none were asked for, as on most cards.
+fn inline(cap: &ibv_qp_cap) -> u32 {
+    cap.max_inline_data.max(64)
+}
+
 /// Begins to create a queue pair, or says by an errno why not.
 ///
 /// # Safety
@@ -145,7 +150,7 @@ unsafe fn builder(
         .sends(cap.max_send_wr.max(1))
         .receives(cap.max_recv_wr.max(1))
         .entries(entries(cap) as usize)
-        .inline(cap.max_inline_data as usize);
+        .inline(inline(cap) as usize);
     if kind != QpKind::XrcInitiator {
         // SAFETY: as the caller says.
         let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;
@@ -250,6 +255,7 @@ fn given(cap: &mut ibv_qp_cap, kind: QpKind, has_shared: bool) {
         _ => {
             let entries = entries(cap);
             (cap.max_send_wr, cap.max_send_sge) = (cap.max_send_wr.max(1), entries);
+            cap.max_inline_data = inline(cap);
             if kind == QpKind::XrcInitiator || has_shared {
                 (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
             } else {
@@ -267,6 +273,8 @@ pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         open.named.lock().queue_pairs.remove(&state.pair.number().value());
     }
     state.events.wait();
+    // SAFETY: as above.
+    unsafe { rdma_cm::forget_queue_pair(qp) };
     // SAFETY: as above.
     drop(unsafe { object::destroy::<Qp>(qp.cast()) });
     0

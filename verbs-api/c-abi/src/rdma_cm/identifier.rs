@@ -59,6 +59,25 @@ pub fn object_of(id: &Id) -> Option<*mut rdma_cm_id> {
     KNOWN.lock().get(&id.number()).map(|address| *address as *mut rdma_cm_id)
 }
 
+/// Has the identifier of a queue pair that is about to be destroyed let go of it.
+///
+/// # Safety
+/// `qp` is a queue pair of ours.
+pub unsafe fn forget_queue_pair(qp: *mut ibv_qp) {
+    for address in KNOWN.lock().values() {
+        let id = *address as *mut rdma_cm_id;
+        // SAFETY: a known identifier is not destroyed yet: that takes it off the list first.
+        unsafe {
+            if (*id).qp == qp
+                && let Some(state) = of(id)
+            {
+                drop(state.id.detach());
+                (*id).qp = core::ptr::null_mut();
+            }
+        }
+    }
+}
+
 /// The identifier behind a pointer.
 ///
 /// # Safety
