@@ -9,12 +9,16 @@ const FILE: &str = "libsofthca_verbs.so";
 /// One file carries all of these: the loader maps it once.
 const NAMES: [&str; 4] = ["libibverbs.so.1", "librdmacm.so.1", "libmlx5.so.1", "libefa.so.1"];
 
-/// The library beside the executable, or in `../lib/softhca`.
+/// The library beside the executable, or in `../lib/softhca`. Where cargo builds, it may also be in `deps`: the
+/// newest counts.
 fn library() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
     let beside = own.parent().unwrap_or(Path::new("/"));
     let places = [beside.join(FILE), beside.join("../lib/softhca").join(FILE)];
-    if let Some(found) = places.iter().find(|place| place.is_file()) {
+    let age = |place: &PathBuf| place.metadata().and_then(|found| found.modified()).ok();
+    let built = [beside.join("deps").join(FILE), places[0].clone()];
+    let newest = built.into_iter().filter(|place| place.is_file()).max_by_key(age);
+    if let Some(found) = newest.or_else(|| places.iter().find(|place| place.is_file()).cloned()) {
         return found.canonicalize().map_err(|error| format!("{}: {error}", found.display()));
     }
     let profile = if beside.ends_with("release") { " --release" } else { "" };
