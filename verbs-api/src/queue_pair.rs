@@ -242,6 +242,11 @@ impl QueuePair {
         Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
     }
 
+    /// The same by another entry of the GID table, if there is one: 1 is the IPv6 address of a host with both.
+    pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
+        Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
+    }
+
     /// Changes attributes and state. The error names what is missing or not allowed. A queue pair that is reset
     /// takes its completions with it, as most cards do it.
     pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
@@ -266,7 +271,9 @@ impl QueuePair {
 
     /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer.
     pub fn connect(&self, peer: &Endpoint, path: &Path) -> Result<(), Error> {
-        let vector = AddressVector { traffic_class: path.traffic_class, ..AddressVector::to(peer.gid) };
+        let source_index = self.inner.context.gid_index_towards(peer.gid);
+        let vector =
+            AddressVector { traffic_class: path.traffic_class, source_index, ..AddressVector::to(peer.gid) };
         let modify = Modify::default();
         self.modify(&modify.state(State::Init).partition_index(0).port(1).access(path.access))?;
         let mut receive = modify
@@ -343,12 +350,14 @@ impl QueuePair {
 
     /// Begins to post several send work requests with one doorbell. Other posts wait meanwhile.
     pub fn batch(&self) -> Result<Batch<'_>, Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
         Ok(Batch { pair: &self.inner, ring: ring.lock() })
     }
 
     /// Posts a receive work request.
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
         let mut ring = ring.lock();
         ring.place(request)?;

@@ -152,6 +152,7 @@ impl MemoryRegion {
         memory: Option<(u64, Arc<Block>)>,
         access: Option<Access>,
     ) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
         let mut present = self.inner.present.lock();
         let id = domain.map(|domain| domain.inner.id);
         present.key = self.inner.backend.reregister(present.key, id, memory.clone(), access)?;
@@ -170,6 +171,7 @@ impl MemoryRegion {
     /// Takes the region off the card now, or says why that cannot be: a window is bound to it. Otherwise
     /// that happens when the last handle is dropped, window or not.
     pub fn deregister(&self) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
         let mut present = self.inner.present.lock();
         if present.on_card {
             self.inner.backend.deregister(present.key)?;
@@ -182,7 +184,7 @@ impl MemoryRegion {
 impl Drop for Inner {
     fn drop(&mut self) {
         let present = self.present.get_mut();
-        if present.on_card {
+        if present.on_card && self.backend.check_process().is_ok() {
             let _ = self.backend.deregister(present.key);
         }
     }

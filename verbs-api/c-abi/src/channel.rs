@@ -87,6 +87,12 @@ pub unsafe extern "C" fn get_cq_event(
     };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
+    // SAFETY: a channel of ours has a context of ours.
+    let is_own =
+        unsafe { context::of((*channel).context) }.is_some_and(|open| open.card.check_process().is_ok());
+    if !is_own {
+        return errno::minus(libc::EINVAL);
+    }
     let found = descriptor::wait_on(fd, || {
         let queue = state.channel.poll()?;
         let queues = state.queues.lock();

@@ -28,6 +28,15 @@ pub unsafe fn of<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
     unsafe { object::state::<Cq>(cq.cast()) }
 }
 
+/// The queue behind a pointer, unless it is that of a process which this one was forked from.
+///
+/// # Safety
+/// As [`of`].
+pub unsafe fn of_own<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+    // SAFETY: as the caller says.
+    unsafe { of(cq) }.filter(|state| state.queue.check_process().is_ok())
+}
+
 /// Creates a queue of either kind.
 ///
 /// # Safety
@@ -179,7 +188,7 @@ fn told(completion: &Completion) -> ibv_wc {
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of ours.
-    let Some(state) = (unsafe { of(cq) }) else { return -libc::EINVAL };
+    let Some(state) = (unsafe { of_own(cq) }) else { return -libc::EINVAL };
     let taken = state.queue.poll_each(most.max(0) as usize, |completion| {
         // SAFETY: the caller's array has `most` entries, and there are no more completions than that.
         unsafe {
@@ -192,7 +201,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ib
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of ours.
-    let Some(state) = (unsafe { of(cq) }) else { return libc::EINVAL };
+    let Some(state) = (unsafe { of_own(cq) }) else { return libc::EINVAL };
     let notify = if solicited_only == 0 { Notify::Next } else { Notify::Solicited };
     state.queue.request_notification(notify);
     0

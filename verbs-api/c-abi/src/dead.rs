@@ -19,6 +19,7 @@ unsafe extern "C" fn null() -> *mut c_void {
 }
 
 /// Verbs that take whatever they are called with and refuse.
+#[allow(clippy::missing_transmute_annotations, reason = "the field says which pointer it is")]
 const fn refusals() -> verbs_context {
     const CODE: unsafe extern "C" fn() -> c_int = code;
     const MINUS: unsafe extern "C" fn() -> c_int = minus;

@@ -89,7 +89,8 @@ unsafe fn owed<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
 
 pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
     // SAFETY: a context of ours.
-    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
+    let own = unsafe { context::of(context) }.filter(|open| open.card.check_process().is_ok());
+    let Some(open) = own else { return errno::minus(libc::EINVAL) };
     // SAFETY: as above.
     let fd = unsafe { (*context).async_fd };
     let found = descriptor::wait_on(fd, || {

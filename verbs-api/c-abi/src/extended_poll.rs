@@ -113,7 +113,8 @@ unsafe fn advance(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: a queue of ours, and the caller's attributes.
-    let Some(state) = (unsafe { object::state::<Cq>(cq) }).filter(|_| unsafe { (*attr).comp_mask } == 0)
+    let Some(state) =
+        (unsafe { completion_queue::of_own(cq.cast()) }).filter(|_| unsafe { (*attr).comp_mask } == 0)
     else {
         return libc::EINVAL;
     };

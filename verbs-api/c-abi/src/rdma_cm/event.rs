@@ -39,7 +39,9 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut To
             let kind = event.id.view().ok()?.kind;
             let id = identifier::give(event.id.clone(), channel, context, ps, kind, false);
             // SAFETY: it was just made.
-            unsafe { identifier::of(id) }.map(|state| *state.offer.lock() = event.offer());
+            if let Some(state) = unsafe { identifier::of(id) } {
+                *state.offer.lock() = event.offer();
+            }
             id
         }
         _ => identifier::object_of(&event.id)?,
