@@ -27,6 +27,8 @@ fn main() -> ExitCode {
             a_daemon_that_is_killed_is_an_error,
         ),
         tools::needs("ib_write_bw", "eight_pairs_run_at_once", eight_pairs_run_at_once),
+        tools::needs("ibv_devices", "packets_are_captured", packets_are_captured),
+        tools::needs("mckey", "a_group_hears_what_is_sent_to_it", a_group_hears_what_is_sent_to_it),
         tools::needs("cmtime", "connections_are_timed", connections_are_timed),
     ];
     for words in PAIRS {
@@ -138,6 +140,30 @@ fn a_daemon_that_is_killed_is_an_error() {
     for left in [server.wait(), client.wait()] {
         assert!(!left.success, "{left:?}");
     }
+}
+
+fn packets_are_captured() {
+    let mut rig = Rig::new();
+    let file = rig.file("capture.pcapng");
+    let both = "ibv_rc_pingpong -g 0 -n 10 -p 18599 > /dev/null & sleep 1; \
+                ibv_rc_pingpong -g 0 -n 10 -p 18599 localhost; code=$?; wait; exit $code";
+    let seen = rig.exec(&["--capture", &file], &["sh", "-c", both]);
+    assert!(seen.success, "{seen:?}");
+    let packets = std::fs::metadata(&file).expect("the capture").len();
+    // Ten messages of 4096 bytes each way, and their acknowledgements.
+    assert!(packets > 20 * 4096, "{packets} bytes");
+}
+
+/// What is sent before the receiver is a member is lost: it is sent again until it has heard enough.
+fn a_group_hears_what_is_sent_to_it() {
+    let mut rig = Rig::new();
+    let mut receiver = rig.start(&["mckey", "-m", "239.7.7.7", "-C", "10"]);
+    while !receiver.has_ended() {
+        let sender = rig.run(&["mckey", "-m", "239.7.7.7", "-C", "10", "-s"]);
+        assert!(sender.success, "{sender:?}");
+    }
+    let seen = receiver.wait();
+    assert!(seen.success, "{seen:?}");
 }
 
 /// The server of cmtime stays.

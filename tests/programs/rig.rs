@@ -35,6 +35,11 @@ impl Rig {
         Rig { folder }
     }
 
+    /// A place for a file of the test's own.
+    pub fn file(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
     fn command(&self, options: &[&str], words: &[&str]) -> Command {
         let mut command = Command::new(softhca());
         command.arg("exec").args(options).arg("--").args(words);
@@ -157,6 +162,11 @@ impl Running {
         Running { child, words, readers: readers.into() }
     }
 
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
     /// Waits for its end.
     pub fn wait(&mut self) -> Seen {
         let until = Instant::now() + PATIENCE;
@@ -197,27 +207,43 @@ impl Drop for Running {
 /// Runs both ends of a program, and wants both to end well.
 pub fn pair(rig: &mut Rig, words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
-    let (mut server, mut client) = match words[0] {
-        "rping" => by_address(
-            rig,
-            &[&words[..], &["-s"]].concat(),
-            &[&words[..], &["-c", "-a", "127.0.0.1"]].concat(),
-        ),
-        "ucmatose" | "udaddy" | "cmtime" => {
-            by_address(rig, &words, &[&words[..], &["-s", "127.0.0.1"]].concat())
+    let port = free_port().to_string();
+    let and = |more: &[&'static str]| [&words[..], more].concat();
+    let (server, client) = match words[0] {
+        "rping" => (and(&["-s"]), and(&["-c", "-a", "127.0.0.1"])),
+        "ucmatose" | "udaddy" => (words.clone(), and(&["-s", "127.0.0.1"])),
+        "rdma_server" => (words.clone(), vec!["rdma_client", "-s", "127.0.0.1"]),
+        "rdma_xserver" => (words.clone(), vec!["rdma_xclient", "-s", "127.0.0.1"]),
+        // These meet by connection management alone.
+        _ if words.contains(&"-R") => {
+            let shared = [&words[..], &["-p", &port]].concat();
+            (shared.clone(), [&shared[..], &["127.0.0.1"]].concat())
         }
-        "rdma_server" => by_address(rig, &["rdma_server"], &["rdma_client", "-s", "127.0.0.1"]),
-        "rdma_xserver" => by_address(rig, &["rdma_xserver"], &["rdma_xclient", "-s", "127.0.0.1"]),
-        _ => rig.start_pair(&words),
+        _ => {
+            let (mut server, mut client) = rig.start_pair(&words);
+            let seen = [client.wait(), server.wait()];
+            assert!(seen.iter().all(|seen| seen.success), "{words:?}: {seen:?}");
+            return;
+        }
     };
-    let seen = [client.wait(), server.wait()];
-    assert!(seen.iter().all(|seen| seen.success), "{words:?}: {seen:?}");
+    by_address(rig, &server, &client);
 }
 
-/// A server and a client that meet at a port of the emulated host.
-fn by_address(rig: &mut Rig, server: &[&str], client: &[&str]) -> (Running, Running) {
-    let server = rig.start(server);
-    // The client is refused until the server listens: it is given a moment.
-    std::thread::sleep(Duration::from_secs(1));
-    (server, rig.start(client))
+/// Runs a server and a client that meet at a port of the emulated host. Nobody can see when the server listens: a
+/// client that was refused tries again.
+fn by_address(rig: &mut Rig, server: &[&str], client: &[&str]) {
+    let mut server = rig.start(server);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let seen = rig.run(client);
+        if seen.success {
+            break;
+        }
+        if server.has_ended() || Instant::now() > until {
+            panic!("{client:?}: {seen:?}, and the server: {:?}", server.wait());
+        }
+    }
+    let seen = server.wait();
+    assert!(seen.success, "{seen:?}");
 }

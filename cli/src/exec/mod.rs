@@ -9,9 +9,11 @@ mod program;
 
 use clap::Args;
 use daemon::Wanted;
-use softhca::{HOST_VARIABLE, NAME_VARIABLE};
+use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use std::ffi::OsString;
-use std::path::Path;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Our own failure.
@@ -36,6 +38,9 @@ struct Place {
 pub struct Arguments {
     #[command(flatten)]
     place: Place,
+    /// Write the packets of the daemon's cards to a pcapng file until the program ends
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -89,11 +94,21 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Err(message) => return failed(&message),
     };
     // The connection keeps a daemon that was started for programs from leaving before the program is done.
-    let connection = match daemon::connect_or_start(&arguments.place.wanted(), daemon::Stay::WhileUsed) {
+    let mut connection = match daemon::connect_or_start(&arguments.place.wanted(), daemon::Stay::WhileUsed) {
         Ok(connection) => connection,
         Err(message) => return failed(&message),
     };
+    if let Some(path) = &arguments.capture
+        && let Err(message) = begin_capture(&mut connection, path)
+    {
+        return failed(&message);
+    }
     let code = program::run(&path, &arguments.program, &arguments.place.variables(&folder));
+    if arguments.capture.is_some()
+        && let Err(error) = connection.end_records()
+    {
+        return failed(&format!("the capture is not complete: {error}"));
+    }
     drop(connection);
     match code {
         Ok(code) => ExitCode::from(code),
@@ -102,6 +117,13 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             ExitCode::from(refusal.code)
         }
     }
+}
+
+/// The file is opened here, with the rights of whoever asked for it, and passed to the daemon.
+fn begin_capture(connection: &mut DaemonControl, path: &Path) -> Result<(), String> {
+    let failed = |why: String| format!("{}: {why}", path.display());
+    let file = File::create(path).map_err(|error| failed(error.to_string()))?;
+    connection.record(Some(file.as_fd()), None).map_err(|error| failed(error.to_string()))
 }
 
 /// Runs `softhca env`.
