@@ -60,7 +60,8 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
     Ok((HostConfig { name: name.into(), address }, ipv6))
 }
 
-fn parse_recovery(text: &str) -> Result<Recovery, String> {
+/// Reads the name of a recovery mode.
+pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
     Recovery::from_name(text).ok_or_else(|| "one of fatal, go-back-n, go-back-0".into())
 }
 

@@ -16,7 +16,7 @@ pub fn run() -> ExitCode {
     tell_namespaces();
     match DaemonControl::connect(None) {
         Ok(control) => good("daemon", &format!("process {} is running", control.process())),
-        Err(Error::NoDaemon { path, why }) if Path::new(&path).exists() => {
+        Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
             bad("daemon", &format!("{path}: {why}; the next `softhca daemon` takes its place"));
         }
         Err(_) => good("daemon", "none is running, and embedded cards need none"),

@@ -1,6 +1,6 @@
 //! The command `softhca`: each subcommand is a module with its arguments and a `run`.
 //!
-//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
+//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input; `exec` has those of env(1).
 
 mod bench;
 #[cfg(target_os = "linux")]
@@ -11,6 +11,8 @@ mod doctor;
 #[cfg(unix)]
 mod explore;
 mod report;
+#[cfg(target_os = "linux")]
+mod exec;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -37,6 +39,12 @@ enum Command {
     /// Run one or more cards that programs share, in the foreground
     #[cfg(target_os = "linux")]
     Daemon(daemon::Arguments),
+    /// Run an unmodified verbs program on an emulated host; starts a daemon when none runs
+    #[cfg(target_os = "linux")]
+    Exec(exec::Arguments),
+    /// Print the variables that put programs on an emulated host, for shells, IDEs and test runners
+    #[cfg(target_os = "linux")]
+    Env(exec::EnvArguments),
     /// Tell what runs in a daemon
     #[cfg(target_os = "linux")]
     Status(status::Target),
@@ -76,6 +84,10 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         #[cfg(target_os = "linux")]
         Command::Daemon(arguments) => daemon::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Exec(arguments) => exec::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Env(arguments) => exec::environment(&arguments),
         #[cfg(target_os = "linux")]
         Command::Status(target) => status::status(&target),
         #[cfg(target_os = "linux")]

@@ -4,8 +4,8 @@ use crate::data::{ALL, End, connected};
 use crate::process::{PATIENCE, TestDaemon, hear, say, spawn};
 use softhca::{ReceiveRequest, SendRequest, Status};
 use softhca_queue::control::{
-    Call, Folder, Frame, FrameReader, Hello, Message, Place, Reply, Sizes, Welcome, decode, encode,
-    send_frame,
+    Call, Folder, Frame, FrameReader, Hello, Message, Place, Reply, Sizes, Translation, Welcome, decode,
+    encode, send_frame,
 };
 use softhca_queue::{
     Access, AddressVector, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, QpKind,
@@ -282,7 +282,7 @@ fn handles_and_keys_of_others_name_nothing() {
         Call::DestroyQueuePair(pair),
         Call::ModifyQueuePair { number: pair, modify: Modify::default().state(State::Error) },
         Call::Deregister(key),
-        Call::Reregister { key, domain: None, access: Some(Access::all()) },
+        Call::Reregister { key, domain: None, translation: None, access: Some(Access::all()) },
         Call::FreeWindow(RemoteKey(key.0 + 1)),
         Call::FreeDomain(PdId(1)),
         Call::DestroyCompletionQueue(CqId(0)),
@@ -310,7 +310,11 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     raw.open("alice");
     let (reply, _) = raw.call(&Call::AllocateDomain, &[]);
     let Reply::Domain(domain) = reply else { panic!("{reply:?}") };
-    let register = |length, place| Call::Register { domain, base: None, length, access: ALL, place };
+    let register = |length, place| Call::Register {
+        domain,
+        translation: Translation { base: None, length, place },
+        access: ALL,
+    };
     let shared = |length| register(length, Place::Shared);
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
     let loose = rustix::fs::memfd_create("loose", flags).unwrap();
@@ -333,10 +337,12 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     let (_, why) = raw.refused(&register(64, Place::Process { address }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = Access::REMOTE_READ;
-    let call = Call::Register { domain, base: None, length: 64, access, place: Place::Process { address } };
+    let translation = Translation { base: None, length: 64, place: Place::Process { address } };
+    let call = Call::Register { domain, translation, access };
     let (reply, _) = raw.call(&call, &[]);
     let Reply::Region { key, .. } = reply else { panic!("{reply:?}") };
-    let (_, why) = raw.refused(&Call::Reregister { key, domain: None, access: Some(ALL) }, &[]);
+    let (_, why) =
+        raw.refused(&Call::Reregister { key, domain: None, translation: None, access: Some(ALL) }, &[]);
     assert!(why.contains("read-only"), "{why}");
 }
 

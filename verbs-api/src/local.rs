@@ -2,20 +2,21 @@
 
 use crate::Rendezvous;
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
+use crate::events::EventQueue;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant,
-    Limits, MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State,
-    WindowKind, XrcdId,
+    AddressVector, AhId, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant, Limits,
+    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId, SrqInit,
+    State, WindowKind, XrcdId,
 };
 use softhca_queue::{
     Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
     doorbell, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,8 +24,7 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(crate) struct Board {
     queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    event_news: Notifier,
+    events: EventQueue,
     cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
 }
 
@@ -38,10 +38,7 @@ impl Board {
                     queue.notify();
                 }
             }
-            Event::Raised { event, .. } => {
-                self.events.lock().push_back(*event);
-                self.event_news.notify();
-            }
+            Event::Raised { event, .. } => self.events.push(*event),
             Event::CmRaised { channel, .. } => {
                 let channel = self.cm_channels.lock().get(channel).cloned();
                 if let Some(channel) = channel {
@@ -167,13 +164,32 @@ impl<S: Seat> Backend for Local<S> {
         }
     }
 
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey> {
-        self.control(|hca, _, client| {
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey> {
+        self.check_process()?;
+        let translation =
+            translation.map(|(base, block)| (base, block.len() as u64, self.seat.add_memory(block)));
+        let mut moved_from = None;
+        let result = self.control(|hca, _, client| {
             let mut region = hca.region(client, key)?;
             region.domain = domain.unwrap_or(region.domain);
             region.access = access.unwrap_or(region.access);
+            if let Some((base, length, memory)) = translation {
+                moved_from = Some(region.memory);
+                (region.base, region.length, region.memory) = (base, length, memory);
+            }
             hca.reregister(client, key, region)
-        })
+        });
+        let unused = if result.is_ok() { moved_from } else { translation.map(|(_, _, memory)| memory) };
+        if let Some(memory) = unused {
+            self.seat.remove_memory(memory);
+        }
+        result
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
@@ -222,6 +238,10 @@ impl<S: Seat> Backend for Local<S> {
 
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()> {
         self.control(|hca, ctx, client| hca.arm_shared_receive_queue(ctx, client, srq, limit))
+    }
+
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView> {
+        self.control(|hca, _, client| hca.query_shared_receive_queue(client, srq))
     }
 
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()> {
@@ -315,12 +335,8 @@ impl<S: Seat> Backend for Local<S> {
         self.seat.host_named(name)
     }
 
-    fn take_event(&self) -> Option<AsyncEvent> {
-        self.board.events.lock().pop_front()
-    }
-
-    fn events(&self) -> &Notifier {
-        &self.board.event_news
+    fn events(&self) -> &EventQueue {
+        &self.board.events
     }
 
     fn ring(&self, number: Qpn, send: &SendProducer) {

@@ -10,7 +10,7 @@ use crate::server::Shared;
 use softhca_engine::{
     ClientId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource, SrqInit,
 };
-use softhca_queue::control::{Call, Place, Reply, Sizes};
+use softhca_queue::control::{Call, Place, Reply, Sizes, Translation};
 use softhca_queue::{
     Access, Bell, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer,
     Rights, SendConsumer, SendProducer, SharedMemory, Words, cm,
@@ -101,10 +101,12 @@ impl Client {
                 return self.create_shared_receive_queue(init, slots, entries);
             }
             Call::CreateQueuePair { init, sizes } => return self.create_queue_pair(init, sizes),
-            Call::Register { domain, base, length, access, place } => {
-                self.register(domain, base, length, access, place, descriptors)?
+            Call::Register { domain, translation, access } => {
+                self.register(domain, translation, access, descriptors)?
             }
-            Call::Reregister { key, domain, access } => self.reregister(key, domain, access)?,
+            Call::Reregister { key, domain, translation, access } => {
+                self.reregister(key, domain, translation, access, descriptors)?
+            }
             Call::Deregister(key) => {
                 let region = self.control(|hca, _, id| hca.deregister(id, key))?;
                 // Unmapped here, not under the lock.
@@ -163,6 +165,9 @@ impl Client {
                 Call::ArmSharedReceiveQueue { srq, limit } => {
                     hca.arm_shared_receive_queue(ctx, id, srq, limit)?;
                     Reply::Done
+                }
+                Call::QuerySharedReceiveQueue(srq) => {
+                    Reply::SharedReceiveView(hca.query_shared_receive_queue(id, srq)?)
                 }
                 Call::DestroySharedReceiveQueue(srq) => {
                     hca.destroy_shared_receive_queue(id, srq)?;
@@ -319,14 +324,36 @@ impl Client {
     fn register(
         &mut self,
         domain: PdId,
-        base: Option<u64>,
-        length: u64,
+        translation: Translation,
         access: Access,
-        place: Place,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Reply, Refusal> {
         self.quota.check(Resource::MemoryRegion)?;
         let access = known_rights(access);
+        let (base, length, reach) = self.translate(translation, access, descriptors)?;
+        let (id, reach) = (self.id, Arc::new(reach));
+        let key = self.host.station.control(|driver| {
+            let memory = driver.memory().add(reach.clone());
+            let region = Region { client: id, domain, base, length, access, memory };
+            driver.control(|hca, _| hca.register(region)).inspect_err(|_| {
+                driver.memory().remove(memory);
+            })
+        })?;
+        self.quota.add(Resource::MemoryRegion);
+        let next = length.checked_next_multiple_of(4096).and_then(|size| size.checked_add(4096));
+        self.next_address = next.and_then(|size| self.next_address.checked_add(size)).unwrap_or(0x1000_0000);
+        let base = if access.contains(Access::ZERO_BASED) { 0 } else { base };
+        Ok(Reply::Region { key, base })
+    }
+
+    /// Finds the bytes of a region: its base, its length, and how to reach it.
+    fn translate(
+        &self,
+        translation: Translation,
+        access: Access,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(u64, u64, Reach), Refusal> {
+        let Translation { base, length, place } = translation;
         let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
         let size = size.ok_or_else(|| Refusal::new(libc::EINVAL, format!("a region of {length} bytes")))?;
         let reach = match place {
@@ -347,36 +374,40 @@ impl Client {
         if base.checked_add(length).is_none() {
             return Err(Refusal::new(libc::EINVAL, "the region ends beyond the address space"));
         }
-        let (id, reach) = (self.id, Arc::new(reach));
-        let key = self.host.station.control(|driver| {
-            let memory = driver.memory().add(reach.clone());
-            let region = Region { client: id, domain, base, length, access, memory };
-            driver.control(|hca, _| hca.register(region)).inspect_err(|_| {
-                driver.memory().remove(memory);
-            })
-        })?;
-        self.quota.add(Resource::MemoryRegion);
-        let next = length.checked_next_multiple_of(4096).and_then(|size| size.checked_add(4096));
-        self.next_address = next.and_then(|size| self.next_address.checked_add(size)).unwrap_or(0x1000_0000);
-        let base = if access.contains(Access::ZERO_BASED) { 0 } else { base };
-        Ok(Reply::Region { key, base })
+        Ok((base, length, reach))
     }
 
     fn reregister(
         &mut self,
         key: RemoteKey,
         domain: Option<PdId>,
+        translation: Option<Translation>,
         access: Option<Access>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<Reply, Refusal> {
         let mut region = self.control(|hca, _, id| hca.region(id, key))?;
+        let old = region.memory;
         region.domain = domain.unwrap_or(region.domain);
         region.access = access.map_or(region.access, known_rights);
-        let reach = self.host.station.control(|driver| driver.memory().get(region.memory).ok().cloned());
-        if let Some(Reach::Process { process, address, length }) = reach.as_deref() {
-            process.check(*address, *length, region.access).map_err(|why| Refusal::new(libc::EFAULT, why))?;
+        let station = &self.host.station;
+        if let Some(translation) = translation {
+            let (base, length, reach) = self.translate(translation, region.access, descriptors)?;
+            (region.base, region.length) = (base, length);
+            region.memory = station.control(|driver| driver.memory().add(Arc::new(reach)));
+        } else {
+            let reach = station.control(|driver| driver.memory().get(region.memory).ok().cloned());
+            if let Some(Reach::Process { process, address, length }) = reach.as_deref() {
+                let denied = |why| Refusal::new(libc::EFAULT, why);
+                process.check(*address, *length, region.access).map_err(denied)?;
+            }
         }
-        let key = self.control(|hca, _, id| hca.reregister(id, key, region))?;
-        Ok(Reply::Region { key, base: region.base })
+        let result = self.control(|hca, _, id| hca.reregister(id, key, region));
+        // Of two places the one that the region is not in is forgotten, and unmapped here, not under the lock.
+        let unused = if result.is_ok() { old } else { region.memory };
+        if old != region.memory {
+            drop(station.control(|driver| driver.memory().remove(unused)));
+        }
+        Ok(Reply::Region { key: result?, base: region.base })
     }
 }
 

@@ -22,4 +22,4 @@ mod signals;
 
 pub use config::{Config, ConfigError, HostConfig, Share};
 pub use server::{Daemon, StartError};
-pub use signals::Signals;
+pub use signals::{Came, Signals};

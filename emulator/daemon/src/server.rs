@@ -225,10 +225,21 @@ impl Daemon {
             if !self.shared.sessions.lock().is_empty() {
                 idle_since = Instant::now();
             }
-            if self.shared.config.leave_after.is_some_and(|limit| idle_since.elapsed() >= limit) {
+            let is_idle = self.shared.config.leave_after.is_some_and(|limit| idle_since.elapsed() >= limit);
+            // Somebody who is about to connect holds the door.
+            if is_idle && let Some(door) = self.close_door() {
+                self.stop();
+                drop(door);
                 return Ok(());
             }
         }
+    }
+
+    /// Locks the door, if nobody is in it.
+    fn close_door(&self) -> Option<File> {
+        let path = Folder::of_user().door(&self.shared.config.name);
+        let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
     }
 
     fn accept(&mut self) {

@@ -8,8 +8,8 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive::SharedReceiveQueue;
 use crate::{
     AddressVector, AhId, AsyncEvent, Attributes, ClientId, Context, CqId, Error, Event, Hca, Modify, PdId,
-    QpInit, QpKind, QpView, Reason, Region, Resource, SrqId, SrqInit, State, WindowKind, XrcdId, address,
-    transition,
+    QpInit, QpKind, QpView, Reason, Region, Resource, SharedReceiveView, SrqId, SrqInit, State, WindowKind,
+    XrcdId, address, transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{CompletionProducer, DoorbellConsumer, ReceiveConsumer, SendConsumer};
@@ -110,7 +110,7 @@ impl Hca {
         self.card.protection.register_as(region, key)
     }
 
-    /// Changes a region in place and gives it a new key.
+    /// Changes a region in place. It gets a new key if its addresses now mean something else.
     pub fn reregister(&mut self, client: ClientId, key: RemoteKey, new: Region) -> Result<RemoteKey, Error> {
         self.card.protection.reregister(client, key, new)
     }
@@ -248,14 +248,15 @@ impl Hca {
         Ok(())
     }
 
-    /// The slots and the armed limit of a shared receive queue.
+    /// What a shared receive queue is like.
     pub fn query_shared_receive_queue(
         &mut self,
         client: ClientId,
         srq: SrqId,
-    ) -> Result<(u32, usize, u32), Error> {
+    ) -> Result<SharedReceiveView, Error> {
         let queue = self.shared_receive_queue(client, srq)?;
-        Ok((queue.ring.slots(), queue.ring.entries(), queue.limit))
+        let (slots, entries) = (queue.ring.slots(), queue.ring.entries() as u32);
+        Ok(SharedReceiveView { slots, entries, limit: queue.limit })
     }
 
     /// Destroys a shared receive queue that no queue pair takes from.

@@ -236,8 +236,11 @@ impl Protection {
             self.hold(client, new.domain)?;
             self.release(old.domain);
         }
+        let has_moved = (new.base, new.length, new.memory) != (old.base, old.length, old.memory);
         let entry = self.entry(client, key.0, Resource::MemoryRegion)?;
-        entry.variant = entry.variant.wrapping_add(1);
+        if has_moved {
+            entry.variant = entry.variant.wrapping_add(1);
+        }
         entry.kind = Kind::Region { region: new, windows: 0 };
         Ok(RemoteKey(key.0 & !0xff | u32::from(entry.variant)))
     }

@@ -29,16 +29,22 @@ impl Greeted {
     pub fn connect(name: &str) -> Result<Greeted> {
         let folder = Folder::of_user();
         let path = folder.socket(name);
-        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why };
+        let missing =
+            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
+        let absent = |why: &str| Error::NoDaemon {
+            path: path.display().to_string(),
+            why: why.into(),
+            is_absent: true,
+        };
         if folder.path().exists() {
             folder.check().map_err(|error| missing(error.to_string()))?;
         }
         let stream = match UnixStream::connect(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(missing("nobody listens there".into()));
+                return Err(absent("nobody listens there"));
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                return Err(missing("the one that listened there has died".into()));
+                return Err(absent("the one that listened there has died"));
             }
             result => result.map_err(|error| missing(error.to_string()))?,
         };
@@ -46,7 +52,8 @@ impl Greeted {
     }
 
     fn greet(stream: UnixStream, path: &Path) -> Result<Greeted> {
-        let missing = |why: String| Error::NoDaemon { path: path.display().to_string(), why };
+        let missing =
+            |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
         let fault = |error: io::Error| missing(error.to_string());
         match send(stream.as_fd(), &encode(&Hello::ours()), &[]) {
             // It may have said why before it closed.

@@ -11,7 +11,7 @@ pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, sen
 
 use crate::{
     Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
-    QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
+    QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -101,6 +101,17 @@ pub enum Place {
     },
 }
 
+/// The bytes of a region, and the addresses that it gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Translation {
+    /// The address of the first byte, in the region's own terms; `None` leaves the choice to the card.
+    pub base: Option<u64>,
+    /// How many bytes.
+    pub length: u64,
+    /// Where they are.
+    pub place: Place,
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
@@ -161,14 +172,14 @@ pub enum Call {
     FreeDomain(PdId),
     Register {
         domain: PdId,
-        base: Option<u64>,
-        length: u64,
+        translation: Translation,
         access: Access,
-        place: Place,
     },
+    /// What is `Some` changes. A region that moves to shared memory brings its descriptor.
     Reregister {
         key: RemoteKey,
         domain: Option<PdId>,
+        translation: Option<Translation>,
         access: Option<Access>,
     },
     Deregister(RemoteKey),
@@ -194,6 +205,7 @@ pub enum Call {
         srq: SrqId,
         limit: u32,
     },
+    QuerySharedReceiveQueue(SrqId),
     DestroySharedReceiveQueue(SrqId),
     OpenXrcDomain,
     CloseXrcDomain(XrcdId),
@@ -254,6 +266,7 @@ pub enum Reply {
     CompletionQueue(CqId),
     /// With its ring.
     SharedReceiveQueue(SrqId),
+    SharedReceiveView(SharedReceiveView),
     XrcDomain(XrcdId),
     AddressHandle(AhId),
     /// With one memory for both rings, the send ring first.
