@@ -8,6 +8,8 @@ mod daemon;
 mod demo;
 #[cfg(target_os = "linux")]
 mod doctor;
+mod input;
+mod log;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -55,7 +57,11 @@ enum Command {
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
-    /// Tell the RoCE packets of a capture, one line each or as a ladder
+    /// Explain from an event log why a work request failed or took long
+    Why(log::WhyArguments),
+    /// Warn of what an event log shows to be wrong in a verbs program
+    Lint(log::LintArguments),
+    /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
     Trace(trace::Arguments),
 }
 
@@ -83,5 +89,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Doctor => doctor::run(),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Why(arguments) => log::why(&arguments),
+        Command::Lint(arguments) => log::lint(&arguments),
     }
 }

@@ -40,7 +40,7 @@ mod unreliable;
 
 pub use control::QpRings;
 pub use error::{Error, Resource};
-pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
+pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};
