@@ -6,6 +6,7 @@
 //! [`log`] keeps it for programs; [`why`] explains from such a
 //! log why a work request failed, [`lint`] warns of what goes wrong in verbs programs. Nothing here opens a socket.
 
+mod account;
 mod capture;
 mod cast;
 mod json;
@@ -13,7 +14,6 @@ mod ladder;
 pub mod lint;
 pub mod log;
 mod packet;
-mod story;
 mod tally;
 mod tap;
 mod text;

@@ -4,8 +4,8 @@
 //! place. It warns of what went well this time as well: what is wrong on every card, not only on this one.
 
 use crate::Cast;
+use crate::account::{Place, Profile, Roster};
 use crate::log::{BufferData, Entry, Header, Narrator, QueueData, What};
-use crate::story::{Place, Profile, Roster};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{CableId, Fault, HostId, Observer};
 use softhca_wire::Psn;

@@ -1,7 +1,7 @@
 //! An entry of a log as one line for people.
 
 use super::{Entry, Header, PacketData, What};
-use crate::story::{Place, Roster};
+use crate::account::{Place, Roster};
 use crate::words::duration;
 
 /// Tells a log line by line. Queue pairs are called by their hosts and a number, in the order in which they

@@ -1,8 +1,8 @@
 //! What the log says happened to a work request and its packets, in order.
 
 use super::Link;
+use crate::account::{Account, Place, Work};
 use crate::log::{Change, Entry, What};
-use crate::story::{Place, Story, Work};
 use crate::words::{duration, times};
 use std::collections::BTreeMap;
 
@@ -40,11 +40,11 @@ pub(super) struct Findings {
 }
 
 /// Whether something held a work request up that the log tells of.
-pub(super) fn is_troubled(story: &Story, work: &Work) -> bool {
+pub(super) fn is_troubled(account: &Account, work: &Work) -> bool {
     if work.psns.is_none() {
         return false;
     }
-    let findings = follow(story, work);
+    let findings = follow(account, work);
     findings.waits + findings.backs + findings.timeouts > 0
         || findings.lost_request.is_some()
         || findings.lost_answer.is_some()
@@ -52,13 +52,13 @@ pub(super) fn is_troubled(story: &Story, work: &Work) -> bool {
 }
 
 /// Follows a work request through the log.
-pub(super) fn follow(story: &Story, work: &Work) -> Findings {
-    let mut chain = Chain::new(story, work);
+pub(super) fn follow(account: &Account, work: &Work) -> Findings {
+    let mut chain = Chain::new(account, work);
     if work.status.as_deref() == Some("flushed") || work.is_receive() {
         // What made the queue pair fail lies before, and need not concern this work request's packets.
         chain.tell_of_the_fall();
     } else {
-        for index in story.span(work) {
+        for index in account.span(work) {
             chain.entry(index);
         }
     }
@@ -69,7 +69,7 @@ pub(super) fn follow(story: &Story, work: &Work) -> Findings {
 }
 
 struct Chain<'a> {
-    story: &'a Story,
+    account: &'a Account,
     work: &'a Work,
     peer: Option<Place>,
     findings: Findings,
@@ -78,9 +78,9 @@ struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    fn new(story: &'a Story, work: &'a Work) -> Chain<'a> {
-        let peer = story.peer(work.place);
-        Chain { story, work, peer, findings: Findings::default(), said: BTreeMap::new() }
+    fn new(account: &'a Account, work: &'a Work) -> Chain<'a> {
+        let peer = account.peer(work.place);
+        Chain { account, work, peer, findings: Findings::default(), said: BTreeMap::new() }
     }
 
     /// Says something; what was said before is only counted.
@@ -111,21 +111,21 @@ impl<'a> Chain<'a> {
     }
 
     fn own(&self) -> String {
-        self.story.name(self.work.place)
+        self.account.name(self.work.place)
     }
 
     fn other(&self) -> String {
-        self.story.peer_name(self.work.place)
+        self.account.peer_name(self.work.place)
     }
 
     fn psn(&self, psn: u32) -> String {
-        self.story.psn(self.work.place, psn)
+        self.account.psn(self.work.place, psn)
     }
 
     fn entry(&mut self, index: usize) {
-        let story = self.story;
-        let entry = &story.entries[index];
-        let here = Place { host: story.at[index], qp: entry.what.queue_pair().unwrap_or(0) };
+        let account = self.account;
+        let entry = &account.entries[index];
+        let here = Place { host: account.at[index], qp: entry.what.queue_pair().unwrap_or(0) };
         if let What::Fault { .. } = entry.what {
             return self.fault(entry, here.host);
         }
@@ -141,8 +141,8 @@ impl<'a> Chain<'a> {
     }
 
     fn peer_host(&self) -> Option<usize> {
-        let (address, _) = self.story.peer_address(self.work.place)?;
-        self.story.hosts.iter().position(|(_, known)| *known == Some(address))
+        let (address, _) = self.account.peer_address(self.work.place)?;
+        self.account.hosts.iter().position(|(_, known)| *known == Some(address))
     }
 
     fn at_requester(&mut self, entry: &Entry) {
@@ -175,7 +175,7 @@ impl<'a> Chain<'a> {
             What::AckTimedOut { oldest_psn, .. } if self.work.has_psn(*oldest_psn) => {
                 self.findings.timeouts += 1;
                 let psn = self.psn(*oldest_psn);
-                let after = match self.story.profile(self.work.place).and_then(|profile| profile.patience) {
+                let after = match self.account.profile(self.work.place).and_then(|profile| profile.patience) {
                     Some(patience) => format!(" in {}", duration(patience)),
                     None => String::new(),
                 };
@@ -266,7 +266,7 @@ impl<'a> Chain<'a> {
 
     fn dropped(&mut self, entry: &Entry) {
         let What::PacketDropped { packet, reason, .. } = &entry.what else { return };
-        let host = self.peer_host().map(|host| self.story.host_name(host).to_owned()).unwrap_or_default();
+        let host = self.peer_host().map(|host| self.account.host_name(host).to_owned()).unwrap_or_default();
         let why = trigger(entry, reason);
         match packet {
             Some(packet) if self.work.has_psn(packet.psn) && is_request(&packet.opcode) => {
@@ -329,16 +329,16 @@ impl<'a> Chain<'a> {
 
     /// The last time before its end that the queue pair fell into an error state, and what made it.
     fn tell_of_the_fall(&mut self) {
-        let (story, place) = (self.story, self.work.place);
-        let end = self.work.ended.unwrap_or(story.entries.len());
+        let (account, place) = (self.account, self.work.place);
+        let end = self.work.ended.unwrap_or(account.entries.len());
         // A queue pair tells its state after the completion that made it change.
-        let until = (end + 16).min(story.entries.len());
+        let until = (end + 16).min(account.entries.len());
         let mut fall = None;
         for index in 0..until {
-            if story.at[index] != place.host || story.entries[index].what.queue_pair() != Some(place.qp) {
+            if account.at[index] != place.host || account.entries[index].what.queue_pair() != Some(place.qp) {
                 continue;
             }
-            if let What::StateChanged { to, reason, .. } = &story.entries[index].what {
+            if let What::StateChanged { to, reason, .. } = &account.entries[index].what {
                 let is_fall = to == "ERR" || to == "SQE";
                 if is_fall && (index < end || fall.is_none()) {
                     fall = Some((index, reason.to_string()));
@@ -348,24 +348,24 @@ impl<'a> Chain<'a> {
             }
         }
         let Some((index, reason)) = fall else { return };
-        let culprit = story.works.iter().find(|work| {
+        let culprit = account.works.iter().find(|work| {
             work.place == place
                 && work.failed()
                 && work.status.as_deref() != Some("flushed")
                 && work.ended.is_some_and(|ended| ended <= end && ended + 4 > index)
                 && !std::ptr::eq(*work, self.work)
         });
-        let entry = &story.entries[index];
+        let entry = &account.entries[index];
         let why = trigger(entry, &reason);
         if let Some(culprit) = culprit
             && !culprit.is_receive()
         {
-            let before = follow(story, culprit);
+            let before = follow(account, culprit);
             for link in &before.chain {
                 self.say(link.time_ns, link.text.clone());
             }
         } else if let Some(refusal) = self.refusal_before(index) {
-            let refused = &story.entries[refusal];
+            let refused = &account.entries[refusal];
             let own = self.own();
             self.say(refused.time, format!("{own} cannot take a packet of {}: {why}.", self.other()));
         }
@@ -381,14 +381,14 @@ impl<'a> Chain<'a> {
     /// The refusal of this queue pair that stands right before a change of its state.
     fn refusal_before(&self, index: usize) -> Option<usize> {
         (index.saturating_sub(8)..index).rev().find(|at| {
-            let entry = &self.story.entries[*at];
-            self.story.at[*at] == self.work.place.host
+            let entry = &self.account.entries[*at];
+            self.account.at[*at] == self.work.place.host
                 && matches!(&entry.what, What::RequestRefused { qp, .. } if *qp == self.work.place.qp)
         })
     }
 
     fn ending(&mut self, index: usize) {
-        let entry = &self.story.entries[index];
+        let entry = &self.account.entries[index];
         let name = self.work.name();
         match &entry.what {
             What::WorkCompleted { status, reason, .. } => {
@@ -400,7 +400,10 @@ impl<'a> Chain<'a> {
                 let verbs = status_of_verbs(status);
                 let took = match self.work.started {
                     Some(started) => {
-                        format!(", {} after it was started", duration(entry.time - self.story.time(started)))
+                        format!(
+                            ", {} after it was started",
+                            duration(entry.time - self.account.time(started))
+                        )
                     }
                     None => String::new(),
                 };
@@ -411,7 +414,7 @@ impl<'a> Chain<'a> {
         if self.work.status.as_deref() == Some("flushed") || !self.work.failed() {
             return;
         }
-        let later = self.story.works.iter().filter(|work| {
+        let later = self.account.works.iter().filter(|work| {
             work.place == self.work.place
                 && work.status.as_deref() == Some("flushed")
                 && work.ended.is_some_and(|ended| ended > index)

@@ -6,8 +6,8 @@
 mod chain;
 mod verdict;
 
+use crate::account::{Account, Place, Work};
 use crate::log::{Entry, Header};
-use crate::story::{Place, Story, Work};
 use crate::text::wrap;
 use crate::words::duration;
 use std::fmt::{self, Write};
@@ -46,7 +46,7 @@ pub enum NoAnswer {
 /// A log that questions are asked about.
 #[derive(Debug)]
 pub struct Inquiry {
-    story: Story,
+    account: Account,
 }
 
 /// One step of an explanation: when, and what.
@@ -83,23 +83,23 @@ pub struct Answer {
 impl Inquiry {
     /// A log with no entries yet.
     pub fn new(header: &Header) -> Inquiry {
-        Inquiry { story: Story::new(header) }
+        Inquiry { account: Account::new(header) }
     }
 
     /// Takes the next entry of the log.
     pub fn push(&mut self, entry: Entry) {
-        self.story.push(entry);
+        self.account.push(entry);
     }
 
     /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
     /// did, about those that had to be tried again.
     pub fn answer(&self, question: &Question) -> Result<Answer, NoAnswer> {
-        let story = &self.story;
+        let account = &self.account;
         let places = match &question.queue_pair {
             Some(asked) => self.places(asked)?,
-            None => story.places.clone(),
+            None => account.places.clone(),
         };
-        let here: Vec<&Work> = story.works.iter().filter(|work| places.contains(&work.place)).collect();
+        let here: Vec<&Work> = account.works.iter().filter(|work| places.contains(&work.place)).collect();
         if let Some(id) = question.work {
             let asked: Vec<&Work> = here.iter().copied().filter(|work| work.id == id).collect();
             if asked.is_empty() {
@@ -130,7 +130,8 @@ impl Inquiry {
         if !stuck.is_empty() {
             return Ok(self.explain(&stuck, String::new()));
         }
-        let slow: Vec<&Work> = here.iter().copied().filter(|work| chain::is_troubled(story, work)).collect();
+        let slow: Vec<&Work> =
+            here.iter().copied().filter(|work| chain::is_troubled(account, work)).collect();
         if !slow.is_empty() {
             let remark =
                 "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
@@ -140,13 +141,16 @@ impl Inquiry {
     }
 
     fn places(&self, asked: &str) -> Result<Vec<Place>, NoAnswer> {
-        let found = self.story.find(asked);
+        let found = self.account.find(asked);
         if !found.is_empty() {
             return Ok(found);
         }
-        let story = &self.story;
-        let known: Vec<String> =
-            story.places.iter().map(|place| format!("{} ({:#x})", story.name(*place), place.qp)).collect();
+        let account = &self.account;
+        let known: Vec<String> = account
+            .places
+            .iter()
+            .map(|place| format!("{} ({:#x})", account.name(*place), place.qp))
+            .collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(NoAnswer::QueuePair { asked: asked.into(), known })
     }
@@ -156,24 +160,24 @@ impl Inquiry {
     }
 
     fn explain_one(&self, work: &Work) -> Explanation {
-        let story = &self.story;
-        let findings = chain::follow(story, work);
+        let account = &self.account;
+        let findings = chain::follow(account, work);
         let outcome = match (&work.status, work.ended) {
             (Some(status), Some(_)) if status == "success" => "succeeded".into(),
             (Some(status), _) => format!("ended with {status}"),
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
         };
-        let title = format!("{} of {} {outcome}", work.name(), story.name(work.place));
-        let (cause, advice) = verdict::on(story, work, &findings);
+        let title = format!("{} of {} {outcome}", work.name(), account.name(work.place));
+        let (cause, advice) = verdict::on(account, work, &findings);
         Explanation { title, chain: findings.chain, cause, advice }
     }
 
     fn all_is_well(&self, works: &[&Work]) -> String {
-        let story = &self.story;
+        let account = &self.account;
         let took = |work: &Work| {
             let (started, ended) = (work.started?, work.ended?);
-            Some(story.time(ended) - story.time(started))
+            Some(account.time(ended) - account.time(started))
         };
         let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
         match slowest {
@@ -182,7 +186,7 @@ impl Inquiry {
                 "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
                 works.len(),
                 work.name(),
-                story.name(work.place),
+                account.name(work.place),
                 duration(took)
             ),
         }

@@ -1,14 +1,14 @@
 //! The cause of an outcome and what to do about it, in words for somebody who meets it the first time.
 
 use super::chain::Findings;
-use crate::story::{Story, Work};
+use crate::account::{Account, Work};
 use crate::words::{duration, times};
 
 type Verdict = (String, String);
 
 /// The cause, and what to do.
-pub(super) fn on(story: &Story, work: &Work, findings: &Findings) -> Verdict {
-    let judge = Judge { story, work, findings };
+pub(super) fn on(account: &Account, work: &Work, findings: &Findings) -> Verdict {
+    let judge = Judge { account, work, findings };
     match work.status.as_deref() {
         None if work.ended.is_none() => judge.unfinished(),
         None | Some("success") => judge.delayed(),
@@ -18,7 +18,7 @@ pub(super) fn on(story: &Story, work: &Work, findings: &Findings) -> Verdict {
 }
 
 struct Judge<'a> {
-    story: &'a Story,
+    account: &'a Account,
     work: &'a Work,
     findings: &'a Findings,
 }
@@ -29,20 +29,20 @@ fn said(cause: impl Into<String>, advice: impl Into<String>) -> Verdict {
 
 impl Judge<'_> {
     fn own(&self) -> String {
-        self.story.name(self.work.place)
+        self.account.name(self.work.place)
     }
 
     fn other(&self) -> String {
-        self.story.peer_name(self.work.place)
+        self.account.peer_name(self.work.place)
     }
 
     fn recovery(&self) -> &str {
-        self.story.profile(self.work.place).map_or("fatal", |profile| &profile.recovery)
+        self.account.profile(self.work.place).map_or("fatal", |profile| &profile.recovery)
     }
 
     /// What the recovery setting does with a loss.
     fn about_recovery(&self) -> String {
-        let tries = self.story.profile(self.work.place).map_or(0, |profile| profile.retry_cnt);
+        let tries = self.account.profile(self.work.place).map_or(0, |profile| profile.retry_cnt);
         match self.recovery() {
             "fatal" => "With recovery `fatal`, the default, a lost packet ends a reliable connection: that is what a lossless fabric means, and no packet is sent again.".into(),
             mode => format!("With recovery `{mode}` lost packets are sent again, but retry_cnt allows only {tries} tries in a row without progress."),
@@ -133,8 +133,8 @@ impl Judge<'_> {
                 "Mind that the operation may have been done although it failed here: the memory of the peer may have changed.",
             );
         }
-        if self.story.peer(self.work.place).is_none() {
-            let (address, qp) = match self.story.peer_address(self.work.place) {
+        if self.account.peer(self.work.place).is_none() {
+            let (address, qp) = match self.account.peer_address(self.work.place) {
                 Some((address, qp)) => (address.to_string(), format!("{qp:#x}")),
                 None => ("the peer".into(), "of the peer".into()),
             };
@@ -154,7 +154,7 @@ impl Judge<'_> {
     }
 
     fn about_timer(&self) -> String {
-        let Some(profile) = self.story.profile(self.work.place) else { return String::new() };
+        let Some(profile) = self.account.profile(self.work.place) else { return String::new() };
         let Some(patience) = profile.patience else {
             return "timeout is 0: the requester would wait for ever.".into();
         };
@@ -206,7 +206,7 @@ impl Judge<'_> {
 
     fn not_ready(&self) -> Verdict {
         let (waits, total) = (self.findings.waits, duration(self.findings.wait_ns));
-        let retry = self.story.profile(self.work.place).map_or(String::new(), |profile| {
+        let retry = self.account.profile(self.work.place).map_or(String::new(), |profile| {
             format!(
                 " rnr_retry is {}: after as many waits the requester gives up (7 would mean for ever).",
                 profile.rnr_retry
@@ -417,7 +417,7 @@ impl Judge<'_> {
     }
 
     fn unfinished(&self) -> Verdict {
-        let profile = self.story.profile(self.work.place);
+        let profile = self.account.profile(self.work.place);
         if self.findings.waits > 0 && profile.is_some_and(|profile| profile.rnr_retry == 7) {
             return said(
                 format!(

@@ -79,7 +79,7 @@ pub(crate) struct Roster {
 
 /// A log, read whole.
 #[derive(Debug, Default)]
-pub(crate) struct Story {
+pub(crate) struct Account {
     roster: Roster,
     pub entries: Vec<Entry>,
     /// The host of each entry, by its index.
@@ -89,8 +89,8 @@ pub(crate) struct Story {
     open: BTreeMap<Place, Vec<usize>>,
 }
 
-/// A story knows who is who in it.
-impl Deref for Story {
+/// An account knows who is who in it.
+impl Deref for Account {
     type Target = Roster;
 
     fn deref(&self) -> &Roster {
@@ -98,9 +98,9 @@ impl Deref for Story {
     }
 }
 
-impl Story {
-    pub fn new(header: &Header) -> Story {
-        Story { roster: Roster::new(header), ..Story::default() }
+impl Account {
+    pub fn new(header: &Header) -> Account {
+        Account { roster: Roster::new(header), ..Account::default() }
     }
 
     /// Takes the next entry of the log.
