@@ -9,7 +9,9 @@ use crate::{Error, Rendezvous};
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_queue::Words;
-use softhca_udp::{Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, Station, Witness};
+use softhca_udp::{
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ReceiveMemory, Station, Witness,
+};
 use softhca_wire::Envelope;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -65,6 +67,12 @@ pub(crate) fn start(
 impl Stand {
     pub fn address(&self) -> IpAddr {
         self.station.control(|driver| driver.address())
+    }
+
+    pub fn receive_memory(&self) -> Result<[ReceiveMemory; 2]> {
+        self.station
+            .control(|driver| driver.receive_memory())
+            .map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
     pub fn add_rule(&self, seed: u64, rule: Rule) {

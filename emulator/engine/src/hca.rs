@@ -358,7 +358,7 @@ impl QueuePair {
         let mut run =
             Run { envelope: self.envelope, segment: 0, count: 0, bytes: 0, queue_pair: self.number };
         let mut most = most;
-        self.replies_last = !self.replies_last;
+        let mut replied = false;
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -388,6 +388,7 @@ impl QueuePair {
             }
             buffer[at + payload..end].fill(0);
             if plan.reply {
+                replied = true;
                 self.note_reply_sent(card, ctx, &plan);
             } else {
                 self.note_request_sent(card, ctx, &plan);
@@ -402,6 +403,9 @@ impl QueuePair {
                 break;
             }
         }
+        // Whoever found no room in this run is the first in the next. An acknowledgement, being short, mostly
+        // finds room behind the requests, which saves the driver a send.
+        self.replies_last = replied || self.inbound.owed.is_empty();
         (run.count > 0).then_some(run)
     }
 
