@@ -108,9 +108,7 @@ impl Device {
 
     /// The globally unique identifier: a locally administered EUI-64 made of the address.
     pub fn guid(&self) -> u64 {
-        let bytes = Gid::from(self.address).0;
-        let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
-        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+        Gid::from(self.address).guid()
     }
 
     /// What the card offers.
@@ -125,12 +123,8 @@ impl Device {
 
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
-        let mtu = if self.address.is_loopback() || matches!(self.card, Card::Simulated(_)) {
-            Mtu::B4096
-        } else {
-            Mtu::B1024
-        };
-        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
+        let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
+        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device.

@@ -50,6 +50,7 @@ mod memory;
 mod notifier;
 mod queue_pair;
 mod random;
+pub mod rdma_cm;
 mod region;
 mod rendezvous;
 mod report;
