@@ -118,8 +118,8 @@ impl Bench {
     /// Turns what a reader types into what is there already.
     fn translate(&self, command: &str) -> String {
         if let Some(rest) = command.strip_prefix("cargo run --release --example ") {
-            let (name, arguments) = rest.split_once(" -- ").unwrap_or((rest, ""));
-            return format!("{} {arguments}", example(name).display());
+            let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+            return format!("{} {}", example(name).display(), rest.strip_prefix("-- ").unwrap_or(rest));
         }
         match command.strip_prefix("cargo run --release -- ") {
             Some(arguments) => format!("softhca {arguments}"),
@@ -169,7 +169,7 @@ fn example(name: &str) -> PathBuf {
     let program = test.ancestors().nth(2).expect("target/PROFILE").join("examples").join(name);
     if !program.exists() {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo).args(["build", "-p", "softhca", "--example", name]).status();
+        let built = Command::new(cargo).args(["build", "--workspace", "--example", name]).status();
         assert!(built.is_ok_and(|status| status.success()), "the example {name} cannot be built");
     }
     program

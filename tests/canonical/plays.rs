@@ -1,12 +1,13 @@
 //! What is played on two hosts, in the order in which somebody learns it.
 
-use softhca_engine::{QpKind, Recovery, WindowKind};
-use softhca_fabric::{Action, Class, Classes, Repeat, Selector, Span};
+use softhca_engine::{AddressVector, QpKind, Recovery, WindowKind};
+use softhca_fabric::{Action, Class, Classes, QpOptions, Repeat, Selector, Span};
 use softhca_queue::{
     Access, BindWindow, Operation, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
 };
 use softhca_tests::pair::{Pair, Setup, answers, requests};
-use softhca_wire::{LocalKey, Psn, RemoteKey, RnrTimer};
+use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -128,6 +129,12 @@ pub const PLAYS: &[Play] = &[
             pair.post(2, Operation::Send(SendTrailer::Immediate(9)), &gather);
             pair.post(3, Operation::Send(SendTrailer::None), &gather);
         },
+    ),
+    play(
+        "ud-multicast",
+        "UD: a datagram to a multicast group; bob has two members, one of them with another Q_Key",
+        || of(QpKind::Ud),
+        multicast,
     ),
     play(
         "xrc",
@@ -320,6 +327,22 @@ fn ping_pong(pair: &mut Pair) {
         pair.on(b).post_send(b.qp, &answer).unwrap();
         pair.world.run_for(Duration::from_micros(5));
     }
+}
+
+fn multicast(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    let group = Gid::from(IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3)));
+    pair.post_receive(1, 0, 140);
+    pair.on(b).attach_multicast(b.qp, group).unwrap();
+    let other = pair.on(b).create_queue_pair(QpKind::Ud, b.domain, b.cq, QpOptions::default()).unwrap();
+    pair.on(b).start_datagrams(other, QueueKey(0x2222), Psn::new(0)).unwrap();
+    pair.on(b).attach_multicast(other, group).unwrap();
+    let handle = pair.on(a).create_address_handle(a.domain, AddressVector::to(group)).unwrap();
+    let gather = [a.sge(0, 100)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+        request.datagram.address_handle = handle.0;
+        request.datagram.queue_pair = Qpn::MULTICAST;
+    });
 }
 
 fn atomics(pair: &mut Pair) {

@@ -103,6 +103,8 @@ mod pages {
     struct Readme;
     #[doc = include_str!("../../docs/lessons/01-objects.md")]
     struct Objects;
+    #[doc = include_str!("../../docs/lessons/08-connection-management.md")]
+    struct ConnectionManagement;
     #[doc = include_str!("../../docs/lessons/12-testing.md")]
     struct Testing;
 }

@@ -178,7 +178,8 @@ impl Roster {
     }
 
     fn note(&mut self, place: Place) {
-        if place.qp != 0 && !self.places.contains(&place) {
+        // Queue pair 1 is the connection manager's, and is not counted among those of programs.
+        if place.qp > 1 && !self.places.contains(&place) {
             self.places.push(place);
         }
     }

@@ -23,6 +23,7 @@ impl Teller {
         let known = |qp: &u32| *qp != 0 && self.roster.places.contains(&Place { host, qp: *qp });
         let who = match entry.what.queue_pair().filter(known) {
             Some(qp) => self.roster.name(Place { host, qp }),
+            None if entry.host.is_empty() => "somebody".into(),
             None => entry.host.clone(),
         };
         let time = format!("{}.{:09}", entry.time / 1_000_000_000, entry.time % 1_000_000_000);
@@ -42,7 +43,8 @@ fn what(what: &What, now: u64) -> String {
             format!("is ready: {kind}, path MTU {mtu}, recovery {recovery}")
         }
         What::WorkStarted { id, operation, bytes, first_psn, packets, .. } => {
-            format!("starts {operation} {id}: {bytes} B in {packets} packets from psn={first_psn} on")
+            let packets = if *packets == 1 { "1 packet".into() } else { format!("{packets} packets") };
+            format!("starts {operation} {id}: {bytes} B in {packets} from psn={first_psn} on")
         }
         What::WorkCompleted { id, operation, status, bytes, .. } => {
             format!("completes {operation} {id} with {status}, {bytes} B")
@@ -73,8 +75,13 @@ fn what(what: &What, now: u64) -> String {
         What::AsyncEvent { event, .. } => format!("raises {event}"),
         What::Fault { class, psn, .. } => {
             let psn = psn.map(|psn| format!(" psn={psn}")).unwrap_or_default();
-            format!("a packet on the cable ({class}{psn})")
+            format!("has a packet on the cable ({class}{psn})")
         }
+        What::CmSent { message, peer, again, .. } => {
+            format!("-> {peer} CM {message}{}", if *again { ", again" } else { "" })
+        }
+        What::CmReceived { message, peer } => format!("<- {peer} CM {message}"),
+        What::CmIgnored { message, peer, .. } => format!("does not take CM {message} of {peer}"),
         // The others say it with their fields.
         other => {
             let object = serde_json::to_value(other).unwrap_or_default();
