@@ -3,9 +3,11 @@
 //! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` writes them.
 
 mod dialogues;
+mod frames;
 mod plays;
 
 use dialogues::{DIALOGUES, Dialogue};
+use frames::PIECES;
 use plays::{PLAYS, Play};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{CableId, Direction, Fault, Frame, HostId, Observer, RuleId, Stage, World};
@@ -47,9 +49,12 @@ fn perform(play: &Play) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// Both observers of a dialogue, kept here and there.
+/// What writes the capture and the log of a dialogue.
+type Pens = (Tap<Vec<u8>>, EventLog<Vec<u8>>);
+
+/// Both pens, kept here and there.
 #[derive(Clone)]
-struct Scribe(Arc<Mutex<(Tap<Vec<u8>>, EventLog<Vec<u8>>)>>);
+struct Scribe(Arc<Mutex<Pens>>);
 
 impl Observer for Scribe {
     fn card(&mut self, now: Instant, host: HostId, event: &Event) {
@@ -91,21 +96,38 @@ fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// Name, about, capture and log of everything, in the order of the page.
-fn all() -> Vec<(&'static str, &'static str, [Vec<u8>; 2])> {
-    let plays = PLAYS.iter().map(|play| (play.name, play.about, perform(play)));
-    plays.chain(DIALOGUES.iter().map(|play| (play.name, play.about, hold(play)))).collect()
+/// A capture, and its log if cards had a part in it.
+struct Made {
+    name: &'static str,
+    about: &'static str,
+    capture: Vec<u8>,
+    log: Option<Vec<u8>>,
+}
+
+/// Everything, in the order of the page.
+fn all() -> Vec<Made> {
+    let told = |name, about, [capture, log]: [Vec<u8>; 2]| Made { name, about, capture, log: Some(log) };
+    let plays = PLAYS.iter().map(|play| told(play.name, play.about, perform(play)));
+    let dialogues = DIALOGUES.iter().map(|play| told(play.name, play.about, hold(play)));
+    let pieces = PIECES.iter().map(|piece| {
+        let mut writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
+        (piece.write)(&mut writer).expect("a vector takes everything");
+        Made { name: piece.name, about: piece.about, capture: writer.into_inner(), log: None }
+    });
+    plays.chain(dialogues).chain(pieces).collect()
 }
 
 /// Every file of the folder by its name.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut page = String::from(PREFACE);
-    for (name, about, [capture, log]) in all() {
-        let (tally, events) = (tally(&capture), EventLogReader::new(&log[..]).expect("a log").count());
-        let _ = writeln!(page, "| `{name}` | {about} | {} | {events} |", tally.packets);
+    for Made { name, about, capture, log } in all() {
+        let packets = tally(&capture).packets;
+        let count = |log: &Vec<u8>| EventLogReader::new(&log[..]).expect("a log").count().to_string();
+        let events = log.as_ref().map_or("—".into(), count);
+        let _ = writeln!(page, "| `{name}` | {about} | {packets} | {events} |");
         files.insert(format!("{name}.pcapng"), capture);
-        files.insert(format!("{name}.jsonl"), log);
+        files.extend(log.map(|log| (format!("{name}.jsonl"), log)));
     }
     files.insert("README.md".into(), page.into_bytes());
     files
@@ -115,7 +137,7 @@ const PREFACE: &str = "\
 # Captures
 
 One thing each, of two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
-log for `softhca why` and `softhca lint`. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
+log for `softhca why` and `softhca lint`, where cards had a part in it. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
 says so. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
 
 | name | what it shows | packets | events |
@@ -151,12 +173,20 @@ fn the_folder_holds_what_the_code_makes_byte_for_byte() {
 #[test]
 fn every_capture_is_well_formed_and_shows_what_it_promises() {
     let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    for (name, _, [capture, log]) in all() {
+    let mut pauses = 0;
+    for Made { name, capture, log, .. } in all() {
         let tally = tally(&capture);
         assert!(tally.packets > 0 && tally.is_clean(), "{name}: {tally}");
         for record in Capture::new(&capture[..]).expect("a capture") {
             let record = record.expect("a whole record");
-            let Contents::Roce(roce) = Packet::new(&record, 0).contents else { continue };
+            let roce = match Packet::new(&record, 0).contents {
+                Contents::Roce(roce) => roce,
+                Contents::Pause(_) => {
+                    pauses += 1;
+                    continue;
+                }
+                other => panic!("{name}: {other:?}"),
+            };
             let header = roce.transport.header;
             opcodes.insert(header.bth.opcode);
             match header.aeth.map(|aeth| aeth.syndrome) {
@@ -168,6 +198,7 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
                 messages.insert(datagram.message.name());
             }
         }
+        let Some(log) = log else { continue };
         let entries = EventLogReader::new(&log[..]).expect("a log");
         let sent =
             entries.filter(|entry| entry.as_ref().expect("an entry").what.name() == "transport:packet_sent");
@@ -177,7 +208,7 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
             "{name}: the log and the capture tell the same packets"
         );
     }
-    let never = [Operation::Flush, Operation::AtomicWrite, Operation::CongestionNotification];
+    let never = [Operation::Flush, Operation::AtomicWrite];
     let expected: BTreeSet<Opcode> = Opcode::all()
         .filter(|opcode| opcode.service() != Service::Xrc && !never.contains(&opcode.operation()))
         .collect();
@@ -189,4 +220,5 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
     assert_eq!(naks, wanted);
     let spoken = ["DREP", "DREQ", "MRA", "REJ", "REP", "REQ", "RTU", "SIDR_REP", "SIDR_REQ"];
     assert_eq!(messages.into_iter().collect::<Vec<_>>(), spoken);
+    assert_eq!(pauses, 2);
 }
