@@ -78,7 +78,7 @@ fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
     for (index, name) in ["alice", "bob"].into_iter().enumerate() {
         cast.name_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
     }
-    cast.lay_cable(CableId(0), [HostId(0), HostId(1)]);
+    cast.name_cable(CableId(0), [HostId(0), HostId(1)]);
     cast.name_rule(RuleId(0), "lose the first REQ");
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
     let tap = Tap::new(writer, cast.clone(), Points::Senders).expect("a vector takes everything");

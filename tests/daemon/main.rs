@@ -2,8 +2,12 @@
 
 mod data;
 mod death;
+mod faults;
+mod fork;
 mod hostile;
+mod last_byte;
 mod limits;
+mod multicast;
 mod process;
 
 /// What this binary is when another test started it: see `process::spawn`.
@@ -13,6 +17,9 @@ fn role() {
         Ok("daemon") => process::be_daemon(),
         Ok("echo") => data::be_echo(),
         Ok("sleeper") => death::be_sleeper(),
+        Ok("member") => multicast::be_member(),
+        Ok("blocker") => hostile::be_blocker(),
+        Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
         _ => {}
     }

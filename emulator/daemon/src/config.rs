@@ -3,8 +3,9 @@
 use serde::Deserialize;
 use softhca_engine::{Limits, Recovery};
 use softhca_queue::control::DEFAULT_NAME;
+use softhca_udp::{Entropy, parse_addresses};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
@@ -75,12 +76,22 @@ pub struct Config {
     pub name: String,
     /// Its hosts.
     pub hosts: Vec<HostConfig>,
+    /// The IPv6 addresses of hosts that have one beside an IPv4 address, by name.
+    pub ipv6: BTreeMap<String, Ipv6Addr>,
+    /// Which source port packets have.
+    pub entropy: Entropy,
     /// What a lost packet does.
     pub recovery: Recovery,
     /// How many clients may be connected.
     pub clients: usize,
     /// How much each of them can have.
     pub share: Share,
+    /// How many rings and regions all of them have together. The kernel allows a process 65530 mappings, and the
+    /// daemon needs some itself.
+    pub mappings: usize,
+    /// End a client whose memory has held up a card for so long: nothing else frees the card, and everybody on the
+    /// host waits for it. Without one, it is only reported.
+    pub kill_after: Option<Duration>,
     /// How long an engine thread looks for more to do before it sleeps.
     pub linger: Duration,
     /// Leave when no client was there for so long.
@@ -92,9 +103,13 @@ impl Default for Config {
         Config {
             name: DEFAULT_NAME.into(),
             hosts: vec![HostConfig { name: "host".into(), address: None }],
+            ipv6: BTreeMap::new(),
+            entropy: Entropy::Off,
             recovery: Recovery::Fatal,
             clients: 128,
             share: Share::default(),
+            mappings: 48_000,
+            kill_after: None,
             linger: Duration::from_micros(50),
             leave_after: None,
         }
@@ -129,14 +144,18 @@ struct File {
     name: Option<String>,
     recovery: Option<String>,
     clients: Option<usize>,
+    kill_after: Option<u64>,
     #[serde(default)]
-    hosts: BTreeMap<String, IpAddr>,
+    hosts: BTreeMap<String, String>,
+    #[serde(default)]
+    entropy: bool,
     #[serde(default, rename = "share")]
     share: Share,
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `clients`, a table `[hosts]` of names and addresses, and a table
+    /// Reads a TOML file: `name`, `recovery`, `clients`, `entropy`, a table `[hosts]` of names and addresses
+    /// (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), and a table
     /// `[share]` of what one client can have.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
@@ -149,9 +168,11 @@ impl Config {
     pub fn parse(text: &str) -> Result<Config, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut config = Config { share: file.share, ..Config::default() };
+        config.entropy = if file.entropy { Entropy::On } else { Entropy::Off };
         if let Some(name) = file.name {
             config.name = name;
         }
+        config.kill_after = file.kill_after.map(Duration::from_secs);
         if let Some(clients) = file.clients {
             config.clients = clients;
         }
@@ -161,8 +182,14 @@ impl Config {
             })?;
         }
         if !file.hosts.is_empty() {
-            let hosts = file.hosts.into_iter();
-            config.hosts = hosts.map(|(name, address)| HostConfig { name, address: Some(address) }).collect();
+            config.hosts.clear();
+            for (name, text) in file.hosts {
+                let (address, ipv6) = parse_addresses(&text).ok_or_else(|| {
+                    format!("the address of host {name:?} is {text:?}: \"127.0.0.2\" or \"10.0.0.1, fd00::1\" is expected")
+                })?;
+                config.ipv6.extend(ipv6.map(|ipv6| (name.clone(), ipv6)));
+                config.hosts.push(HostConfig { name, address: Some(address) });
+            }
         }
         Ok(config)
     }
@@ -183,6 +210,16 @@ mod tests {
         assert_eq!(config.hosts.len(), 2);
         assert_eq!(config.share.limits(1).queue_pairs, 7);
         assert_eq!(config.share.limits(1).keys, Share::default().keys);
+    }
+
+    #[test]
+    fn a_host_may_have_both_ip_versions() {
+        let config = Config::parse("entropy = true\n[hosts]\nalice = '10.0.0.1, fd00::1'\n").unwrap();
+        assert_eq!(config.hosts[0].address, Some([10, 0, 0, 1].into()));
+        assert_eq!(config.ipv6["alice"], "fd00::1".parse::<Ipv6Addr>().unwrap());
+        assert_eq!(config.entropy, Entropy::On);
+        let message = Config::parse("[hosts]\nalice = 'fd00::1, 10.0.0.1'\n").unwrap_err();
+        assert!(message.contains("alice") && message.contains("fd00::1, 10.0.0.1"), "{message}");
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(crate) struct AddressHandle {
 pub(crate) struct XrcDomain {
     pub client: ClientId,
     pub users: u32,
+    /// Its client is gone: it goes with its last user.
+    pub orphaned: bool,
 }
 
 pub(crate) struct Card {

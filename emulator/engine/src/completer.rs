@@ -388,7 +388,11 @@ impl QueuePair {
             self.restart_ack_timer(card, ctx);
             self.wake(card);
         }
-        if self.outbound.ack_deadline.is_some_and(|deadline| deadline <= ctx.now) {
+        let is_late = self.outbound.ack_deadline.is_some_and(|deadline| deadline <= ctx.now);
+        if is_late && self.is_parked {
+            // The peer may lack just what may not be sent yet.
+            self.restart_ack_timer(card, ctx);
+        } else if is_late {
             let psn = self.outbound.unacked;
             card.counters.local_ack_timeout_err += 1;
             self.outbound.ack_deadline = None;

@@ -12,7 +12,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::DoorbellConsumer;
-use softhca_wire::{Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
+use softhca_wire::{Bth, Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
 
 /// What a call to the card is given: the time, the memory behind regions, and who hears events.
 pub struct Context<'a> {
@@ -134,6 +134,30 @@ impl Hca {
         self.settle(ctx);
     }
 
+    /// Whether a packet with this header would show its receiver that one before it is missing. Datagrams have
+    /// no order.
+    pub fn skips(&self, bth: &Bth) -> bool {
+        let Some(qp) = self.queue_pairs.get(bth.destination.value()) else { return false };
+        if bth.opcode.service() != qp.kind.service() {
+            return false;
+        }
+        match (qp.kind, bth.opcode.operation().is_request()) {
+            (QpKind::Rc | QpKind::XrcTarget, true) => {
+                qp.state.receives() && !qp.inbound.refused && bth.psn.distance(qp.inbound.expected) > 0
+            }
+            (QpKind::Uc, true) => qp.state.receives() && bth.psn.distance(qp.inbound.expected) > 0,
+            (QpKind::Rc | QpKind::XrcInitiator, false) => {
+                qp.state.takes_responses() && qp.outbound.leaves_unanswered(bth.psn)
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts packets that the host itself had put out of order, and that its driver put in order again.
+    pub fn note_host_reordered(&mut self, packets: u64) {
+        self.card.counters.host_reordered += packets;
+    }
+
     /// A packet came whose ICRC was wrong.
     pub fn note_bad_icrc(&mut self, ctx: &mut Context<'_>) {
         self.card.counters.rx_icrc_encapsulated += 1;
@@ -251,14 +275,15 @@ impl Hca {
         !self.card.ready.is_empty()
     }
 
-    /// The driver may send to `destination` again.
-    pub fn unpark(&mut self, destination: IpAddr) {
+    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
+    pub fn unpark(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
             if number == Qpn::GSI {
                 self.cm.outbox.unpark(&mut self.card, destination);
             }
             if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
                 qp.is_parked = false;
+                qp.restart_ack_timer(&mut self.card, ctx);
                 qp.wake(&mut self.card);
             }
         }

@@ -7,6 +7,7 @@ use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
 /// What happens to a packet that a rule hits.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing: the rule only counts.
@@ -56,6 +57,7 @@ pub enum Action {
 }
 
 /// A bit of a packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Counted from the highest bit of the first byte of the BTH; the ICRC's bits count too.
@@ -67,6 +69,7 @@ pub enum Place {
 }
 
 /// What becomes of the ICRC of a packet that is changed.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seal {
     /// It stays, so that the receiver can see the damage.
@@ -76,6 +79,7 @@ pub enum Seal {
 }
 
 /// Which directions of a link an action takes down.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The one that the packet travels in.

@@ -3,6 +3,7 @@
 use softhca_wire::{NakCode, Opcode, Operation, Qpn, Service, Syndrome, Transport};
 
 /// What one packet is for.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Class {
@@ -82,6 +83,7 @@ impl Class {
 }
 
 /// A message of the connection manager, by its attribute identifier (IBA 12.6).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum CmMessage {
@@ -138,6 +140,7 @@ impl CmMessage {
 }
 
 /// The classes that a rule speaks of: one, or a group that has a name.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Classes {
     /// This one.

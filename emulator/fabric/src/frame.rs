@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 use softhca_wire::Envelope;
 
 /// Which way a frame goes over a cable.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From the cable's first end to its second.

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use softhca_wire::Opcode;
 
 /// Whole numbers from `first` to `last`, both included.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The smallest.
@@ -34,6 +35,7 @@ impl Span {
 ///
 /// A condition about something that a packet does not have (the message of a CNP, the relative PSN of an
 /// unknown queue pair) does not hold.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Which end of the cable sends it.

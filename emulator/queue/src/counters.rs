@@ -77,6 +77,8 @@ counters! {
     rx_malformed,
     /// Packets dropped for any other reason; events say which.
     rx_dropped,
+    /// Packets that came before their turn because the host had mixed them up, and that were put in order.
+    host_reordered,
     /// READ requests received.
     rx_read_requests,
     /// WRITE requests received.

@@ -57,7 +57,7 @@ impl Cast {
     }
 
     /// Says which hosts a cable joins; its forward direction leads from the first to the second.
-    pub fn lay_cable(&mut self, id: CableId, ends: [HostId; 2]) {
+    pub fn name_cable(&mut self, id: CableId, ends: [HostId; 2]) {
         self.cables.insert(id, ends);
     }
 

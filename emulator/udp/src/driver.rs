@@ -4,19 +4,24 @@
 //! hears doorbells and timers, and sends what may be sent. Nothing is sent without a grant of its receiver,
 //! and receiving never waits for one.
 
+use crate::entropy::FlowSockets;
 use crate::faults::Faults;
+use crate::hold::{FlowKey, Held, HoldBack};
+use crate::multicast::Memberships;
+use crate::system::Bells;
 use crate::{
-    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
+    Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message};
-use softhca_wire::{Envelope, Gid, Icrc, ROCE_PORT};
-use std::collections::BTreeSet;
+use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
+use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many packets' worth of sending one turn may do, so that receiving gets its share.
@@ -82,6 +87,8 @@ pub struct DriverOptions {
     pub settings: Settings,
     /// How the invariant CRC is checked.
     pub icrc: IcrcCheck,
+    /// Which source port packets have.
+    pub entropy: Entropy,
 }
 
 /// A run that the kernel did not take yet: sealed, and waiting in the buffer.
@@ -96,6 +103,11 @@ pub struct Driver<M> {
     hca: Hca,
     memory: M,
     sockets: HostSockets,
+    memberships: Memberships,
+    /// Opened as flows need them, if they may.
+    flow_sockets: Option<FlowSockets>,
+    /// What wakes the driver's thread besides the two sockets of the first address.
+    bells: Option<Arc<Bells>>,
     links: Links,
     witness: Box<dyn Witness>,
     started: std::time::Instant,
@@ -104,9 +116,10 @@ pub struct Driver<M> {
     link_batch: Batch,
     buffer: Box<[u8]>,
     unsent: Option<Unsent>,
-    /// Destinations that wait for a grant.
-    waiting: BTreeSet<IpAddr>,
+    /// Destinations that wait for a grant, and the least that lets somebody send there.
+    waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
+    held: HoldBack,
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
@@ -114,9 +127,9 @@ pub struct Driver<M> {
 
 /// Asks the links before anything is sent.
 struct Permission<'a> {
-    socket: &'a RoceSocket,
+    sockets: &'a HostSockets,
     links: &'a mut Links,
-    waiting: &'a mut BTreeSet<IpAddr>,
+    waiting: &'a mut BTreeMap<IpAddr, u64>,
     now: u64,
 }
 
@@ -125,11 +138,52 @@ impl Gate for Permission<'_> {
         if destination.is_multicast() {
             return usize::MAX;
         }
-        if !self.links.may_send(destination, charge(size, 1), self.now) {
-            self.waiting.insert(destination);
+        let price = charge(size, 1);
+        if !self.links.may_send(destination, price, self.now) {
+            wait_for(self.waiting, destination, price);
             return 0;
         }
-        self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
+        let allowance = self.links.allowance(destination, self.now);
+        self.sockets.towards(destination).roce.run_within(destination, size, allowance)
+    }
+}
+
+/// Takes note that `destination` is to be tried again when `price` is granted.
+fn wait_for(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, price: u64) {
+    waiting.entry(destination).and_modify(|least| *least = price.min(*least)).or_insert(price);
+}
+
+/// Hands frames to the card in the order of their PSNs.
+struct Taker<'a, 'c> {
+    hca: &'a mut Hca,
+    held: &'a mut HoldBack,
+    ctx: Context<'c>,
+    now: u64,
+}
+
+impl Taker<'_, '_> {
+    fn take_in_order(mut self, envelope: &Envelope, transport: &[u8]) {
+        let Ok(bth) = Bth::parse(transport) else {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        };
+        let is_early = self.hca.skips(&bth);
+        if !is_early && self.held.is_empty() {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let key = FlowKey::of(envelope.source, &bth);
+        if !is_early && !self.held.holds(key) {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let frame = Held { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
+        self.held.hold(key, frame, self.now);
+        self.release(key);
+    }
+
+    fn release(mut self, key: FlowKey) {
+        while let Some((frame, in_order)) = self.held.next(key, self.now, |bth| self.hca.skips(bth)) {
+            self.hca.note_host_reordered(in_order.into());
+            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
+        }
     }
 }
 
@@ -152,12 +206,19 @@ impl<M: Memory> Driver<M> {
     ) -> Driver<M> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);
-        let budget = budget(sockets.roce.receive_buffer());
+        // Whatever was granted fits into either socket, if there are two.
+        let buffer = sockets.ports().map(|port| port.roce.receive_buffer()).min().unwrap_or(0);
+        let budget = budget(buffer);
+        let mut settings = options.settings;
+        settings.mtu = settings.mtu.min(sockets.active_mtu());
         Driver {
-            hca: Hca::new(options.settings, vec![Gid::from(sockets.address())]),
+            hca: Hca::new(settings, sockets.gids()),
             memory,
             links: Links::new(incarnation, budget, 0),
             sockets,
+            memberships: Memberships::default(),
+            flow_sockets: (options.entropy == Entropy::On).then(FlowSockets::default),
+            bells: None,
             witness,
             started: std::time::Instant::now(),
             icrc: options.icrc,
@@ -165,8 +226,9 @@ impl<M: Memory> Driver<M> {
             link_batch: Batch::new(),
             buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
             unsent: None,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             faults: None,
+            held: HoldBack::default(),
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
@@ -222,12 +284,38 @@ impl<M: Memory> Driver<M> {
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
         let mut events = Events(&mut *self.witness);
-        act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events })
+        let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
+        if !self.memberships.are(self.hca.multicast_groups().map(Gid::ip)) {
+            let wanted = self.hca.multicast_groups().map(Gid::ip).collect();
+            self.memberships.follow(&wanted, &self.sockets, self.bells.as_deref());
+        }
+        result
+    }
+
+    /// Why the network does not bring what is sent to a group with members here, if so.
+    pub fn multicast_failure(&self, group: Gid) -> Option<io::Error> {
+        let failure = self.memberships.failure(group.ip())?;
+        Some(io::Error::new(failure.kind(), failure.to_string()))
+    }
+
+    /// Lets `bells` ring when something arrives that is not at [`Driver::descriptors`].
+    pub(crate) fn ring_with(&mut self, bells: Arc<Bells>) -> io::Result<()> {
+        for port in self.sockets.ports().skip(1) {
+            bells.add(port.roce.as_fd())?;
+            bells.add(port.link.as_fd())?;
+        }
+        self.memberships.listen(&bells)?;
+        self.bells = Some(bells);
+        Ok(())
     }
 
     /// Puts a fault rule on the cable before the socket. Frames go one by one from now on.
     pub fn add_rule(&mut self, seed: u64, rule: Rule) {
-        self.faults.get_or_insert_with(|| Faults::new(seed)).add_rule(rule);
+        let faults = self.faults.get_or_insert_with(|| Faults::new(seed));
+        faults.add_rule(rule);
+        if faults.cable.reorders() {
+            self.links.change_order();
+        }
     }
 
     /// Lets rules know a queue pair by its role.
@@ -240,7 +328,14 @@ impl<M: Memory> Driver<M> {
         self.faults.iter().flat_map(|faults| faults.cable.rules())
     }
 
-    /// The descriptors that become readable when something arrives.
+    /// Takes all rules and flows away. What they hold back still goes its way, one frame at a time.
+    pub fn clear_rules(&mut self) {
+        if let Some(faults) = &mut self.faults {
+            faults.clear();
+        }
+    }
+
+    /// The descriptors that become readable when something arrives for the first address.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
     }
@@ -251,14 +346,22 @@ impl<M: Memory> Driver<M> {
         if self.hca.is_ready() {
             return Some(Duration::ZERO);
         }
-        if self.unsent.is_some() {
+        if self.unsent.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
-        let next = [card, self.links.next_timeout(), faults].into_iter().flatten().min()?;
+        let held = self.held.next_timeout();
+        let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
+    }
+
+    /// Whether some of a run may be sent.
+    fn is_granted(&self, run: &Run, now: u64) -> bool {
+        let destination = run.envelope.destination;
+        let allowance = self.links.allowance(destination, now);
+        destination.is_multicast() || self.sockets.roce.run_within(destination, run.segment, allowance) > 0
     }
 
     /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
@@ -282,44 +385,45 @@ impl<M: Memory> Driver<M> {
         Ok(sent || received)
     }
 
+    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
-        self.sockets.roce.receive(&mut self.batch)?;
-        if self.batch.is_empty() {
-            self.links.socket_empty(now.nanos());
-            return Ok(false);
-        }
-        let Driver { hca, memory, links, witness, batch, sockets, icrc, .. } = self;
-        let address = sockets.address();
-        for chunk in batch.chunks() {
-            let peer = chunk.source.ip();
-            links.received(peer, chunk.charge(), now.nanos());
-            let limit = match (*icrc, links.state(peer)) {
-                (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
-                _ => crate::MAX_RUN_SEGMENTS as u32,
-            };
-            for datagram in chunk.datagrams() {
-                let mut envelope = Envelope::between(peer, address);
-                envelope.source_port = datagram.source.port();
-                envelope.traffic_class = datagram.traffic_class;
-                let identification = match *icrc {
-                    IcrcCheck::Ignore => Some(0),
-                    _ => Icrc::identify(&envelope, datagram.bytes, limit),
-                };
-                envelope.identification = identification.unwrap_or(0);
-                witness.frame(now, Passage::Received, &envelope, datagram.bytes);
-                let mut events = Events(&mut **witness);
-                let mut ctx = Context { now, memory, events: &mut events };
-                match (Icrc::split(datagram.bytes), identification) {
-                    (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
-                    (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
-                    (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
-                }
+        let mut moved = self.receive_batches(now)?;
+        while !self.held.is_empty() {
+            if let Some(key) = self.held.overdue(self.now().nanos()) {
+                self.release(now, key);
+            } else if self.receive_batches(now)? {
+                moved = true;
+            } else {
+                break;
             }
         }
-        if !self.batch.is_full() {
+        Ok(moved)
+    }
+
+    /// Takes one batch of each socket.
+    fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
+        let (mut received, mut drained) = (false, true);
+        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, .. } = self;
+        let ports = sockets.ports().map(|port| (port.address(), &port.roce));
+        for (address, socket) in ports.chain(memberships.sockets()) {
+            socket.receive(batch)?;
+            let granted = !address.is_multicast();
+            received |= !batch.is_empty();
+            drained &= !batch.is_full() || !granted;
+            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc);
+        }
+        if drained {
             self.links.socket_empty(now.nanos());
         }
-        Ok(true)
+        Ok(received)
+    }
+
+    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
+    fn release(&mut self, now: Instant, key: FlowKey) {
+        let mut events = Events(&mut *self.witness);
+        let wall_ns = self.started.elapsed().as_nanos() as u64;
+        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
+        Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
@@ -333,15 +437,17 @@ impl<M: Memory> Driver<M> {
             return Ok(());
         }
         self.link_read_at = now_ns;
-        loop {
-            self.sockets.link.receive(&mut self.link_batch)?;
-            for datagram in self.link_batch.datagrams() {
-                if let Ok(message) = Message::parse(datagram.bytes) {
-                    self.links.handle(datagram.source.ip(), &message, now_ns);
+        for port in self.sockets.ports() {
+            loop {
+                port.link.receive(&mut self.link_batch)?;
+                for datagram in self.link_batch.datagrams() {
+                    if let Ok(message) = Message::parse(datagram.bytes) {
+                        self.links.handle(datagram.source.ip(), &message, now_ns);
+                    }
                 }
-            }
-            if !self.link_batch.is_full() {
-                break;
+                if !self.link_batch.is_full() {
+                    break;
+                }
             }
         }
         if self.links.next_timeout().is_some_and(|at| at <= now_ns) {
@@ -353,15 +459,17 @@ impl<M: Memory> Driver<M> {
 
     /// Reads what the network said about earlier datagrams.
     fn read_errors(&mut self, now: Instant) -> io::Result<()> {
-        for port in [UnreachablePort::Roce, UnreachablePort::Link] {
-            let socket = match port {
-                UnreachablePort::Roce => &self.sockets.roce,
-                UnreachablePort::Link => &self.sockets.link,
-            };
+        let Driver { sockets, flow_sockets, links, .. } = self;
+        let both = sockets
+            .ports()
+            .flat_map(|port| [(UnreachablePort::Roce, &port.roce), (UnreachablePort::Link, &port.link)]);
+        let flows = flow_sockets.iter().flat_map(FlowSockets::iter);
+        let flows = flows.map(|socket| (UnreachablePort::Roce, socket));
+        for (port, socket) in both.chain(flows) {
             for _ in 0..64 {
                 let Some(error) = socket.take_error()? else { break };
                 if let (Some(peer), Cause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.unreachable(peer.ip(), port, now.nanos());
+                    links.unreachable(peer.ip(), port, now.nanos());
                 }
             }
         }
@@ -375,7 +483,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, held, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -383,6 +491,7 @@ impl<M: Memory> Driver<M> {
             match event.change {
                 LinkChange::Became(PeerState::Stalled) => hca.stall(event.peer),
                 LinkChange::Became(PeerState::Dead) => {
+                    held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
@@ -391,10 +500,12 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Paused(_) => {}
             }
         }
-        waiting.retain(|peer| {
-            let granted = links.allowance(*peer, now.nanos()) > 0;
+        waiting.retain(|peer, price| {
+            let granted = links.allowance(*peer, now.nanos()) >= *price;
             if granted {
-                hca.unpark(*peer);
+                let mut events = Events(&mut **witness);
+                let mut ctx = Context { now, memory, events: &mut events };
+                hca.unpark(&mut ctx, *peer);
             }
             !granted
         });
@@ -403,7 +514,7 @@ impl<M: Memory> Driver<M> {
     fn send_link_messages(&mut self, now: Instant) -> io::Result<()> {
         while let Some((peer, message)) = self.links.transmit(now.nanos()) {
             let bytes = message.emit();
-            match self.sockets.link.send_run(peer, 0, bytes.len(), &bytes) {
+            match self.sockets.towards_mut(peer).link.send_run(peer, 0, bytes.len(), &bytes) {
                 // Every message is sent again until its purpose is reached: a lost one costs time only.
                 Ok(_) | Err(SendError::WouldBlock | SendError::NoBuffers | SendError::TooLarge) => {}
                 Err(SendError::SegmentationRefused) => {}
@@ -418,6 +529,7 @@ impl<M: Memory> Driver<M> {
         if !self.send_unsent(now)? {
             return Ok(false);
         }
+        self.faults.take_if(|faults| faults.is_done());
         if self.faults.is_some() {
             return self.send_through_faults(now);
         }
@@ -426,10 +538,11 @@ impl<M: Memory> Driver<M> {
             let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
+            let mut gate = Permission { sockets, links, waiting, now: now.nanos() };
             let most = crate::MAX_RUN_SEGMENTS;
-            let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
+            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
+            self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
@@ -439,12 +552,20 @@ impl<M: Memory> Driver<M> {
         Ok(moved)
     }
 
+    /// The source port that a run will have: 4791, or with entropy that of its flow.
+    fn choose_port(&mut self, envelope: &mut Envelope) {
+        envelope.source_port = match &mut self.flow_sockets {
+            Some(sockets) => sockets.port_for(envelope.source, envelope.source_port),
+            None => ROCE_PORT,
+        };
+    }
+
     /// Seals the packets of a run in the buffer, as the kernel will number them.
     fn seal(&mut self, now: Instant, run: &Run, from: usize) {
         let mut envelope = run.envelope;
-        envelope.source_port = ROCE_PORT;
+        let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &envelope);
         for (index, packet) in self.buffer[from..run.bytes].chunks_mut(run.segment).enumerate() {
-            envelope.identification = self.sockets.roce.identification(index);
+            envelope.identification = socket.identification(index);
             Icrc::seal(&envelope, packet);
             if from == 0 {
                 self.witness.frame(now, Passage::Sent, &envelope, packet);
@@ -457,21 +578,23 @@ impl<M: Memory> Driver<M> {
         while let Some(Unsent { run, done }) = &mut self.unsent {
             let run = *run;
             let destination = run.envelope.destination;
+            let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &run.envelope);
             let mut bytes = &self.buffer[*done..run.bytes];
             if !destination.is_multicast() {
                 // A run that waited, or that the path does not cut, may have lost its permission.
                 let allowance = self.links.allowance(destination, now.nanos());
-                let allowed = self.sockets.roce.run_within(destination, run.segment, allowance);
+                let allowed = socket.run_within(destination, run.segment, allowance);
                 if allowed == 0 {
                     self.links.may_send(destination, charge(run.segment, 1), now.nanos());
                     return Ok(false);
                 }
                 bytes = &bytes[..bytes.len().min(allowed * run.segment)];
             }
-            match self.sockets.roce.send_run(destination, run.envelope.traffic_class, run.segment, bytes) {
+            let to = SocketAddr::new(destination, ROCE_PORT);
+            match socket.send_run_to(to, run.envelope.traffic_class, run.segment, bytes) {
                 Ok(count) => {
                     if !destination.is_multicast() {
-                        let price = self.sockets.roce.run_charge(destination, run.segment, count);
+                        let price = socket.run_charge(destination, run.segment, count);
                         self.links.sent(destination, price, now.nanos());
                     }
                     *done = (*done + count * run.segment).min(run.bytes);
@@ -500,13 +623,12 @@ impl<M: Memory> Driver<M> {
             let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
-            let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
+            let mut gate = Permission { sockets, links, waiting, now: now.nanos() };
+            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
+            self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
-            let mut envelope = run.envelope;
-            (envelope.source_port, envelope.identification) = (ROCE_PORT, 0);
-            let frame = Frame { envelope, bytes: self.buffer[..run.bytes].to_vec() };
+            let frame = Frame { envelope: run.envelope, bytes: self.buffer[..run.bytes].to_vec() };
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
                 faults.admit(now, Direction::Forward, frame, &mut **witness);
@@ -518,10 +640,10 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
-            let allowed = destination.is_multicast()
-                || self.links.may_send(destination, charge(length, 1), now.nanos());
+            let price = charge(length, 1);
+            let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
             if !allowed {
-                self.waiting.insert(destination);
+                wait_for(&mut self.waiting, destination, price);
                 faults.put_back(now.nanos(), frame);
                 break;
             }
@@ -540,6 +662,63 @@ impl<M: Memory> Driver<M> {
             }
         }
         Ok(moved)
+    }
+}
+
+/// The socket that a run leaves from.
+fn outlet<'a>(
+    sockets: &'a mut HostSockets,
+    flows: &'a mut Option<FlowSockets>,
+    envelope: &Envelope,
+) -> &'a mut crate::RoceSocket {
+    let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
+    own.unwrap_or_else(|| &mut sockets.towards_mut(envelope.destination).roce)
+}
+
+/// Takes what came to `address`, which may be a multicast group: that is exempt from grants.
+fn take<M: Memory>(
+    now: Instant,
+    batch: &Batch,
+    address: IpAddr,
+    hca: &mut Hca,
+    memory: &mut M,
+    links: &mut Links,
+    held: &mut HoldBack,
+    witness: &mut dyn Witness,
+    icrc: IcrcCheck,
+) {
+    for chunk in batch.chunks() {
+        let peer = chunk.source.ip();
+        if !address.is_multicast() {
+            links.received(peer, chunk.charge(), now.nanos());
+        }
+        let limit = match (icrc, links.state(peer)) {
+            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
+            _ => crate::MAX_RUN_SEGMENTS as u32,
+        };
+        let keeps_order = links.keeps_order(peer);
+        for datagram in chunk.datagrams() {
+            let mut envelope = Envelope::between(peer, address);
+            envelope.source_port = datagram.source.port();
+            envelope.traffic_class = datagram.traffic_class;
+            let identification = match icrc {
+                IcrcCheck::Ignore => Some(0),
+                _ => Icrc::identify(&envelope, datagram.bytes, limit),
+            };
+            envelope.identification = identification.unwrap_or(0);
+            witness.frame(now, Passage::Received, &envelope, datagram.bytes);
+            let mut events = Events(witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match (Icrc::split(datagram.bytes), identification) {
+                (Ok((transport, _)), Some(_)) if keeps_order => {
+                    let taker = Taker { hca, held, ctx, now: now.nanos() };
+                    taker.take_in_order(&envelope, transport);
+                }
+                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
+                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
+                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
+            }
+        }
     }
 }
 

@@ -120,6 +120,16 @@ impl<W: Write> EventLog<W> {
         log
     }
 
+    /// The names that lines are written with, to add to.
+    pub fn cast_mut(&mut self) -> &mut Cast {
+        &mut self.cast
+    }
+
+    /// Hands what was written so far on to whoever stores it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+
     /// A card told an event.
     pub fn card(&mut self, now: Instant, host: HostId, event: &Event) {
         let entry = self.narrator.card(now, host, event);
