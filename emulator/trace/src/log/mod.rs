@@ -122,7 +122,7 @@ impl<W: Write> EventLog<W> {
 
     /// The names that lines are written with, to add to.
     pub fn cast_mut(&mut self) -> &mut Cast {
-        &mut self.cast
+        &mut self.narrator.cast
     }
 
     /// Hands what was written so far on to whoever stores it.
