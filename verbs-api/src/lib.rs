@@ -86,8 +86,8 @@ pub use softhca_engine::{
     QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
-    Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
-    Selector, Span, Tally,
+    Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,
+    RuleId, Selector, Span, Tally,
 };
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,

@@ -1,7 +1,7 @@
 //! A card: two devices, and a thread of this process for each.
 
 use super::table::Figure;
-use super::{Effort, Failure, Mode};
+use super::{Effort, Failure, Mode, connections};
 use softhca::{
     Access, CompletionQueue, Context, Device, MemoryRegion, Mtu, Path, ProtectionDomain, QpKind, QueuePair,
     ReceiveRequest, SendRequest,
@@ -28,8 +28,12 @@ pub struct Benchmark {
 #[derive(Clone, Copy)]
 enum Kind {
     Bandwidth(Stream),
-    Latency { blocking: bool },
+    Latency {
+        blocking: bool,
+    },
     Rate,
+    /// Connections made and ended, so many at a time.
+    Connections(usize),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -77,6 +81,8 @@ pub fn main() -> Vec<Benchmark> {
         ("rc-send-64B-latency", Kind::Latency { blocking: false }),
         ("rc-send-64B-blocking", Kind::Latency { blocking: true }),
         ("rc-send-64B-rate", Kind::Rate),
+        ("cm-connect-1", Kind::Connections(1)),
+        ("cm-connect-64", Kind::Connections(64)),
     ] {
         all.push(Benchmark { name: name.into(), kind });
     }
@@ -172,6 +178,10 @@ impl Benchmark {
                     raws.push(stream.million_datagrams_per_second());
                     values.push(rate(mode, effort.round)?);
                 }
+                Kind::Connections(at_once) => {
+                    raws.push(connections::over_tcp(at_once, effort.round)?);
+                    values.push(connections::over_card(mode, at_once, effort.round)?);
+                }
             }
         }
         let (value, raw) = (median(values), median(raws));
@@ -179,6 +189,7 @@ impl Benchmark {
             Kind::Bandwidth(_) => "GB/s",
             Kind::Latency { .. } => "us",
             Kind::Rate => "M/s",
+            Kind::Connections(_) => "connections/s",
         };
         let p99 = (!tails.is_empty()).then(|| median(tails));
         Ok(Figure { name: self.name.clone(), mode: mode.name(), unit, value, raw, ratio: value / raw, p99 })

@@ -3,6 +3,7 @@
 //! Machines are noisy, so every figure is a ratio to what bare UDP sockets did between the card's own rounds.
 
 mod card;
+mod connections;
 mod mode;
 mod peer;
 mod table;

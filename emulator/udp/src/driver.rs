@@ -340,6 +340,11 @@ impl<M: Memory> Driver<M> {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
     }
 
+    /// Whether there is something that may be sent now.
+    pub fn has_more(&self) -> bool {
+        self.hca.is_ready() || self.unsent.is_some()
+    }
+
     /// How long until [`Driver::turn`] has something to do although nothing arrives.
     pub fn next_timeout(&self) -> Option<Duration> {
         let now = self.now().nanos();

@@ -18,6 +18,9 @@ const TAKE_OVER: Duration = Duration::from_micros(50);
 /// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
 const EMPTY_TURNS: u32 = 64;
 
+/// How long a card that ends may take to send what it has.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// Who drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conduct {
@@ -146,6 +149,18 @@ impl<M: Memory> Core<M> {
             match self.conduct {
                 Conduct::Callers => self.stand_in(),
                 Conduct::Thread { linger } => self.work(linger),
+            }
+        }
+        self.finish();
+    }
+
+    /// Sends what may be sent at once: a peer may wait for the last word of a connection.
+    fn finish(&self) {
+        let mut driver = self.driver.lock();
+        let until = Instant::now() + LAST_WORDS;
+        while driver.has_more() && Instant::now() < until {
+            if driver.turn().is_err() {
+                return;
             }
         }
     }
