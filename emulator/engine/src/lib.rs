@@ -45,7 +45,7 @@ pub use cm::{CmFailure, CmIgnored, CmKind};
 pub use congestion::{Congestion, Dcqcn, Notification, RateCause};
 pub use control::QpRings;
 pub use error::{Error, Resource};
-pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
+pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};

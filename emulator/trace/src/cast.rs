@@ -60,7 +60,7 @@ impl Cast {
         self.by_address.insert(address, id);
     }
 
-    /// Says which hosts a cable joins.
+    /// Says which hosts a cable joins; its forward direction leads from the first to the second.
     pub fn name_cable(&mut self, id: CableId, ends: [HostId; 2]) {
         self.cables.insert(id, ends.map(Node::Host));
     }
