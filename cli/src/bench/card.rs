@@ -28,7 +28,9 @@ pub struct Benchmark {
 #[derive(Clone, Copy)]
 enum Kind {
     Bandwidth(Stream),
-    Latency { blocking: bool },
+    Latency {
+        blocking: bool,
+    },
     Rate,
     /// Connections made and ended, so many at a time.
     Connections(usize),
