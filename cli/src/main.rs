@@ -8,6 +8,8 @@ mod daemon;
 mod demo;
 #[cfg(target_os = "linux")]
 mod doctor;
+mod run;
+mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -55,6 +57,10 @@ enum Command {
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
+    /// Run scenario files: scripted faults, expectations, a verdict
+    Run(run::Arguments),
+    /// Find the fewest faults with which a scenario still fails
+    Shrink(shrink::Arguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder
     Trace(trace::Arguments),
 }
@@ -82,6 +88,8 @@ fn main() -> ExitCode {
         Command::Stop(target) => status::stop(&target),
         #[cfg(target_os = "linux")]
         Command::Doctor => doctor::run(),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
     }
 }
