@@ -5,7 +5,9 @@
 
 use std::path::PathBuf;
 
+pub mod namespace;
 pub mod pair;
+pub mod process;
 pub mod tools;
 
 /// The capture with this name, without its ending.

@@ -2,21 +2,10 @@
 
 use softhca::{DaemonControl, Device};
 use softhca_daemon::{Config, Daemon, HostConfig, Share};
-use std::io::{BufRead, BufReader, Write};
+pub use softhca_tests::process::{PATIENCE, Process, hear, say};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-/// Long enough for the slowest machine; no test waits for it to pass.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Another process of this binary. It ends with the test.
-pub struct Process {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
 
 /// Starts this binary again in a role.
 pub fn spawn(role: &str, daemon: &str, variables: &[(&str, &str)]) -> Process {
@@ -25,63 +14,12 @@ pub fn spawn(role: &str, daemon: &str, variables: &[(&str, &str)]) -> Process {
 
 /// The same as another user.
 pub fn spawn_as(role: &str, daemon: &str, variables: &[(&str, &str)], user: Option<u32>) -> Process {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "role", "--nocapture", "--test-threads=1"]);
-    command.env("SOFTHCA_TEST_ROLE", role).env("SOFTHCA_DAEMON", daemon);
-    command.envs(variables.iter().copied());
+    let mut command = softhca_tests::process::command(&[], role);
+    command.env("SOFTHCA_DAEMON", daemon).envs(variables.iter().copied());
     if let Some(user) = user {
         command.uid(user).gid(user);
     }
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-    Process { child, input, output }
-}
-
-/// Says something to whoever started this process. The mark tells it from what the test harness prints.
-pub fn say(text: &str) {
-    println!("\n@{text}");
-    std::io::stdout().flush().unwrap();
-}
-
-/// Hears what the process that started this one says.
-pub fn hear() -> Option<String> {
-    let mut line = String::new();
-    (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim_end().into())
-}
-
-impl Process {
-    /// The next thing that it says.
-    pub fn hear(&mut self) -> String {
-        let mut line = String::new();
-        while self.output.read_line(&mut line).unwrap() > 0 {
-            if let Some(text) = line.strip_prefix('@') {
-                return text.trim_end().into();
-            }
-            line.clear();
-        }
-        panic!("the process ended: {:?}", self.child.wait());
-    }
-
-    pub fn say(&mut self, text: &str) {
-        writeln!(self.input, "{text}").unwrap();
-    }
-
-    pub fn number(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// SIGKILL, and wait until it is gone.
-    pub fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    Process::start(&mut command)
 }
 
 /// A daemon in a process of its own, with the hosts alice and bob.

@@ -4,11 +4,12 @@ use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::{Error, Rendezvous};
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
-    State, WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Modify, PdId, QpInit, QpView,
+    SrqId, SrqInit, State, WindowKind, XrcdId,
 };
-use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer};
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer, cm};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// The sizes of a queue pair's rings.
@@ -81,6 +82,16 @@ pub(crate) trait Backend: Send + Sync {
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()>;
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;
+
+    /// Creates a channel of connection management; `news` is told of each event.
+    fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId>;
+    fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()>;
+    /// Any other call to the connection manager.
+    fn cm(&self, call: cm::Call) -> Result<cm::Reply>;
+    /// The largest path MTU that the network carries.
+    fn active_mtu(&self) -> Mtu;
+    /// The address of the host with this name, among those that the card's own host knows.
+    fn host_named(&self, name: &str) -> Option<IpAddr>;
 
     /// The oldest asynchronous event that nobody took.
     fn take_event(&self) -> Option<AsyncEvent>;

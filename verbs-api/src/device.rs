@@ -8,7 +8,7 @@ use crate::simulated::Simulated;
 use crate::{Context, Error, IcrcCheck, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Limits};
 use softhca_fabric::{Flow, Rule, Tally};
-use softhca_udp::{DriverOptions, HostSockets, SocketOptions, bind_host};
+use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -23,6 +23,9 @@ pub struct EmbeddedOptions {
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
     pub icrc: IcrcCheck,
+    /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
+    /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
+    pub receive_buffer: usize,
     /// Sees every event and every packet.
     pub witness: Box<dyn Witness>,
 }
@@ -37,6 +40,7 @@ impl Default for EmbeddedOptions {
                 ..Settings::default()
             },
             icrc: IcrcCheck::default(),
+            receive_buffer: SocketOptions::default().receive_buffer,
             witness: Box::new(()),
         }
     }
@@ -68,9 +72,10 @@ impl Device {
         if options.settings.seed == 0 {
             options.settings.seed = RandomState::new().hash_one(0);
         }
+        let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
-            Some(address) => HostSockets::bind(address, SocketOptions::default())?,
-            None => bind_host(SocketOptions::default())?,
+            Some(address) => HostSockets::bind(address, buffers)?,
+            None => bind_host(buffers)?,
         };
         let driver = DriverOptions { settings: options.settings, icrc: options.icrc };
         let card = embedded::start(sockets, driver, options.witness)?;
@@ -103,9 +108,7 @@ impl Device {
 
     /// The globally unique identifier: a locally administered EUI-64 made of the address.
     pub fn guid(&self) -> u64 {
-        let bytes = Gid::from(self.address).0;
-        let low = u64::from_be_bytes(bytes[8..].try_into().expect("eight bytes"));
-        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+        Gid::from(self.address).guid()
     }
 
     /// What the card offers.
@@ -120,12 +123,8 @@ impl Device {
 
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
-        let mtu = if self.address.is_loopback() || matches!(self.card, Card::Simulated(_)) {
-            Mtu::B4096
-        } else {
-            Mtu::B1024
-        };
-        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu: mtu, gid: Gid::from(self.address) }
+        let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
+        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device.
@@ -139,6 +138,15 @@ impl Device {
             Card::Simulated(card) => card.clone(),
             #[cfg(target_os = "linux")]
             Card::Daemon(card) => card.clone(),
+        }
+    }
+
+    /// How full the receive buffers of an embedded card's sockets are, and how many datagrams they dropped:
+    /// first that of RoCE, then that of link control. Other cards are not asked.
+    pub fn receive_memory(&self) -> Result<Option<[ReceiveMemory; 2]>, Error> {
+        match &self.card {
+            Card::Embedded(card) => card.seat.receive_memory().map(Some),
+            _ => Ok(None),
         }
     }
 

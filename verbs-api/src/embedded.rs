@@ -9,8 +9,10 @@ use crate::{Error, Rendezvous};
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_queue::Words;
-use softhca_udp::{Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, Station, Witness};
-use softhca_wire::Envelope;
+use softhca_udp::{
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ReceiveMemory, Station, Witness,
+};
+use softhca_wire::{Envelope, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -62,9 +64,20 @@ pub(crate) fn start(
     Local::new(Stand { station }, board)
 }
 
+/// The largest path MTU at an address: loopback carries any, a network what Ethernet carries.
+pub(crate) fn network_mtu(address: IpAddr) -> Mtu {
+    if address.is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
+}
+
 impl Stand {
     pub fn address(&self) -> IpAddr {
         self.station.control(|driver| driver.address())
+    }
+
+    pub fn receive_memory(&self) -> Result<[ReceiveMemory; 2]> {
+        self.station
+            .control(|driver| driver.receive_memory())
+            .map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
     pub fn add_rule(&self, seed: u64, rule: Rule) {
@@ -95,6 +108,14 @@ impl Seat for Stand {
 
     fn hear(&self) {
         self.station.wake();
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        network_mtu(self.address())
+    }
+
+    fn host_named(&self, _: &str) -> Option<IpAddr> {
+        None
     }
 
     fn drive(&self) {

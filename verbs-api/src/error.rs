@@ -1,6 +1,7 @@
 //! What can go wrong, by whose fault.
 
 use softhca_queue::BadRequest;
+use softhca_queue::cm::{EventKind, RejectReason};
 use thiserror::Error as ThisError;
 
 /// Why a call was refused. A completion status is data, not an error.
@@ -52,6 +53,22 @@ pub enum Error {
         /// Who opened it.
         parent: u32,
     },
+    /// A connection could not be made, or is over.
+    #[error("{}", connection_sentence(*.kind, *.status))]
+    Connection {
+        /// What the connection manager told.
+        kind: EventKind,
+        /// Its status: a negative errno, or the reason of a refusal.
+        status: i32,
+    },
+    /// A name that no host has.
+    #[error("{name:?} is not the address or the name of a host: {why}")]
+    UnknownHost {
+        /// The name.
+        name: String,
+        /// What was looked up.
+        why: String,
+    },
     /// The queue pair has no such queue.
     #[error("the queue pair has no {0} queue")]
     NoQueue(&'static str),
@@ -73,11 +90,13 @@ pub enum Error {
 impl Error {
     /// The errno that C callers get.
     pub fn errno(&self) -> i32 {
+        const ENOENT: i32 = 2;
         const EIO: i32 = 5;
         const ENOMEM: i32 = 12;
         const ENODEV: i32 = 19;
         const EINVAL: i32 = 22;
         const EADDRINUSE: i32 = 98;
+        const ECONNREFUSED: i32 = 111;
         match self {
             Error::Verb(error) => error.errno(),
             Error::Post(BadRequest::Full(_)) => ENOMEM,
@@ -87,7 +106,23 @@ impl Error {
             Error::NoDaemon { .. } => ENODEV,
             Error::DeviceGone { .. } => EIO,
             Error::Forked { .. } => EINVAL,
+            Error::Connection { kind: EventKind::Rejected, .. } => ECONNREFUSED,
+            Error::Connection { status, .. } if *status < 0 => -status,
+            Error::Connection { .. } => ECONNREFUSED,
+            Error::UnknownHost { .. } => ENOENT,
             Error::System { source, .. } => source.raw_os_error().unwrap_or(EINVAL),
         }
+    }
+}
+
+fn connection_sentence(kind: EventKind, status: i32) -> String {
+    let errno = || std::io::Error::from_raw_os_error(-status);
+    match (kind, status) {
+        (EventKind::Rejected, reason) => {
+            format!("the connection was refused: reason {}", RejectReason(reason as u16))
+        }
+        (kind, 0) => format!("the connection is over: {kind}"),
+        (kind, status) if status < 0 => format!("the connection failed: {kind}, {}", errno()),
+        (kind, status) => format!("the connection failed: {kind}, status {status}"),
     }
 }

@@ -32,6 +32,8 @@ pub enum Wait {
     Completion(CqId),
     /// An event on a completion channel.
     ChannelEvent,
+    /// An event of connection management.
+    ConnectionEvent,
     /// An asynchronous event of the device.
     AsyncEvent,
     /// A value that nobody has published under this name.
@@ -49,6 +51,7 @@ impl fmt::Display for Wait {
         match self {
             Wait::Completion(cq) => write!(f, "a completion on queue {:#x}", cq.0),
             Wait::ChannelEvent => f.write_str("an event on a completion channel"),
+            Wait::ConnectionEvent => f.write_str("an event of connection management"),
             Wait::AsyncEvent => f.write_str("an asynchronous event"),
             Wait::Name(name) => write!(f, "somebody to publish {name:?}"),
             Wait::Sleep(until) => write!(f, "the time {until:?}"),

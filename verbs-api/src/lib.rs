@@ -50,6 +50,7 @@ mod memory;
 mod notifier;
 mod queue_pair;
 mod random;
+pub mod rdma_cm;
 mod region;
 mod rendezvous;
 mod report;
@@ -92,5 +93,5 @@ pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
     RemoteAddress, SendFlags, SendTrailer, Sge, Status,
 };
-pub use softhca_udp::{IcrcCheck, Passage, Witness};
+pub use softhca_udp::{IcrcCheck, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};

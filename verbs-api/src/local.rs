@@ -6,16 +6,17 @@ use crate::memory::Block;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, ClientId, Context, Counters, CqId, Event, Hca, Instant, Limits,
-    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind,
-    XrcdId,
+    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant,
+    Limits, MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State,
+    WindowKind, XrcdId,
 };
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, completion_ring, doorbell,
-    receive_ring, send_ring,
+    Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
+    doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Where the card's news for the application is put up.
@@ -24,6 +25,7 @@ pub(crate) struct Board {
     queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
     events: Mutex<VecDeque<AsyncEvent>>,
     event_news: Notifier,
+    cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
 }
 
 impl Board {
@@ -39,6 +41,12 @@ impl Board {
             Event::Raised { event, .. } => {
                 self.events.lock().push_back(*event);
                 self.event_news.notify();
+            }
+            Event::CmRaised { channel, .. } => {
+                let channel = self.cm_channels.lock().get(channel).cloned();
+                if let Some(channel) = channel {
+                    channel.notify();
+                }
             }
             _ => {}
         }
@@ -59,6 +67,10 @@ pub(crate) trait Seat: Send + Sync + 'static {
     fn started(&self, view: &QpView) {
         let _ = view;
     }
+    /// As in [`Backend`].
+    fn active_mtu(&self) -> Mtu;
+    /// As in [`Backend`].
+    fn host_named(&self, name: &str) -> Option<IpAddr>;
     /// As in [`Backend`].
     fn drive(&self);
     /// As in [`Backend`].
@@ -253,6 +265,33 @@ impl<S: Seat> Backend for Local<S> {
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
         Ok(self.control(|hca, _, client| hca.detach_multicast(client, number, group))?)
+    }
+
+    fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
+        match self.cm(cm::Call::CreateChannel)? {
+            cm::Reply::Channel(channel) => {
+                self.board.cm_channels.lock().insert(channel, news);
+                Ok(channel)
+            }
+            _ => unreachable!("the card answers with a channel"),
+        }
+    }
+
+    fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()> {
+        self.board.cm_channels.lock().remove(&channel);
+        self.cm(cm::Call::DestroyChannel(channel)).map(|_| ())
+    }
+
+    fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
+        Ok(self.control(|hca, ctx, client| hca.cm(ctx, client, call))?)
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        self.seat.active_mtu()
+    }
+
+    fn host_named(&self, name: &str) -> Option<IpAddr> {
+        self.seat.host_named(name)
     }
 
     fn take_event(&self) -> Option<AsyncEvent> {

@@ -1,8 +1,11 @@
 //! Waking whoever waits: threads, tasks.
 
+use crate::Error;
 use crate::channel::Channel;
 use parking_lot::{Condvar, Mutex};
-use std::sync::Arc;
+use softhca_udp::Waker as Descriptor;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -13,6 +16,8 @@ pub(crate) struct Notifier {
     changed: Condvar,
     /// The channel that is told too, and by which token.
     channel: Option<(Arc<Channel>, u64)>,
+    /// The descriptor that becomes readable too, once somebody asked for it.
+    descriptor: OnceLock<Descriptor>,
 }
 
 #[derive(Default)]
@@ -37,6 +42,33 @@ impl Notifier {
         wakers.into_iter().for_each(Waker::wake);
         if let Some((channel, token)) = &self.channel {
             channel.tell(*token);
+        }
+        self.make_readable();
+    }
+
+    /// A descriptor that becomes readable when something happens. It is readable at first: what happened
+    /// before is not known here.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+        if self.descriptor.get().is_none() {
+            let made = Descriptor::new()
+                .map_err(|source| Error::System { what: "making an event descriptor", source })?;
+            made.wake();
+            let _ = self.descriptor.set(made);
+        }
+        Ok(self.descriptor.get().expect("it was just made").as_fd())
+    }
+
+    /// Makes the descriptor readable.
+    pub fn make_readable(&self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            descriptor.wake();
+        }
+    }
+
+    /// Makes the descriptor unreadable until something happens.
+    pub fn clear(&self) {
+        if let Some(descriptor) = self.descriptor.get() {
+            descriptor.clear();
         }
     }
 

@@ -195,7 +195,7 @@ impl QueuePairBuilder {
                 psn,
                 send: send.map(Mutex::new),
                 receive: receive.map(Mutex::new),
-                _queues: self.queues,
+                queues: self.queues,
             }),
         })
     }
@@ -217,7 +217,7 @@ struct Inner {
     send: Option<Mutex<SendProducer>>,
     receive: Option<Mutex<ReceiveProducer>>,
     /// What it completes to and takes from lives at least as long.
-    _queues: Queues,
+    queues: Queues,
 }
 
 impl QueuePair {
@@ -229,6 +229,11 @@ impl QueuePair {
     /// What it is.
     pub fn kind(&self) -> QpKind {
         self.inner.kind
+    }
+
+    /// Whether it takes receives from a shared queue.
+    pub fn has_shared_receive_queue(&self) -> bool {
+        self.inner.queues.shared.is_some()
     }
 
     /// What a peer must know to connect.

@@ -142,6 +142,20 @@ fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
         }
         Event::Notified { cq } => write!(f, "completion queue {:#x} notified its owner", cq.0),
         Event::Raised { event, .. } => write!(f, "raised {event:?}"),
+        Event::CmSent { message, peer, again, .. } => {
+            let again = if *again { ", again" } else { "" };
+            write!(f, "sent {} to {peer}{again}", message.name())
+        }
+        Event::CmReceived { message, peer } => write!(f, "received {} from {peer}", message.name()),
+        Event::CmIgnored { message, peer, reason, .. } => {
+            write!(f, "ignored {} from {peer}: {reason}", message.name())
+        }
+        Event::CmStateChanged { id, from, to } => {
+            write!(f, "connection {:#x} went from {from} to {to}", id.0)
+        }
+        Event::CmRaised { id, kind, status, .. } => {
+            write!(f, "connection {:#x}: {kind}, status {status}", id.0)
+        }
         other => write!(f, "{other:?}"),
     }
 }

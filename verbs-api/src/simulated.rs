@@ -10,6 +10,8 @@ use crate::report::Reporter;
 use parking_lot::Mutex;
 use softhca_engine::{Context, Hca, Instant, MemoryId, QpView};
 use softhca_fabric::{Endpoint, Flow, HostId, Role, Rule, RuleId, Tally};
+use softhca_wire::Mtu;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -89,6 +91,15 @@ impl Seat for Desk {
         let requester = Endpoint { address: fabric.host(self.host).address(), qpn: view.number };
         let role = Role(fabric.flows().iter().map(|flow| flow.role.0 + 1).max().unwrap_or(0));
         fabric.flows_mut().insert(Flow { role, requester, responder, first_psn: view.attributes.send_psn });
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        Mtu::B4096
+    }
+
+    fn host_named(&self, name: &str) -> Option<IpAddr> {
+        let fabric = self.fabric.lock();
+        fabric.hosts().find(|(_, host)| host.name() == name).map(|(_, host)| host.address())
     }
 
     fn drive(&self) {

@@ -23,6 +23,12 @@ impl Gid {
         self.ip().is_multicast()
     }
 
+    /// The globally unique identifier of the card at this address: a locally administered EUI-64.
+    pub fn guid(self) -> u64 {
+        let low = u64::from_be_bytes(self.0[8..].try_into().expect("eight bytes"));
+        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+    }
+
     /// Whether every byte is zero: an unused table entry.
     pub fn is_unspecified(self) -> bool {
         self.0 == [0; 16]

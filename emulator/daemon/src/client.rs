@@ -13,7 +13,7 @@ use softhca_engine::{
 use softhca_queue::control::{Call, Place, Reply, Sizes};
 use softhca_queue::{
     Access, Bell, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer,
-    Rights, SendConsumer, SendProducer, SharedMemory, Words,
+    Rights, SendConsumer, SendProducer, SharedMemory, Words, cm,
 };
 use softhca_wire::RemoteKey;
 use std::fs::File;
@@ -124,6 +124,8 @@ impl Client {
             Call::AllocateWindow { .. } => Some(Resource::MemoryWindow),
             Call::OpenXrcDomain => Some(Resource::XrcDomain),
             Call::CreateAddressHandle { .. } => Some(Resource::AddressHandle),
+            Call::Cm(cm::Call::Create { .. }) => Some(Resource::CmIdentifier),
+            Call::Cm(cm::Call::CreateChannel) => Some(Resource::CmChannel),
             _ => None,
         };
         if let Some(resource) = made {
@@ -193,11 +195,26 @@ impl Client {
                     hca.detach_multicast(id, number, group)?;
                     Reply::Done
                 }
+                Call::Cm(call) => {
+                    match &call {
+                        cm::Call::Destroy(id) => end(Resource::CmIdentifier, id.0),
+                        cm::Call::DestroyChannel(channel) => end(Resource::CmChannel, channel.0),
+                        _ => {}
+                    }
+                    let reply = hca.cm(ctx, id, call)?;
+                    Reply::Cm(reply)
+                }
                 _ => return Err(Refusal::new(libc::EINVAL, "this call has no place here")),
             })
         })?;
         if let Some(resource) = made {
             self.quota.add(resource);
+        }
+        // A request that the client takes is an identifier of its own from now on.
+        if let Reply::Cm(cm::Reply::Event(Some(event), _)) = &reply
+            && event.kind == cm::EventKind::ConnectRequest
+        {
+            self.quota.add(Resource::CmIdentifier);
         }
         if let Some((resource, number)) = ended {
             self.quota.remove(resource);

@@ -103,6 +103,11 @@ impl Witness for Herald {
                 }
             }
             Event::Raised { client, event } => self.board.raised(*client, *event),
+            Event::CmRaised { client, channel, .. } => {
+                if let Some(listener) = self.board.clients.lock().get(client) {
+                    listener.outbox.put(News::CmRaised(*channel));
+                }
+            }
             Event::ClientFaulted { client, qp, why } => {
                 let clients = self.board.clients.lock();
                 if let Some(Listener { process, name, .. }) = clients.get(client) {

@@ -53,7 +53,9 @@ impl Quota {
             Resource::MemoryRegion | Resource::MemoryWindow => share.keys,
             Resource::AddressHandle => share.address_handles,
             Resource::XrcDomain => share.xrc_domains,
-            Resource::Client | Resource::MulticastGroup => usize::MAX,
+            // A connection has a queue pair, and one that is asked for has none yet.
+            Resource::CmIdentifier | Resource::CmChannel => share.queue_pairs.saturating_mul(2),
+            Resource::Client | Resource::MulticastGroup | Resource::Port => usize::MAX,
         }
     }
 

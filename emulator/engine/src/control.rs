@@ -49,6 +49,7 @@ impl Hca {
     /// Destroys everything that `client` owns. Its peers meet silence, as they would with any dead host.
     /// Returns the memory of its regions, which the driver may forget.
     pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<Region> {
+        self.cm.close_client(&mut self.card, ctx, client);
         for number in self.queue_pairs.numbers(|qp| qp.client == client) {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));
@@ -77,7 +78,7 @@ impl Hca {
         regions
     }
 
-    fn known(&self, client: ClientId) -> Result<(), Error> {
+    pub(crate) fn known(&self, client: ClientId) -> Result<(), Error> {
         let found = self.clients.contains_key(&client);
         found.then_some(()).ok_or(Error::NotFound { resource: Resource::Client, number: client.0 })
     }

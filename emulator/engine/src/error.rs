@@ -1,7 +1,9 @@
 //! What a caller can do wrong.
 
-use crate::{AttributeMask, Denied, State};
+use crate::{AttributeMask, CmId, Denied, State};
+use core::net::IpAddr;
 use softhca_queue::Impossible;
+use softhca_queue::cm::CmState;
 use softhca_wire::Qpn;
 use thiserror::Error;
 
@@ -19,6 +21,9 @@ pub enum Resource {
     AddressHandle,
     XrcDomain,
     MulticastGroup,
+    CmIdentifier,
+    CmChannel,
+    Port,
 }
 
 impl Resource {
@@ -35,6 +40,9 @@ impl Resource {
             Resource::AddressHandle => "address handle",
             Resource::XrcDomain => "XRC domain",
             Resource::MulticastGroup => "multicast group",
+            Resource::CmIdentifier => "connection identifier",
+            Resource::CmChannel => "event channel",
+            Resource::Port => "port",
         }
     }
 }
@@ -117,6 +125,36 @@ pub enum Error {
     /// The client's ring is broken.
     #[error("the client's ring is broken: {0}")]
     BrokenRing(#[from] Impossible),
+    /// Somebody else has the port.
+    #[error("port {port} of the {space} port space is in use on this host")]
+    AddressInUse {
+        /// The name of the port space.
+        space: &'static str,
+        /// The port.
+        port: u16,
+    },
+    /// The host does not have this address.
+    #[error("{address} is not an address of this host")]
+    AddressNotAvailable {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The host has no address of that IP version.
+    #[error("{address} cannot be reached: the host has no address of that IP version")]
+    NetworkUnreachable {
+        /// The destination.
+        address: IpAddr,
+    },
+    /// A call that the state of a connection does not allow.
+    #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
+    CmState {
+        /// Which identifier.
+        id: CmId,
+        /// The state that it is in.
+        state: CmState,
+        /// What was asked for.
+        call: &'static str,
+    },
     /// The card does not have this.
     #[error("{what} is not supported")]
     Unsupported {
@@ -134,16 +172,23 @@ impl Error {
         const EBUSY: i32 = 16;
         const EINVAL: i32 = 22;
         const EOPNOTSUPP: i32 = 95;
+        const EADDRINUSE: i32 = 98;
+        const EADDRNOTAVAIL: i32 = 99;
+        const ENETUNREACH: i32 = 101;
         match self {
             Error::NotFound { .. } => ENOENT,
             Error::Busy { .. } => EBUSY,
             Error::Exhausted { .. } => ENOMEM,
             Error::Denied(_) => EACCES,
             Error::Unsupported { .. } => EOPNOTSUPP,
+            Error::AddressInUse { .. } => EADDRINUSE,
+            Error::AddressNotAvailable { .. } => EADDRNOTAVAIL,
+            Error::NetworkUnreachable { .. } => ENETUNREACH,
             Error::TooLarge { .. }
             | Error::Invalid { .. }
             | Error::Transition { .. }
             | Error::Attributes { .. }
+            | Error::CmState { .. }
             | Error::BrokenRing(_) => EINVAL,
         }
     }

@@ -3,9 +3,12 @@
 //! Every drop, refusal, state change and failed completion is an event with its reason, so that "why did
 //! this fail" can be answered from events alone.
 
-use crate::{AsyncEvent, ClientId, CqId, Denied, Instant, State};
+use crate::{
+    AsyncEvent, ClientId, CmChannelId, CmFailure, CmId, CmIgnored, CmKind, CqId, Denied, Instant, State,
+};
 use core::fmt;
 use core::net::IpAddr;
+use softhca_queue::cm::{CmState, EventKind};
 use softhca_queue::{Completion, CompletionOperation, Impossible, Status};
 use softhca_wire::{Header, Malformed, NakCode, Opcode, Psn, Qpn, Syndrome};
 
@@ -312,6 +315,18 @@ pub enum Event {
     Raised { client: Option<ClientId>, event: AsyncEvent },
     /// A client's ring is broken; its queue pair was stopped.
     ClientFaulted { client: ClientId, qp: Qpn, why: Impossible },
+    /// A message of the connection manager left; `again` if it had left before.
+    CmSent { id: Option<CmId>, message: CmKind, peer: IpAddr, again: bool },
+    /// A message of the connection manager came.
+    CmReceived { message: CmKind, peer: IpAddr },
+    /// A message of the connection manager was not acted on.
+    CmIgnored { id: Option<CmId>, message: CmKind, peer: IpAddr, reason: CmIgnored },
+    /// A connection identifier changed its state.
+    CmStateChanged { id: CmId, from: CmState, to: CmState },
+    /// No answer to a message will come any more.
+    CmGaveUp { id: CmId, failure: CmFailure },
+    /// An event of connection management waits in a channel.
+    CmRaised { client: ClientId, channel: CmChannelId, id: CmId, kind: EventKind, status: i32 },
 }
 
 /// What a status means at a glance; used by traces.

@@ -1,6 +1,7 @@
 //! The card: packets in and out, timers, doorbells.
 
 use crate::card::Card;
+use crate::cm::Manager;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
@@ -77,6 +78,7 @@ pub struct Hca {
     pub(crate) clients: BTreeMap<ClientId, DoorbellConsumer>,
     pub(crate) next_client: u32,
     pub(crate) limits: Limits,
+    pub(crate) cm: Manager,
     heard: Vec<Qpn>,
 }
 
@@ -90,6 +92,7 @@ impl Hca {
             clients: BTreeMap::new(),
             next_client: 0,
             limits,
+            cm: Manager::new(settings.seed),
             heard: Vec::new(),
         }
     }
@@ -123,6 +126,8 @@ impl Hca {
         let packet = Packet::of(header, transport.payload.len(), envelope.source);
         if packet.destination == Qpn::MULTICAST {
             self.receive_multicast(ctx, envelope, &transport, packet);
+        } else if packet.destination == Qpn::GSI {
+            self.cm.receive(&mut self.card, ctx, envelope, &transport, packet);
         } else {
             self.receive_for(ctx, envelope, &transport, packet, packet.destination);
         }
@@ -226,9 +231,13 @@ impl Hca {
         most: usize,
     ) -> Option<Run> {
         while let Some(number) = self.card.ready.pop_front() {
-            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
-            qp.is_ready = false;
-            let run = qp.fill_run(&mut self.card, ctx, gate, buffer, most);
+            let run = if number == Qpn::GSI {
+                self.cm.outbox.fill_run(&mut self.card, ctx, gate, buffer, most)
+            } else {
+                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+                qp.is_ready = false;
+                qp.fill_run(&mut self.card, ctx, gate, buffer, most)
+            };
             self.settle(ctx);
             if run.is_some() {
                 return run;
@@ -245,6 +254,9 @@ impl Hca {
     /// The driver may send to `destination` again.
     pub fn unpark(&mut self, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
+            if number == Qpn::GSI {
+                self.cm.outbox.unpark(&mut self.card, destination);
+            }
             if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
                 qp.is_parked = false;
                 qp.wake(&mut self.card);
@@ -267,6 +279,7 @@ impl Hca {
                 qp.restart_timers(&mut self.card, ctx);
             }
         }
+        self.cm.resume(&mut self.card, ctx, destination);
     }
 
     /// When [`Hca::expire`] is to be called next.
@@ -277,6 +290,10 @@ impl Hca {
     /// Does what was due by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
         while let Some((at, number)) = self.card.timers.pop(ctx.now) {
+            if number == Qpn::GSI {
+                self.cm.expire(&mut self.card, ctx, at);
+                continue;
+            }
             let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
             if qp.timer_at == Some(at) {
                 qp.timer_at = None;
@@ -346,6 +363,7 @@ impl Hca {
                 qp.fail(&mut self.card, ctx, softhca_queue::Status::RetryExceeded, Reason::LinkDead);
             }
         }
+        self.cm.fail_link(&mut self.card, ctx, destination);
         self.settle(ctx);
     }
 }
@@ -363,7 +381,7 @@ impl QueuePair {
         let mut run =
             Run { envelope: self.envelope, segment: 0, count: 0, bytes: 0, queue_pair: self.number };
         let mut most = most;
-        self.replies_last = !self.replies_last;
+        let mut replied = false;
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -393,6 +411,7 @@ impl QueuePair {
             }
             buffer[at + payload..end].fill(0);
             if plan.reply {
+                replied = true;
                 self.note_reply_sent(card, ctx, &plan);
             } else {
                 self.note_request_sent(card, ctx, &plan);
@@ -407,6 +426,9 @@ impl QueuePair {
                 break;
             }
         }
+        // Whoever found no room in this run is the first in the next. An acknowledgement, being short, mostly
+        // finds room behind the requests, which saves the driver a send.
+        self.replies_last = replied || self.inbound.owed.is_empty();
         (run.count > 0).then_some(run)
     }
 

@@ -15,6 +15,7 @@ extern crate alloc;
 
 mod address;
 mod card;
+mod cm;
 mod completer;
 mod completion_queue;
 mod control;
@@ -38,6 +39,7 @@ mod timers;
 mod transition;
 mod unreliable;
 
+pub use cm::{CmFailure, CmIgnored, CmKind};
 pub use control::QpRings;
 pub use error::{Error, Resource};
 pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
@@ -49,6 +51,6 @@ pub use time::Instant;
 pub use transition::{Transition, transition};
 
 pub use softhca_queue::{
-    AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, Counters, CqId, Limits, Modify,
-    PdId, QpInit, QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, CmChannelId, CmId, Counters, CqId,
+    Limits, Modify, PdId, QpInit, QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };

@@ -22,4 +22,8 @@ handle! {
     AhId,
     /// Names an XRC domain.
     XrcdId,
+    /// Names one end of a connection being made, or a listener: an `rdma_cm_id`.
+    CmId,
+    /// Names a queue of connection management events.
+    CmChannelId,
 }

@@ -15,6 +15,7 @@ mod attributes;
 #[cfg(all(feature = "shared", target_os = "linux"))]
 mod bell;
 mod block;
+pub mod cm;
 mod completion;
 #[cfg(all(feature = "control", target_os = "linux"))]
 pub mod control;
@@ -43,7 +44,7 @@ pub use completion::{
 };
 pub use counters::Counters;
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell};
-pub use handle::{AhId, ClientId, CqId, PdId, SrqId, XrcdId};
+pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::Limits;
 pub use memory::{Atomic, MemoryFault};
 pub use receive::{Receive, ReceiveConsumer, ReceiveProducer, receive_ring};

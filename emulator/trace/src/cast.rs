@@ -1,6 +1,6 @@
 //! Who is who: the names that people know hosts, queue pairs and rules by.
 
-use softhca_fabric::{CableId, Direction, Endpoint, HostId, RuleId, World};
+use softhca_fabric::{CableId, Direction, Endpoint, HostId, Role, RuleId, World};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,6 +14,7 @@ pub struct Cast {
     queue_pairs: BTreeMap<Endpoint, String>,
     peers: BTreeMap<Endpoint, Endpoint>,
     first_psns: BTreeMap<Endpoint, Psn>,
+    roles: BTreeMap<Role, Endpoint>,
     rules: BTreeMap<RuleId, String>,
 }
 
@@ -41,6 +42,7 @@ impl Cast {
             let name = format!("{}.{count}", cast.host_at(at.address));
             cast.name_queue_pair(at, &name);
             cast.first_psns.insert(at, flow.first_psn);
+            cast.roles.insert(flow.role, at);
             if let Some(peer) = flow.responder {
                 cast.peers.insert(at, peer);
             }
@@ -68,6 +70,11 @@ impl Cast {
     /// Says where a queue pair's PSNs start.
     pub fn start_at(&mut self, endpoint: Endpoint, first: Psn) {
         self.first_psns.insert(endpoint, first);
+    }
+
+    /// Says which queue pair fault rules know by this role.
+    pub fn give_role(&mut self, role: Role, endpoint: Endpoint) {
+        self.roles.insert(role, endpoint);
     }
 
     /// Names a fault rule.
@@ -118,6 +125,15 @@ impl Cast {
             (None, None) if known => format!("{} ({address})", self.host_at(address)),
             (None, None) => address.to_string(),
         }
+    }
+
+    /// What a queue pair is called, if it has a name.
+    pub fn queue_pair(&self, endpoint: Endpoint) -> Option<&str> {
+        self.queue_pairs.get(&endpoint).map(String::as_str)
+    }
+
+    pub(crate) fn role(&self, role: Role) -> Option<Endpoint> {
+        self.roles.get(&role).copied()
     }
 
     pub(crate) fn peer(&self, of: Endpoint) -> Option<Endpoint> {

@@ -3,7 +3,7 @@
 //! [`Capture`] reads pcap and pcapng files into [`Record`]s; [`Packet`] is what one record says, as a line
 //! of text or, through serde, as a JSON object; [`Tally`] counts them. [`CaptureWriter`] writes pcapng, and
 //! [`Tap`] lets a world do so. [`Ladders`] draws who told whom what, and
-//! [`log`] keeps it for programs. Nothing here opens a socket.
+//! [`log`] keeps it for programs; a [`Story`] is what two runs are compared by. Nothing here opens a socket.
 
 mod capture;
 mod cast;
@@ -11,6 +11,7 @@ mod json;
 mod ladder;
 pub mod log;
 mod packet;
+mod story;
 mod tally;
 mod tap;
 mod words;
@@ -22,5 +23,6 @@ pub use cast::Cast;
 pub use ladder::{Fate, Ladder, Ladders, Paint, Side, Sight, Step, Style, Tone};
 pub use log::{EventLog, EventLogReader};
 pub use packet::{Contents, Management, Packet, Roce};
+pub use story::{Chapter, Story, Topic};
 pub use tally::Tally;
 pub use tap::{Points, Tap};

@@ -70,6 +70,15 @@ pub(crate) fn effect(fault: &Fault) -> String {
     }
 }
 
+/// The same without the moment until which a link is cut.
+pub(crate) fn effect_without_time(fault: &Fault) -> String {
+    match fault.effect {
+        Effect::LinkCut { cut: Cut::BothWays, .. } => "link cut both ways".into(),
+        Effect::LinkCut { cut: Cut::OneWay, .. } => "link cut one way".into(),
+        _ => effect(fault),
+    }
+}
+
 /// Who did it.
 pub(crate) fn cause(fault: &Fault, cast: &Cast) -> String {
     match fault.cause {

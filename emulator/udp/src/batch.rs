@@ -30,6 +30,8 @@ impl Slot {
 pub struct Batch {
     pub(crate) bytes: Box<[u8]>,
     pub(crate) slots: [Slot; SLOTS],
+    /// How many slots the next receive call may fill.
+    pub(crate) offered: usize,
     pub(crate) filled: usize,
 }
 
@@ -39,8 +41,16 @@ impl Batch {
         Batch {
             bytes: vec![0; SLOTS * SLOT_BYTES].into_boxed_slice(),
             slots: [Slot::EMPTY; SLOTS],
+            offered: SLOTS,
             filled: 0,
         }
+    }
+
+    /// Makes room for the next receive call. After an empty one a single slot is offered: who answers a
+    /// lone datagram should not pay for a second look into the socket.
+    pub(crate) fn clear(&mut self) {
+        self.offered = if self.filled == 0 { 1 } else { SLOTS };
+        self.filled = 0;
     }
 
     /// Whether nothing was received.
@@ -48,9 +58,9 @@ impl Batch {
         self.filled == 0
     }
 
-    /// Whether every slot is in use, so that more may be waiting in the socket.
+    /// Whether every slot that was offered is in use, so that more may be waiting in the socket.
     pub fn is_full(&self) -> bool {
-        self.filled == SLOTS
+        self.filled == self.offered
     }
 
     /// What was received, as the kernel kept it.

@@ -6,7 +6,7 @@
 
 use crate::faults::Faults;
 use crate::{
-    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, RoceSocket, SendError,
+    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
@@ -21,7 +21,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many packets' worth of sending one turn may do, so that receiving gets its share.
 const RUNS_PER_TURN: usize = 8;
-/// How long the link socket may go unread while a caller drives.
+/// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
 const ERROR_PAUSE: u64 = 100_000_000;
@@ -109,8 +109,7 @@ pub struct Driver<M> {
     faults: Option<Faults>,
     link_read_at: u64,
     errors_read_at: u64,
-    /// The last turn received and sent nothing.
-    waits_for_answer: bool,
+    turned_at: Instant,
 }
 
 /// Asks the links before anything is sent.
@@ -170,7 +169,7 @@ impl<M: Memory> Driver<M> {
             faults: None,
             link_read_at: 0,
             errors_read_at: 0,
-            waits_for_answer: false,
+            turned_at: Instant::from_nanos(0),
         }
     }
 
@@ -179,9 +178,19 @@ impl<M: Memory> Driver<M> {
         self.sockets.address()
     }
 
+    /// When the card's time began.
+    pub(crate) fn started(&self) -> std::time::Instant {
+        self.started
+    }
+
     /// The card's time.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(self.started.elapsed().as_nanos() as u64)
+    }
+
+    /// When the last turn began, in the card's time.
+    pub fn turned_at(&self) -> Instant {
+        self.turned_at
     }
 
     /// The card.
@@ -197,6 +206,11 @@ impl<M: Memory> Driver<M> {
     /// The host's sockets.
     pub fn sockets(&self) -> &HostSockets {
         &self.sockets
+    }
+
+    /// How full the receive buffers are and what they dropped: first that of RoCE, then that of link control.
+    pub fn receive_memory(&self) -> io::Result<[ReceiveMemory; 2]> {
+        Ok([self.sockets.roce.receive_memory()?, self.sockets.link.receive_memory()?])
     }
 
     /// The memory behind regions.
@@ -247,27 +261,25 @@ impl<M: Memory> Driver<M> {
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
-    /// One bounded turn: at most one batch is received, and a few runs are sent. Says whether anything moved.
+    /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
+    ///
+    /// What a turn receives is acknowledged by the next one: if it makes the application answer, the
+    /// acknowledgement leaves in one send with the answer.
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
-        let received = self.receive(now)?;
-        let mut moved = received;
-        self.control_links(now)?;
+        self.turned_at = now;
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
             self.hca.expire(&mut ctx);
         }
-        // What was just received may make the application answer: the acknowledgement waits one turn, so that
-        // it leaves in one send with the answer.
-        self.waits_for_answer = received && !self.waits_for_answer;
-        if !self.waits_for_answer {
-            moved |= self.send(now)?;
-        }
+        let sent = self.send(now)?;
+        let received = self.receive(now)?;
+        self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
-        Ok(moved)
+        Ok(sent || received)
     }
 
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
@@ -317,22 +329,22 @@ impl<M: Memory> Driver<M> {
             self.errors_read_at = now_ns;
             self.read_errors(now)?;
         }
-        let timed = self.links.next_timeout().is_some_and(|at| at <= now_ns);
-        if now_ns >= self.link_read_at + LINK_PAUSE || !self.waiting.is_empty() {
-            self.link_read_at = now_ns;
-            loop {
-                self.sockets.link.receive(&mut self.link_batch)?;
-                for datagram in self.link_batch.datagrams() {
-                    if let Ok(message) = Message::parse(datagram.bytes) {
-                        self.links.handle(datagram.source.ip(), &message, now_ns);
-                    }
-                }
-                if !self.link_batch.is_full() {
-                    break;
+        if now_ns < self.link_read_at + LINK_PAUSE && self.waiting.is_empty() {
+            return Ok(());
+        }
+        self.link_read_at = now_ns;
+        loop {
+            self.sockets.link.receive(&mut self.link_batch)?;
+            for datagram in self.link_batch.datagrams() {
+                if let Ok(message) = Message::parse(datagram.bytes) {
+                    self.links.handle(datagram.source.ip(), &message, now_ns);
                 }
             }
+            if !self.link_batch.is_full() {
+                break;
+            }
         }
-        if timed {
+        if self.links.next_timeout().is_some_and(|at| at <= now_ns) {
             self.links.expire(now_ns);
         }
         self.heed_links(now);

@@ -429,6 +429,11 @@ impl Holder {
         }
     }
 
+    /// Whether there is a REQUEST to send.
+    pub fn asks(&self) -> bool {
+        self.ask
+    }
+
     /// Whether a REQUEST has to be repeated until it is answered.
     fn needs_answer(&self) -> bool {
         self.need > self.allowance() || self.returned_known < self.returned

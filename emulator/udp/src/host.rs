@@ -93,6 +93,9 @@ impl BindError {
     }
 }
 
+/// The receive buffer that link control asks for: what a kernel as it comes gives to anybody.
+const LINK_BUFFER: usize = 212_992;
+
 /// The two sockets of a host.
 #[derive(Debug)]
 pub struct HostSockets {
@@ -103,12 +106,12 @@ pub struct HostSockets {
 }
 
 impl HostSockets {
-    /// Binds both ports of `address`.
+    /// Binds both ports of `address`. The options are those of the socket that carries RoCE.
     pub fn bind(address: IpAddr, options: SocketOptions) -> Result<HostSockets, BindError> {
-        let bind = |port| RoceSocket::bind(SocketAddr::new(address, port), options);
+        let bind = |port, options| RoceSocket::bind(SocketAddr::new(address, port), options);
         // Link control first: who finds it missing takes the port for another make.
-        let link = bind(LINK_PORT)?;
-        Ok(HostSockets { roce: bind(ROCE_PORT)?, link })
+        let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_BUFFER, ..options })?;
+        Ok(HostSockets { roce: bind(ROCE_PORT, options)?, link })
     }
 
     /// The host's address.

@@ -22,6 +22,9 @@ const QUIET_AFTER: u64 = 2000 * MILLISECOND;
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// How long without any answer until a port that never said HELLO is taken for another make.
 const FOREIGN_AFTER: u64 = 1000 * MILLISECOND;
+/// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
+/// socket, together with those of all its other peers.
+const UNHEARD: u32 = 2;
 /// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
 /// that was stopped may have been given up by its peers.
 const LEASE: u64 = 500 * MILLISECOND;
@@ -99,6 +102,9 @@ struct Peer {
     beat_due: bool,
     beat_at: u64,
     beat_answer: Option<u64>,
+    /// Questions that it got since we heard of it, and when it got the last.
+    unheard: u32,
+    asked_at: u64,
     /// How long it has not answered, while we were awake.
     silence: u64,
     /// When the last heartbeat that it answered was sent.
@@ -125,6 +131,8 @@ impl Peer {
             beat_due: false,
             beat_at: now,
             beat_answer: None,
+            unheard: 0,
+            asked_at: now,
             silence: 0,
             leased_at: None,
             active_at: now,
@@ -167,11 +175,25 @@ impl Peer {
         }
     }
 
+    /// When it may be asked the next question: at once, or after ever longer pauses while it is silent.
+    fn ask_at(&self) -> u64 {
+        match self.unheard.checked_sub(UNHEARD) {
+            None => 0,
+            Some(more) => self.asked_at + (BEAT << more.min(8)).min(QUIET_BEAT),
+        }
+    }
+
+    fn asked(&mut self, now: u64) {
+        self.unheard += 1;
+        self.asked_at = now;
+    }
+
     fn next_timeout(&self) -> Option<u64> {
         match self.state {
             PeerState::Greeting => Some(self.hello_at),
             PeerState::Alive | PeerState::Stalled => {
-                Some(self.holder.next_timeout().map_or(self.beat_at, |at| at.min(self.beat_at)))
+                let question = (self.beat_due || self.holder.asks()).then(|| self.ask_at());
+                [question, self.holder.next_timeout(), Some(self.beat_at)].into_iter().flatten().min()
             }
             PeerState::Foreign if self.turn_used > 0 => Some(self.turn_at + FOREIGN_TURN),
             _ => None,
@@ -189,14 +211,20 @@ impl Peer {
         if let Some(stamp) = self.beat_answer.take() {
             return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Answer, stamp }));
         }
-        if std::mem::take(&mut self.beat_due) {
-            self.listening = true;
-            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp: now }));
-        }
         if let Some(pause) = self.pause_due.take() {
             return Some(Body::Pause(pause));
         }
-        self.holder.transmit(now).map(Body::Request)
+        if now < self.ask_at() {
+            return None;
+        }
+        if std::mem::take(&mut self.beat_due) {
+            self.listening = true;
+            self.asked(now);
+            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp: now }));
+        }
+        let request = self.holder.transmit(now)?;
+        self.asked(now);
+        Some(Body::Request(request))
     }
 }
 
@@ -356,6 +384,7 @@ impl Links {
     fn heard(&mut self, address: IpAddr) {
         if let Some(peer) = self.peers.get_mut(&address) {
             peer.silence = 0;
+            peer.unheard = 0;
             if peer.state == PeerState::Stalled {
                 peer.state = PeerState::Alive;
                 self.tell(address, LinkChange::Became(PeerState::Alive));
@@ -412,6 +441,7 @@ impl Links {
         peer.speaks = true;
         peer.hello_pause = GREET;
         peer.silence = 0;
+        peer.unheard = 0;
         peer.active_at = now;
         peer.beat_due = true;
         peer.beat_at = now + BEAT;

@@ -240,7 +240,7 @@ impl RoceSocket {
 
     /// Fills `batch` with what has arrived, without waiting. An empty batch means that the socket was empty.
     pub fn receive(&self, batch: &mut Batch) -> io::Result<()> {
-        batch.filled = 0;
+        batch.clear();
         for _ in 0..4 {
             match system::receive(&self.socket, batch) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),

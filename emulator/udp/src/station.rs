@@ -34,8 +34,9 @@ pub enum Conduct {
 struct Core<M> {
     driver: Mutex<Driver<M>>,
     conduct: Conduct,
+    /// When the card's time began.
     started: Instant,
-    /// When somebody last drove, in nanoseconds since the start.
+    /// When somebody last drove, in the card's time.
     driven_at: AtomicU64,
     /// Turns in a row that callers took for nothing.
     empty: AtomicU32,
@@ -59,11 +60,12 @@ impl<M: Memory + Send + 'static> Station<M> {
     pub fn start(driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
         let name = format!("softhca {}", driver.address());
+        let started = driver.started();
         let core = Arc::new(Core {
             sockets: [roce?, link?],
             driver: Mutex::new(driver),
             conduct,
-            started: Instant::now(),
+            started,
             driven_at: AtomicU64::new(0),
             empty: AtomicU32::new(0),
             asleep,
@@ -126,8 +128,7 @@ impl<M: Memory> Core<M> {
     fn turn(&self) -> Option<bool> {
         let mut driver = self.driver.try_lock()?;
         let moved = driver.turn().unwrap_or(false);
-        drop(driver);
-        self.driven_at.store(self.now(), Ordering::Relaxed);
+        self.driven_at.store(driver.turned_at().nanos(), Ordering::Relaxed);
         Some(moved)
     }
 
@@ -148,7 +149,7 @@ impl<M: Memory> Core<M> {
         }
         match self.driver.try_lock() {
             Some(driver) => self.turn_or_sleep(driver),
-            None => std::thread::yield_now(),
+            None => std::thread::sleep(TAKE_OVER),
         }
     }
 

@@ -8,6 +8,7 @@ pub use control::{DaemonControl, SeenEvent};
 pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
+use crate::embedded::network_mtu;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -17,19 +18,20 @@ use control::{daemon_name, unexpected};
 use fatal::{Ends, Estate};
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, Counters, CqId, Instant, Limits, Modify, PdId, QpInit, QpKind, QpView,
-    SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, QpInit,
+    QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
-    SendProducer, SharedMemory, Words,
+    SendProducer, SharedMemory, Words, cm,
 };
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -69,6 +71,7 @@ struct Board {
     queues: Mutex<BTreeMap<CqId, Watched>>,
     events: Mutex<VecDeque<AsyncEvent>>,
     event_news: Notifier,
+    cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
     estate: Estate,
 }
 
@@ -90,6 +93,12 @@ impl Listener for Board {
                 }
             }
             News::Raised(event) => self.raise(event),
+            News::CmRaised(channel) => {
+                let news = self.cm_channels.lock().get(&channel).cloned();
+                if let Some(news) = news {
+                    news.notify();
+                }
+            }
             News::Seen { .. } => {}
         }
     }
@@ -98,7 +107,9 @@ impl Listener for Board {
         self.estate.wind_up();
         self.raise(AsyncEvent::DeviceFatal);
         let queues: Vec<_> = self.queues.lock().values().map(|queue| queue.news.clone()).collect();
-        for news in queues {
+        // Whoever waits for a connection finds out that the device is gone.
+        let channels: Vec<_> = self.cm_channels.lock().values().cloned().collect();
+        for news in queues.into_iter().chain(channels) {
             news.notify();
         }
     }
@@ -116,6 +127,8 @@ pub(crate) struct Daemon {
     line: Line,
     board: Arc<Board>,
     host: HostCard,
+    /// Every host of the daemon.
+    hosts: Vec<HostCard>,
     gids: Vec<Gid>,
     doorbell: DoorbellProducer,
     bell: Bell,
@@ -141,10 +154,12 @@ impl Daemon {
         let asleep = SharedMemory::adopt(asleep, 8, Rights::Read);
         let asleep = Arc::new(asleep.map_err(system("mapping the page of the card's state"))?);
         let board = Arc::new(Board::default());
+        let hosts = greeted.welcome.hosts.clone();
         Ok(Daemon {
             line: greeted.listen(board.clone())?,
             board,
             host,
+            hosts,
             gids,
             doorbell: DoorbellProducer::new(page.words(Bell::WORDS, rings), doorbells),
             bell: Bell::new(page.words(0, Bell::WORDS)),
@@ -364,6 +379,30 @@ impl Backend for Daemon {
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
         self.done(&Call::DetachMulticast { number, group })
+    }
+
+    fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
+        let reply = self.call(&Call::Cm(cm::Call::CreateChannel))?;
+        let channel = expect!(reply, Reply::Cm(cm::Reply::Channel(channel)) => channel)?;
+        self.board.cm_channels.lock().insert(channel, news);
+        Ok(channel)
+    }
+
+    fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()> {
+        self.board.cm_channels.lock().remove(&channel);
+        self.cm(cm::Call::DestroyChannel(channel)).map(|_| ())
+    }
+
+    fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
+        expect!(self.call(&Call::Cm(call))?, Reply::Cm(reply) => reply)
+    }
+
+    fn active_mtu(&self) -> Mtu {
+        network_mtu(self.host.address)
+    }
+
+    fn host_named(&self, name: &str) -> Option<IpAddr> {
+        self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
     }
 
     fn take_event(&self) -> Option<AsyncEvent> {

@@ -64,6 +64,7 @@ pub(super) type Information = PrivateData<INFORMATION_LEN>;
 macro_rules! code {
     ($(#[$doc:meta])* $name:ident($inner:ty), $width:literal { $($(#[$value_doc:meta])* $value:ident = $number:literal $text:literal,)* }) => {
         $(#[$doc])*
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
         pub struct $name(pub $inner);
 

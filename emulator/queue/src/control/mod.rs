@@ -10,8 +10,8 @@ pub use folder::{DEFAULT_NAME, Folder, NAME_VARIABLE};
 pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, send_frame};
 
 use crate::{
-    Access, AddressVector, AhId, AsyncEvent, Counters, CqId, Limits, Modify, PdId, QpInit, QpView, SrqId,
-    SrqInit, State, WindowKind, XrcdId,
+    Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
+    QpView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -180,6 +180,8 @@ pub enum Call {
         number: Qpn,
         group: Gid,
     },
+    /// A call to the connection manager.
+    Cm(cm::Call),
 }
 
 /// What the daemon answers.
@@ -220,6 +222,7 @@ pub enum Reply {
     View(QpView),
     Counters(Counters),
     Status(Status),
+    Cm(cm::Reply),
 }
 
 /// What the daemon tells unasked.
@@ -229,6 +232,8 @@ pub enum News {
     Notified(CqId),
     /// An asynchronous event of the client's own.
     Raised(AsyncEvent),
+    /// An event of connection management waits in a channel.
+    CmRaised(CmChannelId),
     /// An asynchronous event of some host, for those who watch.
     Seen {
         /// The host.

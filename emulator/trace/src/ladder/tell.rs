@@ -3,7 +3,7 @@
 use super::Tone;
 use super::label::relative;
 use crate::words::{async_event, duration};
-use softhca_engine::{AsyncEvent, BackCause, DropReason, Event, Reason, Refusal};
+use softhca_engine::{AsyncEvent, BackCause, CmFailure, DropReason, Event, Reason, Refusal};
 use softhca_queue::{Completion, Status};
 use softhca_wire::{Psn, Qpn};
 
@@ -42,6 +42,12 @@ pub(super) fn queue_pair(event: &Event) -> Option<Qpn> {
             | AsyncEvent::LastWorkRequestReached(qp) => qp,
             _ => return None,
         },
+        Event::CmSent { .. }
+        | Event::CmReceived { .. }
+        | Event::CmIgnored { .. }
+        | Event::CmStateChanged { .. }
+        | Event::CmGaveUp { .. }
+        | Event::CmRaised { .. } => Qpn::GSI,
         Event::Notified { .. } => return None,
     })
 }
@@ -82,6 +88,27 @@ pub(super) fn sentence(event: &Event, zeros: Zeros, now_ns: i64) -> Option<(Tone
         }
         Event::Raised { event, .. } => (Tone::Odd, format!("async event {}", async_event(&event))),
         Event::ClientFaulted { why, .. } => (Tone::Bad, format!("the application broke its ring: {why}")),
+        Event::CmSent { message, again, .. } => {
+            let again = if again { ", again" } else { "" };
+            (Tone::Plain, format!("sends {}{again}", message.name()))
+        }
+        Event::CmIgnored { message, reason, .. } => {
+            (Tone::Odd, format!("{} not taken: {reason}", message.name()))
+        }
+        Event::CmStateChanged { id, from, to } => {
+            (Tone::Plain, format!("connection {:#x}: {from} → {to}", id.0))
+        }
+        Event::CmGaveUp { id, failure } => {
+            let why = match failure {
+                CmFailure::TimedOut => "no answer, in every try",
+                CmFailure::LinkDead => "the peer's port is gone",
+            };
+            (Tone::Bad, format!("connection {:#x} given up: {why}", id.0))
+        }
+        Event::CmRaised { kind, status, .. } => {
+            let tone = if status == 0 { Tone::Plain } else { Tone::Bad };
+            (tone, format!("{kind}, status {status}"))
+        }
         _ => return None,
     })
 }

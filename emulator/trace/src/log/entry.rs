@@ -130,6 +130,26 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
             let softhca_queue::Impossible { index, from, to } = why;
             What::ClientFaulted { client: client.0, qp: qp.value(), index, from, to }
         }
+        Event::CmSent { id, message, peer, again } => {
+            What::CmSent { id: id.map(|id| id.0), message: message.name().into(), peer, again }
+        }
+        Event::CmReceived { message, peer } => What::CmReceived { message: message.name().into(), peer },
+        Event::CmIgnored { id, message, peer, reason } => {
+            trigger = Some(reason.to_string());
+            let (id, message) = (id.map(|id| id.0), message.name().into());
+            What::CmIgnored { id, message, peer, reason: slug(&reason).into() }
+        }
+        Event::CmStateChanged { id, from, to } => {
+            What::CmStateChanged { id: id.0, from: slug(&from).into(), to: slug(&to).into() }
+        }
+        Event::CmGaveUp { id, failure } => What::CmGaveUp { id: id.0, reason: slug(&failure).into() },
+        Event::CmRaised { client, channel, id, kind, status } => What::CmEvent {
+            client: client.0,
+            channel: channel.0,
+            id: id.0,
+            event: kind.name().into(),
+            status,
+        },
     };
     (what, trigger)
 }

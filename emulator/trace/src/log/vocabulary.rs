@@ -232,6 +232,66 @@ vocabulary! {
         /// The most it can be.
         to: u64,
     }
+    /// A message of the connection manager left.
+    "cm:message_sent" CmSent {
+        /// The identifier that it is of, if there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<u32>,
+        /// The message: `REQ`, `REP`, ….
+        message: Word,
+        /// The other host.
+        peer: IpAddr,
+        /// Whether it had left before.
+        again: bool,
+    }
+    /// A message of the connection manager came.
+    "cm:message_received" CmReceived {
+        /// The message.
+        message: Word,
+        /// The other host.
+        peer: IpAddr,
+    }
+    /// A message of the connection manager was not acted on.
+    "cm:message_ignored" CmIgnored {
+        /// The identifier that it is about, if there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        id: Option<u32>,
+        /// The message.
+        message: Word,
+        /// The other host.
+        peer: IpAddr,
+        /// Why.
+        reason: Word,
+    }
+    /// A connection identifier changed its state.
+    "cm:state_changed" CmStateChanged {
+        /// The identifier.
+        id: u32,
+        /// Its state before.
+        from: Word,
+        /// Its state now.
+        to: Word,
+    }
+    /// The connection manager gave up waiting for an answer.
+    "cm:gave_up" CmGaveUp {
+        /// The identifier.
+        id: u32,
+        /// `timed-out` or `link-dead`.
+        reason: Word,
+    }
+    /// An event of connection management waits for the application.
+    "cm:event" CmEvent {
+        /// The application.
+        client: u32,
+        /// The channel.
+        channel: u32,
+        /// The identifier that it is about.
+        id: u32,
+        /// Its name, as `enum rdma_cm_event_type` has it.
+        event: Word,
+        /// Zero, a negative errno, or the reason of a refusal.
+        status: i32,
+    }
     /// Something was done to a packet on a cable.
     "fabric:fault" Fault {
         /// The cable.

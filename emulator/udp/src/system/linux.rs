@@ -4,7 +4,7 @@ use crate::batch::{Batch, SLOT_BYTES, SLOTS, Slot};
 use crate::socket::{Cause, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
 use std::io;
-use std::mem::{size_of, size_of_val, zeroed};
+use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -168,28 +168,30 @@ pub(crate) fn send_each(
 
 /// Fills `batch`.
 pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
-    // SAFETY: message headers are pointers, which may be null, and integers; so are socket addresses.
-    let (mut headers, mut names): ([libc::mmsghdr; SLOTS], [libc::sockaddr_storage; SLOTS]) =
-        unsafe { (zeroed(), zeroed()) };
-    let mut controls = [Control::EMPTY; SLOTS];
+    // Only what the kernel fills is ever read, and an empty socket is asked often: nothing is cleared.
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; SLOTS];
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; SLOTS];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; SLOTS];
     let mut parts = [part_of(&[]); SLOTS];
-    for (index, bytes) in batch.bytes.chunks_exact_mut(SLOT_BYTES).enumerate() {
+    let offered = batch.offered;
+    for (index, bytes) in batch.bytes.chunks_exact_mut(SLOT_BYTES).enumerate().take(offered) {
         parts[index] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-        let header = &mut headers[index].msg_hdr;
-        header.msg_name = ptr::from_mut(&mut names[index]).cast();
-        header.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-        header.msg_iov = &mut parts[index];
-        header.msg_iovlen = 1;
-        header.msg_control = ptr::from_mut(&mut controls[index]).cast();
-        header.msg_controllen = size_of::<Control>() as _;
+        // SAFETY: a message header is pointers, which may be null, and integers.
+        let header = headers[index].write(unsafe { zeroed() });
+        header.msg_hdr.msg_name = names[index].as_mut_ptr().cast();
+        header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        header.msg_hdr.msg_iov = &mut parts[index];
+        header.msg_hdr.msg_iovlen = 1;
+        header.msg_hdr.msg_control = controls[index].as_mut_ptr().cast();
+        header.msg_hdr.msg_controllen = size_of::<Control>() as _;
     }
-    // SAFETY: every header points to a name, a part, a control and SLOT_BYTES of the batch, each its own,
-    // that outlive the call, with their true lengths.
+    // SAFETY: each of the first `offered` headers points to a name, a part, a control and SLOT_BYTES of the
+    // batch, each its own, that outlive the call, with their true lengths.
     let received = unsafe {
         libc::recvmmsg(
             socket.as_raw_fd(),
-            headers.as_mut_ptr(),
-            SLOTS as libc::c_uint,
+            headers.as_mut_ptr().cast(),
+            offered as libc::c_uint,
             libc::MSG_DONTWAIT as _,
             ptr::null_mut(),
         )
@@ -198,9 +200,12 @@ pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     for (index, header) in headers[..received as usize].iter().enumerate() {
+        // SAFETY: the first `offered` headers were written above, and no more can be received.
+        let header = unsafe { header.assume_init_ref() };
         let len = header.msg_len as usize;
         let mut slot = Slot { len, segment_size: len, ..Slot::EMPTY };
-        if let Some(source) = address(&names[index], header.msg_hdr.msg_namelen) {
+        // SAFETY: the kernel wrote `msg_namelen` bytes of an address.
+        if let Some(source) = unsafe { address(names[index].as_ptr(), header.msg_hdr.msg_namelen) } {
             slot.source = source;
         }
         // SAFETY: the kernel has filled the control messages of this header.
@@ -222,11 +227,18 @@ fn integer(data: &[u8]) -> i32 {
     data.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
 }
 
-fn address(storage: &libc::sockaddr_storage, len: libc::socklen_t) -> Option<SocketAddr> {
+/// The address of which the kernel wrote `len` bytes to `storage`.
+///
+/// # Safety
+/// `storage` can be read for `len` bytes, all of which have been written.
+unsafe fn address(storage: *const libc::sockaddr_storage, len: libc::socklen_t) -> Option<SocketAddr> {
     let mut copy = SockAddrStorage::zeroed();
-    // SAFETY: any bytes are a valid socket address storage.
-    unsafe { *copy.view_as::<libc::sockaddr_storage>() = *storage };
-    // SAFETY: the kernel wrote `len` bytes of an address.
+    let len = len.min(copy.size_of());
+    // SAFETY: `len` bytes can be read, as the caller says, and fit; any bytes are a valid address storage.
+    unsafe {
+        ptr::copy_nonoverlapping(storage.cast::<u8>(), ptr::from_mut(&mut copy).cast::<u8>(), len as usize);
+    }
+    // SAFETY: `len` bytes of the copy are an address.
     unsafe { SockAddr::new(copy, len) }.as_socket()
 }
 
@@ -283,7 +295,8 @@ pub(crate) fn take_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
             }
         });
     }
-    let peer = address(&name, header.msg_namelen);
+    // SAFETY: the name is zeroed but for what the kernel wrote.
+    let peer = unsafe { address(&name, header.msg_namelen) };
     Ok(Some(NetworkError { peer, cause: cause.unwrap_or(Cause::Other(0)) }))
 }
 

@@ -47,7 +47,8 @@ pub(crate) fn send_each(
 }
 
 pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
-    for (slot, bytes) in batch.slots.iter_mut().zip(batch.bytes.chunks_exact_mut(SLOT_BYTES)) {
+    let slots = batch.slots.iter_mut().zip(batch.bytes.chunks_exact_mut(SLOT_BYTES));
+    for (slot, bytes) in slots.take(batch.offered) {
         let mut parts = [io::IoSliceMut::new(bytes)];
         match recv_from(socket, &mut parts) {
             Ok((len, source)) => *slot = Slot { source, traffic_class: 0, segment_size: len, len },

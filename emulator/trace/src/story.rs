@@ -1,0 +1,399 @@
+//! What a run did, without when: the facts by which a run in virtual time and one on real sockets are compared.
+//!
+//! Per queue pair, by topic: work posted, the first transmission of each request PSN, refusals, state changes,
+//! completions, asynchronous events, faults. Left out is what only time decides: acknowledgements and
+//! retransmissions, and with them refusals that are repeated; the order of two topics or two queue pairs; how
+//! far a requester got beyond the packet that ended its connection; keys, addresses and absolute PSNs.
+
+use crate::{Cast, words};
+use sha2::{Digest, Sha256};
+use softhca_engine::{AsyncEvent, Event, Packet, Reason, State};
+use softhca_fabric::{Endpoint, Fault, HostId};
+use softhca_queue::{Completion, CompletionFlags};
+use softhca_wire::{Psn, Qpn, Syndrome};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// What a fact is about. Facts of one topic have an order, those of two have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Topic {
+    /// Work that was posted to the send queue.
+    Posted,
+    /// Requests that were sent, each PSN once.
+    Sent,
+    /// Requests of the peer that were refused, for a sequence error, a missing receive or anything else.
+    Refused,
+    /// Changes of the state.
+    State,
+    /// Completions of the send queue.
+    SendCompleted,
+    /// Completions of the receive queue.
+    ReceiveCompleted,
+    /// Asynchronous events.
+    Raised,
+    /// Faults that packets of the queue pair, or the answers to them, met.
+    Fault,
+}
+
+impl Topic {
+    /// The word that begins each line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Topic::Posted => "posted",
+            Topic::Sent => "sent",
+            Topic::Refused => "refused",
+            Topic::State => "state",
+            Topic::SendCompleted => "send-completed",
+            Topic::ReceiveCompleted => "receive-completed",
+            Topic::Raised => "raised",
+            Topic::Fault => "fault",
+        }
+    }
+}
+
+/// The facts of one queue pair.
+pub type Chapter = BTreeMap<Topic, Vec<String>>;
+
+/// The facts of a run. Two runs did the same if their stories are equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Story {
+    chapters: BTreeMap<String, Chapter>,
+}
+
+impl Story {
+    /// The story of these events and faults. The cast names hosts, queue pairs, roles and rules, and tells where
+    /// PSNs start; what a queue pair without a name does is told under its host.
+    pub fn of<'a>(
+        cast: &Cast,
+        events: impl IntoIterator<Item = (HostId, &'a Event)>,
+        faults: impl IntoIterator<Item = &'a Fault>,
+    ) -> Story {
+        let mut teller = Teller { cast, story: Story::default(), ends: BTreeMap::new() };
+        for (host, event) in events {
+            teller.card(host, event);
+        }
+        for fault in faults {
+            teller.fault(fault);
+        }
+        teller.finish()
+    }
+
+    /// The queue pairs, by name.
+    pub fn chapters(&self) -> impl Iterator<Item = (&str, &Chapter)> {
+        self.chapters.iter().map(|(name, chapter)| (name.as_str(), chapter))
+    }
+
+    /// The SHA-256 of the story as it is displayed, in hexadecimal.
+    pub fn order_sha256(&self) -> String {
+        Sha256::digest(self.to_string()).iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Where this story and another part: queue pair, topic and the two facts, of which one may be missing.
+    pub fn differences(&self, other: &Story) -> Vec<String> {
+        let mut found = Vec::new();
+        let names: BTreeSet<&String> = self.chapters.keys().chain(other.chapters.keys()).collect();
+        for name in names {
+            let [ours, theirs] = [self, other].map(|story| story.chapters.get(name));
+            let topics: BTreeSet<Topic> =
+                [ours, theirs].into_iter().flatten().flat_map(|chapter| chapter.keys().copied()).collect();
+            for topic in topics {
+                let facts = |chapter: Option<&Chapter>| {
+                    chapter.and_then(|chapter| chapter.get(&topic)).cloned().unwrap_or_default()
+                };
+                let [ours, theirs] = [facts(ours), facts(theirs)];
+                let same = ours.iter().zip(&theirs).take_while(|(ours, theirs)| ours == theirs).count();
+                if same < ours.len().max(theirs.len()) {
+                    let fact =
+                        |facts: &[String]| facts.get(same).map_or("nothing", String::as_str).to_owned();
+                    let (topic, ours, theirs) = (topic.name(), fact(&ours), fact(&theirs));
+                    found.push(format!("{name}, {topic} {}: {ours:?} and {theirs:?}", same + 1));
+                }
+            }
+        }
+        found
+    }
+}
+
+impl fmt::Display for Story {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, chapter) in &self.chapters {
+            writeln!(f, "{name}")?;
+            for (topic, facts) in chapter {
+                for fact in facts {
+                    writeln!(f, "  {} {fact}", topic.name())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is needed of a queue pair until the end is known.
+#[derive(Default)]
+struct Pages {
+    posted: BTreeSet<u64>,
+    /// First transmissions, by PSN in the order of sending.
+    sent: Vec<(Psn, String)>,
+    /// The request that ended the connection.
+    broken_at: Option<Psn>,
+}
+
+struct Teller<'a> {
+    cast: &'a Cast,
+    story: Story,
+    ends: BTreeMap<Endpoint, Pages>,
+}
+
+impl Teller<'_> {
+    fn card(&mut self, host: HostId, event: &Event) {
+        let Some(address) = self.cast.address(host) else { return };
+        let at = |qpn: Qpn| Endpoint { address, qpn };
+        match *event {
+            Event::WorkStarted { qp, id, operation, .. } => self.posted(at(qp), id, operation.name()),
+            Event::PacketSent { qp, packet, work, again } => {
+                if work.is_some() && !again {
+                    let fact = format!("{} {} B", packet.opcode, packet.payload);
+                    self.ends.entry(at(qp)).or_default().sent.push((packet.psn, fact));
+                }
+                self.refused(at(qp), &packet);
+            }
+            Event::StateChanged { qp, from, to, reason } => {
+                let why = match reason {
+                    Reason::None | Reason::Asked => String::new(),
+                    reason => format!(" ({})", words::slug(&reason)),
+                };
+                self.add(at(qp), Topic::State, format!("{} -> {}{why}", from.name(), to.name()));
+                if to == State::Error {
+                    self.broken(at(qp), reason);
+                }
+            }
+            Event::Completed { completion, reason, .. } => {
+                self.completed(at(completion.queue_pair), &completion, reason)
+            }
+            Event::Raised { event, .. } => {
+                let name = words::async_event(&event).to_owned();
+                match queue_pair(&event) {
+                    Some(qp) => self.add(at(qp), Topic::Raised, name),
+                    None => self.add_to(self.cast.host(host), Topic::Raised, name),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A request was taken up, or flushed before that.
+    fn posted(&mut self, at: Endpoint, id: u64, operation: &str) {
+        if self.ends.entry(at).or_default().posted.insert(id) {
+            self.add(at, Topic::Posted, format!("{operation} #{id}"));
+        }
+    }
+
+    fn refused(&mut self, at: Endpoint, packet: &Packet) {
+        let what = match packet.syndrome {
+            Some(Syndrome::Nak(code)) => code.name(),
+            Some(Syndrome::RnrNak(_)) => "receiver not ready",
+            _ => return,
+        };
+        let fact = format!("{}: {what}", self.relative(self.cast.peer(at), packet.psn));
+        let told = self.story.chapters.get(&self.name(at)).and_then(|chapter| chapter.get(&Topic::Refused));
+        if told.and_then(|facts| facts.last()) != Some(&fact) {
+            self.add(at, Topic::Refused, fact);
+        }
+    }
+
+    fn completed(&mut self, at: Endpoint, completion: &Completion, reason: Reason) {
+        let Completion { id, operation, status, bytes, flags, .. } = *completion;
+        let mut fact = format!("{} #{id} {}", operation.name(), status.name());
+        if operation.is_receive() {
+            if status.is_success() {
+                fact += &format!(" {bytes} B");
+            }
+            if flags.contains(CompletionFlags::IMMEDIATE) {
+                fact += &format!(" immediate {:#x}", completion.immediate);
+            }
+            if flags.contains(CompletionFlags::INVALIDATED) {
+                fact += " invalidated";
+            }
+            return self.add(at, Topic::ReceiveCompleted, fact);
+        }
+        self.posted(at, id, operation.name());
+        self.add(at, Topic::SendCompleted, fact);
+        if !status.is_success() {
+            self.broken(at, reason);
+        }
+    }
+
+    /// Takes note of the request that the peer refused or missed. (A timeout needs none: all had been sent.)
+    fn broken(&mut self, at: Endpoint, reason: Reason) {
+        let psn = match reason {
+            Reason::Nak { psn, .. }
+            | Reason::SequenceNak { psn }
+            | Reason::RnrExhausted { psn }
+            | Reason::BadResponse { psn }
+            | Reason::ResponseGap { expected: psn, .. } => psn,
+            _ => return,
+        };
+        self.ends.entry(at).or_default().broken_at.get_or_insert(psn);
+    }
+
+    fn fault(&mut self, fault: &Fault) {
+        let sighting = &fault.sighting;
+        let mut fact = format!("{}: {}", words::cause(fault, self.cast), words::effect_without_time(fault));
+        if let Some(opcode) = sighting.opcode {
+            fact += &format!(" {opcode}");
+        }
+        if let Some(psn) = sighting.relative_psn {
+            fact += &format!(" {psn:+}");
+        }
+        let name = sighting.role.and_then(|role| self.cast.role(role)).map(|at| self.name(at));
+        self.add_to(name.unwrap_or_else(|| "nobody".into()), Topic::Fault, fact);
+    }
+
+    fn relative(&self, whose: Option<Endpoint>, psn: Psn) -> String {
+        match whose.and_then(|at| self.cast.first_psn(at)) {
+            Some(first) => format!("{:+}", psn.distance(first)),
+            None => "?".into(),
+        }
+    }
+
+    fn name(&self, at: Endpoint) -> String {
+        self.cast.queue_pair(at).map_or_else(|| self.cast.host_at(at.address), str::to_owned)
+    }
+
+    fn add(&mut self, at: Endpoint, topic: Topic, fact: String) {
+        self.add_to(self.name(at), topic, fact);
+    }
+
+    fn add_to(&mut self, name: String, topic: Topic, fact: String) {
+        self.story.chapters.entry(name).or_default().entry(topic).or_default().push(fact);
+    }
+
+    fn finish(mut self) -> Story {
+        for (at, pages) in std::mem::take(&mut self.ends) {
+            let beyond = |psn: &Psn| pages.broken_at.is_some_and(|broken| broken.is_before(*psn));
+            for (psn, fact) in pages.sent.iter().filter(|(psn, _)| !beyond(psn)) {
+                let fact = format!("{} {fact}", self.relative(Some(at), *psn));
+                self.add(at, Topic::Sent, fact);
+            }
+        }
+        self.story
+    }
+}
+
+/// The queue pair that an asynchronous event is about.
+fn queue_pair(event: &AsyncEvent) -> Option<Qpn> {
+    match *event {
+        AsyncEvent::QueuePairFatal(qp)
+        | AsyncEvent::QueuePairRequestError(qp)
+        | AsyncEvent::QueuePairAccessError(qp)
+        | AsyncEvent::CommunicationEstablished(qp)
+        | AsyncEvent::SendQueueDrained(qp)
+        | AsyncEvent::LastWorkRequestReached(qp) => Some(qp),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_engine::CqId;
+    use softhca_queue::{CompletionOperation, Status};
+    use softhca_wire::{NakCode, Opcode};
+    use std::net::IpAddr;
+
+    const HOST: HostId = HostId(0);
+
+    /// One queue pair, 5, whose PSNs and those of its peer start at 100.
+    fn cast() -> Cast {
+        let [ours, theirs]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse().unwrap());
+        let [at, peer] =
+            [(ours, 5), (theirs, 6)].map(|(address, qpn)| Endpoint { address, qpn: Qpn::new(qpn) });
+        let mut cast = Cast::new();
+        cast.name_host(HOST, "alice", ours);
+        cast.name_queue_pair(at, "alice.1");
+        cast.connect(at, peer);
+        cast.start_at(at, Psn::new(100));
+        cast.start_at(peer, Psn::new(100));
+        cast
+    }
+
+    fn sent(psn: u32, opcode: &str, work: Option<u64>, again: bool, syndrome: Option<Syndrome>) -> Event {
+        let opcode = Opcode::all().find(|known| known.to_string() == opcode).unwrap();
+        let peer = "10.0.0.2".parse().unwrap();
+        let (psn, destination) = (Psn::new(psn), Qpn::new(6));
+        let packet = Packet { opcode, psn, destination, payload: 8, syndrome, peer };
+        Event::PacketSent { qp: Qpn::new(5), packet, work, again }
+    }
+
+    fn request(psn: u32, again: bool) -> Event {
+        sent(psn, "RC WRITE_ONLY", Some(1), again, None)
+    }
+
+    fn answer(psn: u32, syndrome: Syndrome) -> Event {
+        sent(psn, "RC ACKNOWLEDGE", None, false, Some(syndrome))
+    }
+
+    fn completed(id: u64, status: Status, reason: Reason) -> Event {
+        let completion = Completion {
+            id,
+            status,
+            operation: CompletionOperation::Write,
+            flags: CompletionFlags::empty(),
+            bytes: 8,
+            immediate: 0,
+            queue_pair: Qpn::new(5),
+            source: Qpn::default(),
+            service_level: 0,
+            vendor_error: 0,
+            timestamp: 0,
+        };
+        Event::Completed { cq: CqId(1), completion, reason }
+    }
+
+    fn story(events: &[Event]) -> Story {
+        Story::of(&cast(), events.iter().map(|event| (HOST, event)), [])
+    }
+
+    #[test]
+    fn acknowledgements_and_retransmissions_are_left_out() {
+        let once = story(&[request(100, false), request(101, false)]);
+        let again =
+            [request(100, false), answer(100, Syndrome::ACK), request(100, true), request(101, false)];
+        assert_eq!(story(&again), once);
+        assert_eq!(once.to_string(), "alice.1\n  sent +0 RC WRITE_ONLY 8 B\n  sent +1 RC WRITE_ONLY 8 B\n");
+    }
+
+    #[test]
+    fn a_repeated_refusal_counts_once_and_another_does_not() {
+        let nak = |psn| answer(psn, Syndrome::Nak(NakCode::SequenceError));
+        assert_eq!(story(&[nak(101), nak(101)]), story(&[nak(101)]));
+        let differences = story(&[nak(101), nak(102)]).differences(&story(&[nak(101)]));
+        assert_eq!(differences, ["alice.1, refused 2: \"+2: sequence error\" and \"nothing\""]);
+    }
+
+    #[test]
+    fn how_far_a_requester_ran_ahead_of_a_refusal_does_not_count() {
+        let broken = completed(1, Status::RetryExceeded, Reason::SequenceNak { psn: Psn::new(101) });
+        let far = [request(100, false), request(101, false), request(102, false), broken];
+        let near = [request(100, false), request(101, false), broken];
+        assert_eq!(story(&far), story(&near));
+        assert_ne!(story(&far), story(&far[..3]));
+    }
+
+    #[test]
+    fn work_counts_whether_it_was_started_or_flushed_before() {
+        let flushed = completed(2, Status::Flushed, Reason::FlushedAfterError);
+        let qp = Qpn::new(5);
+        let operation = CompletionOperation::Write;
+        let started = Event::WorkStarted { qp, id: 2, operation, bytes: 8, first: Psn::new(102), packets: 1 };
+        assert_eq!(story(&[started, flushed]), story(&[flushed]));
+    }
+
+    #[test]
+    fn the_order_within_a_topic_counts() {
+        let done = |id| completed(id, Status::Success, Reason::None);
+        let [forth, back] = [story(&[done(1), done(2)]), story(&[done(2), done(1)])];
+        assert_ne!(forth.order_sha256(), back.order_sha256());
+        assert_eq!(forth.order_sha256().len(), 64);
+    }
+}

@@ -1,0 +1,92 @@
+//! Addresses and names.
+
+use super::PortSpace;
+use crate::{Context, Error};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+
+/// What is asked for: `struct rdma_addrinfo` as hints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hints {
+    /// The address is to listen at.
+    pub passive: bool,
+    /// The port space.
+    pub space: PortSpace,
+    /// IPv4 only or IPv6 only.
+    pub ipv4: Option<bool>,
+}
+
+impl Default for Hints {
+    fn default() -> Hints {
+        Hints { passive: false, space: PortSpace::Tcp, ipv4: None }
+    }
+}
+
+/// Where an endpoint is: `struct rdma_addrinfo`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressInfo {
+    /// The port space.
+    pub space: PortSpace,
+    /// The address to bind, of who listens.
+    pub source: Option<SocketAddr>,
+    /// The address to connect to, of who connects.
+    pub destination: Option<SocketAddr>,
+}
+
+/// The address of a host and a port: `rdma_getaddrinfo`. Without a node, that of the host itself, or every one
+/// of its addresses if it is to listen there.
+pub fn address_info(
+    context: &Context,
+    node: Option<&str>,
+    service: &str,
+    hints: &Hints,
+) -> Result<AddressInfo, Error> {
+    let port = service.parse().map_err(|_| Error::UnknownHost {
+        name: service.into(),
+        why: "the service has to be a port number".into(),
+    })?;
+    let wants_ipv4 = hints.ipv4.unwrap_or(true);
+    let ip = match (node, hints.passive, wants_ipv4) {
+        (Some(node), ..) => host(context, node, hints.ipv4)?,
+        (None, true, true) => Ipv4Addr::UNSPECIFIED.into(),
+        (None, true, false) => Ipv6Addr::UNSPECIFIED.into(),
+        (None, false, true) => Ipv4Addr::LOCALHOST.into(),
+        (None, false, false) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let address = SocketAddr::new(ip, port);
+    Ok(AddressInfo {
+        space: hints.space,
+        source: hints.passive.then_some(address),
+        destination: (!hints.passive).then_some(address),
+    })
+}
+
+/// The address that `host:port` stands for.
+pub fn resolve(context: &Context, peer: &str) -> Result<SocketAddr, Error> {
+    if let Ok(address) = peer.parse() {
+        return Ok(address);
+    }
+    let found = peer.rsplit_once(':').and_then(|(node, port)| Some((node, port.parse().ok()?)));
+    let (node, port): (&str, u16) = found.ok_or_else(|| Error::UnknownHost {
+        name: peer.into(),
+        why: "it has to be a host and a port, separated by a colon".into(),
+    })?;
+    Ok(SocketAddr::new(host(context, node.trim_start_matches('[').trim_end_matches(']'), None)?, port))
+}
+
+/// The address of a host: a number, a name that the card's host knows, or one that the system knows.
+fn host(context: &Context, node: &str, ipv4: Option<bool>) -> Result<IpAddr, Error> {
+    let fits = |ip: &IpAddr| ipv4.is_none_or(|ipv4| ip.is_ipv4() == ipv4);
+    let unknown = |why: String| Error::UnknownHost { name: node.into(), why };
+    if let Ok(ip) = node.parse() {
+        return Some(ip).filter(fits).ok_or_else(|| unknown("it is of the other IP version".into()));
+    }
+    if node == "localhost" {
+        return Ok(context.address());
+    }
+    if let Some(ip) = context.backend.host_named(node) {
+        return Ok(ip);
+    }
+    let found = (node, 0).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;
+    let mut all = found.map(|address| address.ip()).filter(fits);
+    all.next().ok_or_else(|| unknown("it has no address of that IP version".into()))
+}

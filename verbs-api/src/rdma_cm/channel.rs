@@ -1,0 +1,210 @@
+//! Event channels.
+
+use super::id::Inner as IdInner;
+use super::{Detail, Event, EventKind, Id, PortSpace};
+use crate::backend::Backend;
+use crate::executor::{Wait, waiting_for};
+use crate::notifier::Notifier;
+use crate::rendezvous::refuse_to_block;
+use crate::{Context, Error, QpKind};
+use parking_lot::Mutex;
+use softhca_engine::{CmChannelId, CmId, Instant};
+use softhca_queue::cm::{self, Call, Reply};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Where the events of identifiers are taken, oldest first.
+#[derive(Clone)]
+pub struct EventChannel {
+    pub(super) inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub context: Context,
+    pub id: CmChannelId,
+    news: Arc<Notifier>,
+    identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
+}
+
+/// Two handles are equal if they are of the same channel.
+impl PartialEq for EventChannel {
+    fn eq(&self, other: &EventChannel) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for EventChannel {}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EventChannel({:#x})", self.inner.id.0)
+    }
+}
+
+impl EventChannel {
+    /// Creates a channel on a device.
+    pub fn new(context: &Context) -> Result<EventChannel, Error> {
+        let news = Arc::new(Notifier::default());
+        let id = context.backend.create_cm_channel(news.clone())?;
+        let (context, identifiers) = (context.clone(), Mutex::default());
+        Ok(EventChannel { inner: Arc::new(Inner { context, id, news, identifiers }) })
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(super) fn backend(&self) -> &Arc<dyn Backend> {
+        &self.inner.context.backend
+    }
+
+    /// Creates an identifier: of reliable connections in the TCP and IB port spaces, of datagrams in the others.
+    pub fn create_id(&self, space: PortSpace) -> Result<Id, Error> {
+        self.create_id_of(space, QpKind::Rc)
+    }
+
+    /// Creates an identifier of a transport, which the IB port space leaves open.
+    pub fn create_id_of(&self, space: PortSpace, kind: QpKind) -> Result<Id, Error> {
+        let channel = self.inner.id;
+        match self.backend().cm(Call::Create { channel, space, kind })? {
+            Reply::Id(id) => Ok(self.adopt(id)),
+            _ => unreachable!("the card answers with an identifier"),
+        }
+    }
+
+    /// A handle of an identifier that the card made.
+    fn adopt(&self, id: CmId) -> Id {
+        let identifier = Id::new(id, self.clone());
+        self.add(&identifier);
+        identifier
+    }
+
+    pub(super) fn add(&self, id: &Id) {
+        self.inner.identifiers.lock().insert(id.inner.id, Arc::downgrade(&id.inner));
+    }
+
+    pub(super) fn remove(&self, id: CmId) {
+        self.inner.identifiers.lock().remove(&id);
+    }
+
+    fn find(&self, id: CmId) -> Option<Id> {
+        let inner = self.inner.identifiers.lock().get(&id)?.upgrade()?;
+        Some(Id { inner })
+    }
+
+    /// Takes the oldest event, if there is one.
+    pub fn poll(&self) -> Result<Option<Event>, Error> {
+        loop {
+            self.inner.news.clear();
+            let Reply::Event(event, left) = self.backend().cm(Call::Take(self.inner.id))? else {
+                unreachable!("the card answers with an event or none")
+            };
+            if left > 0 {
+                self.inner.news.make_readable();
+            }
+            let Some(event) = event else { return Ok(None) };
+            if let Some(event) = self.read(event) {
+                return Ok(Some(event));
+            }
+        }
+    }
+
+    /// Gives an event its handles, and does what the library has to do before the application hears it.
+    fn read(&self, event: cm::Event) -> Option<Event> {
+        let cm::Event { id, listener, mut kind, mut status, private_data, detail } = event;
+        let listener = listener.and_then(|listener| self.find(listener));
+        let id = match kind {
+            EventKind::ConnectRequest => self.adopt(id),
+            // Nobody has the identifier any more: nobody wants its events.
+            _ => self.find(id)?,
+        };
+        match (kind, detail) {
+            (EventKind::ConnectResponse, _) if id.queue_pair().is_some() => match id.complete_connection() {
+                Ok(()) => kind = EventKind::Established,
+                Err(error) => {
+                    let _ = id.reject(&[]);
+                    (kind, status) = (EventKind::ConnectError, -error.errno());
+                }
+            },
+            (EventKind::MulticastJoin, Detail::Datagram(target)) => {
+                if let Some(Err(error)) =
+                    id.queue_pair().map(|pair| pair.attach_multicast(target.path.destination))
+                {
+                    (kind, status) = (EventKind::MulticastError, -error.errno());
+                }
+            }
+            (EventKind::Rejected | EventKind::Unreachable, _) => id.stop_queue_pair(),
+            _ => {}
+        }
+        Some(Event { id, listener, kind, status, private_data, detail })
+    }
+
+    /// The next event; sleeps until there is one.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`EventChannel::next`] is to be awaited.
+    pub fn wait(&self) -> Result<Event, Error> {
+        loop {
+            if let Some(event) = self.wait_until(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// The next event, or none when the time is over.
+    ///
+    /// # Panics
+    /// As [`EventChannel::wait`].
+    pub fn wait_for(&self, timeout: Duration) -> Result<Option<Event>, Error> {
+        self.wait_until(Some(self.backend().now().plus(timeout)))
+    }
+
+    fn wait_until(&self, until: Option<Instant>) -> Result<Option<Event>, Error> {
+        refuse_to_block("EventChannel::wait", "channel.next().await");
+        loop {
+            let seen = self.inner.news.count();
+            if let Some(event) = self.poll()? {
+                return Ok(Some(event));
+            }
+            if !self.backend().wait(&self.inner.news, seen, until) {
+                return self.poll();
+            }
+        }
+    }
+
+    /// The next event, for async code.
+    pub async fn next(&self) -> Result<Event, Error> {
+        poll_fn(|context| {
+            let seen = self.inner.news.count();
+            match self.poll() {
+                Ok(Some(event)) => return Poll::Ready(Ok(event)),
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(None) => {}
+            }
+            if !self.inner.news.register(seen, context.waker()) {
+                context.waker().wake_by_ref();
+            }
+            waiting_for(|| Wait::ConnectionEvent);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// A descriptor that is readable while an event may wait, for `poll`, `epoll` or a runtime.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.inner.news.descriptor()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Every identifier holds a handle: none is left.
+        let _ = self.context.backend.destroy_cm_channel(self.id);
+    }
+}

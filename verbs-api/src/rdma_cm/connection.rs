@@ -1,0 +1,216 @@
+//! Connections in async code.
+
+use super::{Event, EventChannel, EventKind, Id, Offer, Parameters, PortSpace, RejectReason, resolve};
+use crate::{Context, Error, QueuePair};
+use std::net::SocketAddr;
+
+/// Takes requests for connections.
+#[derive(Clone, Debug)]
+pub struct Listener {
+    id: Id,
+    channel: EventChannel,
+}
+
+impl Listener {
+    /// Listens at `host:port`; port 0 takes any.
+    pub fn bind(context: &Context, address: &str) -> Result<Listener, Error> {
+        Listener::bind_with(context, resolve(context, address)?, 0)
+    }
+
+    /// Listens at an address, where so many requests may wait.
+    pub fn bind_with(context: &Context, address: SocketAddr, backlog: u32) -> Result<Listener, Error> {
+        let channel = EventChannel::new(context)?;
+        let id = channel.create_id(PortSpace::Tcp)?;
+        id.bind(address)?;
+        id.listen(backlog)?;
+        Ok(Listener { id, channel })
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> Option<SocketAddr> {
+        self.id.local_address()
+    }
+
+    /// The next request.
+    pub async fn next(&self) -> Result<Request, Error> {
+        loop {
+            let event = self.channel.next().await?;
+            if let Some(request) = self.read(event)? {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// The next request; sleeps until there is one.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`Listener::next`] is to be awaited.
+    pub fn wait(&self) -> Result<Request, Error> {
+        loop {
+            if let Some(request) = self.read(self.channel.wait()?)? {
+                return Ok(request);
+            }
+        }
+    }
+
+    /// A request, unless its peer has given up meanwhile.
+    fn read(&self, event: Event) -> Result<Option<Request>, Error> {
+        if event.kind != EventKind::ConnectRequest {
+            return Ok(None);
+        }
+        let offer = event.offer();
+        let Event { id, private_data, .. } = event;
+        let channel = EventChannel::new(self.channel.context())?;
+        id.migrate(&channel)?;
+        Ok(offer.map(|offer| Request { id, channel, private_data, offer }))
+    }
+}
+
+/// A request for a connection. It is refused when it is dropped.
+#[derive(Debug)]
+pub struct Request {
+    id: Id,
+    channel: EventChannel,
+    private_data: Vec<u8>,
+    offer: Offer,
+}
+
+impl Request {
+    /// The peer's address and port.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.id.peer_address()
+    }
+
+    /// What the peer's application sent, filled up with zeros to [`REQUEST_DATA`](super::REQUEST_DATA) bytes.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// What the peer offers and asks for.
+    pub fn offer(&self) -> Offer {
+        self.offer
+    }
+
+    /// Accepts with a queue pair, for as many reads as the peer asks for.
+    pub async fn accept(self, pair: &QueuePair) -> Result<Connection, Error> {
+        let Offer { responder_resources, initiator_depth, .. } = self.offer;
+        let parameters = Parameters { responder_resources, initiator_depth, ..Parameters::default() };
+        self.accept_with(pair, &parameters).await
+    }
+
+    /// Accepts with a queue pair and these parameters.
+    pub async fn accept_with(self, pair: &QueuePair, parameters: &Parameters) -> Result<Connection, Error> {
+        self.id.attach(pair)?;
+        self.id.accept(parameters)?;
+        self.channel.next().await?.expect(EventKind::Established)?;
+        let Request { id, channel, private_data, .. } = self;
+        Ok(Connection { id, channel, private_data })
+    }
+
+    /// Refuses.
+    pub fn reject(self, private_data: &[u8]) -> Result<(), Error> {
+        self.id.reject(private_data)
+    }
+
+    /// Refuses, for a reason of the specification's list.
+    pub fn reject_for(self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
+        self.id.reject_for(reason, private_data)
+    }
+}
+
+/// Asks for connections.
+#[derive(Clone, Debug)]
+pub struct Connector {
+    context: ContextOf,
+    parameters: Parameters,
+}
+
+/// A context that has nothing to show.
+#[derive(Clone)]
+struct ContextOf(Context);
+
+impl std::fmt::Debug for ContextOf {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0.address())
+    }
+}
+
+impl Connector {
+    /// Asks from this device, with the default parameters.
+    pub fn new(context: &Context) -> Connector {
+        Connector { context: ContextOf(context.clone()), parameters: Parameters::default() }
+    }
+
+    /// Sends this to the listener's application: up to [`REQUEST_DATA`](super::REQUEST_DATA) bytes.
+    pub fn private_data(mut self, data: &[u8]) -> Connector {
+        self.parameters.private_data = data.to_vec();
+        self
+    }
+
+    /// How many reads and atomics may be outstanding, each way.
+    pub fn reads(mut self, reads: u8) -> Connector {
+        self.parameters.responder_resources = reads;
+        self.parameters.initiator_depth = reads;
+        self
+    }
+
+    /// Every parameter.
+    pub fn parameters(mut self, parameters: Parameters) -> Connector {
+        self.parameters = parameters;
+        self
+    }
+
+    /// Connects a queue pair to the listener at `host:port`.
+    pub async fn connect(&self, pair: &QueuePair, peer: &str) -> Result<Connection, Error> {
+        let channel = EventChannel::new(&self.context.0)?;
+        let id = channel.create_id(PortSpace::Tcp)?;
+        id.reach(peer).await?;
+        id.attach(pair)?;
+        id.connect(&self.parameters)?;
+        let Event { private_data, .. } = channel.next().await?.expect(EventKind::Established)?;
+        Ok(Connection { id, channel, private_data })
+    }
+}
+
+/// A connection that stands. It is ended when it is dropped.
+#[derive(Debug)]
+pub struct Connection {
+    id: Id,
+    channel: EventChannel,
+    private_data: Vec<u8>,
+}
+
+impl Connection {
+    /// The identifier.
+    pub fn id(&self) -> &Id {
+        &self.id
+    }
+
+    /// The queue pair.
+    pub fn queue_pair(&self) -> Option<QueuePair> {
+        self.id.queue_pair()
+    }
+
+    /// What the peer's application sent when it asked, or when it accepted.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The peer's address and port.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        self.id.peer_address()
+    }
+
+    /// Ends the connection, and waits until the peer knows.
+    pub async fn disconnect(self) -> Result<(), Error> {
+        self.id.disconnect()?;
+        self.channel.next().await?.expect(EventKind::Disconnected)?;
+        Ok(())
+    }
+
+    /// Waits until the peer ends the connection, and agrees.
+    pub async fn closed(self) -> Result<(), Error> {
+        self.channel.next().await?.expect(EventKind::Disconnected)?;
+        self.id.disconnect()
+    }
+}

@@ -1,0 +1,74 @@
+//! Endpoints: an identifier with everything that belongs to it, made in one call.
+
+use super::{AddressInfo, Id};
+use crate::{CompletionQueue, Context, Error, ProtectionDomain, QpKind, QueuePair};
+
+/// A synchronous identifier with its domain, queues and queue pair.
+pub struct Endpoint {
+    /// The identifier. An endpoint that listens is asked for requests with [`Id::get_request`].
+    pub id: Id,
+    /// The domain.
+    pub domain: ProtectionDomain,
+    /// Where sends complete.
+    pub sends: CompletionQueue,
+    /// Where receives complete.
+    pub receives: CompletionQueue,
+    /// The queue pair; an endpoint that listens has none.
+    pub queue_pair: Option<QueuePair>,
+}
+
+impl Endpoint {
+    /// The domain and queues of an endpoint of this device, and the queue pair of a connection.
+    fn new(context: &Context, id: Id, slots: u32, connects: bool) -> Result<Endpoint, Error> {
+        let domain = context.allocate_domain()?;
+        let [sends, receives] =
+            [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
+        let mut endpoint = Endpoint { id, domain, sends, receives, queue_pair: None };
+        if connects {
+            endpoint.create_queue_pair(slots)?;
+        }
+        Ok(endpoint)
+    }
+
+    fn create_queue_pair(&mut self, slots: u32) -> Result<(), Error> {
+        let kind = self.id.view()?.kind;
+        let pair = self.domain.queue_pair(kind, &self.sends).receives_complete_to(&self.receives);
+        let pair = pair.sends(slots).receives(slots).create()?;
+        self.id.attach(&pair)?;
+        self.queue_pair = Some(pair);
+        Ok(())
+    }
+
+    /// The endpoint of a request to a synchronous listener.
+    pub fn of_request(id: Id, slots: u32) -> Result<Endpoint, Error> {
+        Endpoint::new(&id.context(), id, slots, true)
+    }
+}
+
+/// Creates an endpoint: `rdma_create_ep`. One that connects is resolved and has a queue pair with `slots`
+/// sends and receives, so that receives can be posted before [`Id::connect`]; one that listens is bound.
+pub fn create_endpoint(context: &Context, info: &AddressInfo, slots: u32) -> Result<Endpoint, Error> {
+    let id = Id::synchronous(context, info.space)?;
+    match (info.destination, info.source) {
+        (Some(destination), source) => {
+            id.resolve_address(source, destination)?;
+            id.resolve_route()?;
+            Endpoint::new(context, id, slots, true)
+        }
+        (None, Some(source)) => {
+            id.bind(source)?;
+            Endpoint::new(context, id, slots, false)
+        }
+        (None, None) => {
+            let why = "it names neither a source nor a destination".into();
+            Err(Error::UnknownHost { name: String::new(), why })
+        }
+    }
+}
+
+impl Endpoint {
+    /// The transport.
+    pub fn kind(&self) -> Option<QpKind> {
+        self.queue_pair.as_ref().map(QueuePair::kind)
+    }
+}

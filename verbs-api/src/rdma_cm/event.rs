@@ -1,0 +1,47 @@
+//! Events of connection management.
+
+use super::{DatagramTarget, Detail, EventKind, Id, Offer};
+use crate::Error;
+
+/// Something happened to an identifier. There is nothing to acknowledge: what an event tells is in it.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// The identifier; with a connect request a new one, which is refused when it is dropped unanswered.
+    pub id: Id,
+    /// The listener that a connect request came to.
+    pub listener: Option<Id>,
+    /// What happened.
+    pub kind: EventKind,
+    /// Zero; a negative errno; or, of a refusal, its reason.
+    pub status: i32,
+    /// What the peer's application sent, filled up with zeros: messages have a fixed size.
+    pub private_data: Vec<u8>,
+    /// What else there is.
+    pub detail: Detail,
+}
+
+impl Event {
+    /// What the peer of a connection offers and asks for.
+    pub fn offer(&self) -> Option<Offer> {
+        match self.detail {
+            Detail::Connection(offer) => Some(offer),
+            _ => None,
+        }
+    }
+
+    /// Where datagrams go.
+    pub fn target(&self) -> Option<DatagramTarget> {
+        match self.detail {
+            Detail::Datagram(target) => Some(target),
+            _ => None,
+        }
+    }
+
+    /// The event, if it is of this kind; else the error that it stands for.
+    pub fn expect(self, kind: EventKind) -> Result<Event, Error> {
+        if self.kind == kind && self.status == 0 {
+            return Ok(self);
+        }
+        Err(Error::Connection { kind: self.kind, status: self.status })
+    }
+}

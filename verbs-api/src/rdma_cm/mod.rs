@@ -1,0 +1,60 @@
+//! Connection management, shaped like librdmacm.
+//!
+//! An [`Id`] is one end of a connection, or a listener; it belongs to an [`EventChannel`], where its [`Event`]s
+//! are taken. The calls are those of librdmacm without their prefix, and so is what they do: `connect` sends a
+//! REQ, the peer's listener hears [`EventKind::ConnectRequest`], and when both sides have taken
+//! [`EventKind::Established`] their queue pairs can send. An identifier that was made with [`Id::synchronous`]
+//! waits in each call until it is done.
+//!
+//! [`Listener`], [`Connector`] and [`Connection`] say the same in async code, on every kind of card:
+//!
+//! ```
+//! use softhca::rdma_cm::{Connector, Listener};
+//! use softhca::{QpKind, World};
+//!
+//! let mut world = World::new(7);
+//! world.host("server", |device| async move {
+//!     let context = device.open();
+//!     let listener = Listener::bind(&context, "0.0.0.0:7174")?;
+//!     let request = listener.next().await?;
+//!     assert_eq!(&request.private_data()[..5], b"hello");
+//!     let queue = context.create_completion_queue(16)?;
+//!     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+//!     let connection = request.accept(&pair).await?;
+//!     connection.closed().await
+//! });
+//! world.host("client", |device| async move {
+//!     let context = device.open();
+//!     let queue = context.create_completion_queue(16)?;
+//!     let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+//!     let connector = Connector::new(&context).private_data(b"hello");
+//!     let connection = connector.connect(&pair, "server:7174").await?;
+//!     connection.disconnect().await
+//! });
+//! world.run().unwrap();
+//! ```
+//!
+//! # Addresses
+//! `127.0.0.1` and `::1` are the emulated host itself, whatever its address is. The hosts of a daemon and of a
+//! `World` are reached by their addresses and by their names; any other address is one of the network, where
+//! another machine's SoftHCA or rxe may be. A real RDMA device is never used.
+
+mod address;
+mod channel;
+mod connection;
+mod endpoint;
+mod event;
+mod id;
+
+pub use address::{AddressInfo, Hints, address_info, resolve};
+pub use channel::EventChannel;
+pub use connection::{Connection, Connector, Listener, Request};
+pub use endpoint::{Endpoint, create_endpoint};
+pub use event::Event;
+pub use id::Id;
+
+pub use softhca_queue::cm::{
+    CmOption, CmState, DATAGRAM_KEY, DatagramTarget, Detail, EventKind, Offer, Parameters, PortSpace,
+    REJECT_DATA, REPLY_DATA, REQUEST_DATA, RESPONSE_TIMEOUT, RejectReason, SERVICE_REPLY_DATA,
+    SERVICE_REQUEST_DATA, View,
+};
