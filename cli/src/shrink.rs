@@ -9,7 +9,9 @@ use std::process::ExitCode;
 
 /// What `softhca shrink` takes.
 #[derive(Args)]
-#[command(after_help = "Exit code: 0 if a list was found, 1 if the scenario does not fail, 2 if it cannot be used.")]
+#[command(
+    after_help = "Exit code: 0 if a list was found, 1 if the scenario does not fail, 2 if it cannot be used."
+)]
 pub struct Arguments {
     /// The scenario file
     file: PathBuf,
@@ -34,7 +36,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn shrunk(arguments: &Arguments) -> Result<ExitCode, String> {
     let scenario = run::read(&arguments.file)?;
-    let set: Vec<(String, String)> = arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
+    let set: Vec<(String, String)> =
+        arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
     let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
     let values: &Values = match &sweep[..] {
         [one] => one,

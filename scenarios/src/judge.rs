@@ -1,7 +1,9 @@
 //! Holds what happened against what was expected, and says in plain words where they differ.
 
 use crate::language::Invariant;
-use crate::plan::{Bound, Check, CompletionCheck, Expectation, MemoryClaim, OrderCheck, Plan, Subject};
+use crate::plan::{
+    Bound, Check, CompletionCheck, Expectation, FlowKind, MemoryClaim, OrderCheck, Plan, Subject,
+};
 use crate::play::{Origin, Play, Seen};
 use crate::quantity::{Amount, Rate, Time};
 use crate::record::{Moment, Record, Told};
@@ -100,7 +102,10 @@ pub(crate) fn judge(
         expectations.push(ExpectationOutcome {
             text: "the run ends by itself".into(),
             held: false,
-            detail: format!("after {} it still went on; say `ends` if that is meant", Time(evidence.ended_ns)),
+            detail: format!(
+                "after {} it still went on; say `ends` if that is meant",
+                Time(evidence.ended_ns)
+            ),
             around: judge.somewhere(),
         });
     }
@@ -118,6 +123,7 @@ pub(crate) fn judge(
         skipped,
         trace_sha256: None,
         order_sha256: None,
+        story: None,
         ended_ns: evidence.ended_ns,
         goodput: judge.goodputs(),
         artefacts: None,
@@ -144,7 +150,11 @@ impl Judge<'_> {
         (!self.plan.qps.is_empty()).then(|| Around { time_ns: last, qp: self.name(0).to_owned() })
     }
 
-    fn check(&self, expectation: &Expectation, memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>) -> Finding {
+    fn check(
+        &self,
+        expectation: &Expectation,
+        memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>,
+    ) -> Finding {
         let evidence = self.evidence;
         match &expectation.check {
             Check::Completion(check) => self.completion(check),
@@ -160,7 +170,8 @@ impl Judge<'_> {
                 let found = raised.clone().filter(|(_, _, raised)| raised == name).count() as u64;
                 let all: Vec<&str> = raised.map(|(_, _, name)| *name).collect();
                 let others = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
-                Finding::new(times.holds(found), format!("{found} of them; all events: {others}")).at(self.somewhere())
+                Finding::new(times.holds(found), format!("{found} of them; all events: {others}"))
+                    .at(self.somewhere())
             }
             Check::Order(checks) => self.order(checks),
             Check::Memory { qp, area, offset, bytes, claim } => {
@@ -175,17 +186,24 @@ impl Judge<'_> {
             Check::Fairness { of, bound, during } => {
                 let rates: Vec<u64> = of.iter().map(|subject| self.goodput(subject, *during)).collect();
                 let index = jain(&rates);
-                let shares: Vec<String> =
-                    of.iter().zip(&rates).map(|(subject, rate)| format!("{} {}", subject.name, Rate(*rate))).collect();
-                let fine = bound.at_least.is_none_or(|least| index >= least) && bound.at_most.is_none_or(|most| index <= most);
+                let shares: Vec<String> = of
+                    .iter()
+                    .zip(&rates)
+                    .map(|(subject, rate)| format!("{} {}", subject.name, Rate(*rate)))
+                    .collect();
+                let fine = bound.at_least.is_none_or(|least| index >= least)
+                    && bound.at_most.is_none_or(|most| index <= most);
                 Finding::new(fine, format!("it is {index:.3}: {}", shares.join(", "))).at(self.somewhere())
             }
             Check::Latency { of, percentile, bound } => self.latency(of, *percentile, bound),
             Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
-            Check::Switch { .. } | Check::Pause { .. } => Finding::new(false, "switches are not carried out yet"),
+            Check::Switch { .. } | Check::Pause { .. } => {
+                Finding::new(false, "switches are not carried out yet")
+            }
             Check::Verbs { host, errno, times } => {
                 let failed = evidence.play.failed.iter().filter(|failed| failed.host == *host);
-                let found = failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
+                let found =
+                    failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
                 let last = evidence.play.failed.last().map_or(0, |failed| failed.time_ns);
                 let detail = match found {
                     0 => "no call failed so".to_owned(),
@@ -196,7 +214,14 @@ impl Judge<'_> {
         }
     }
 
-    fn is_it(&self, check: &CompletionCheck, qp: usize, completion: &Completion, origin: Option<Origin>, time_ns: u64) -> bool {
+    fn is_it(
+        &self,
+        check: &CompletionCheck,
+        qp: usize,
+        completion: &Completion,
+        origin: Option<Origin>,
+        time_ns: u64,
+    ) -> bool {
         let why = || {
             let key = (qp, completion.id, completion.operation.is_receive());
             self.evidence.record.reasons.get(&key).cloned().unwrap_or_default()
@@ -207,7 +232,8 @@ impl Judge<'_> {
             && check.status.is_none_or(|status| status == completion.status)
             && check.bytes.is_none_or(|bytes| bytes == u64::from(completion.bytes))
             && check.immediate.is_none_or(|immediate| {
-                completion.flags.contains(softhca_queue::CompletionFlags::IMMEDIATE) && completion.immediate == immediate
+                completion.flags.contains(softhca_queue::CompletionFlags::IMMEDIATE)
+                    && completion.immediate == immediate
             })
             && check.before.is_none_or(|before| time_ns < before)
             && check.why.as_ref().is_none_or(|words| why().contains(words.as_str()))
@@ -220,7 +246,8 @@ impl Judge<'_> {
         let times = check.times.unwrap_or(Amount::SOME);
         // What came instead: everything on that queue pair, or of that step.
         let near = |seen: &&Seen| {
-            check.qp.is_none_or(|qp| qp == seen.qp) && check.step.is_none_or(|step| seen.origin == Some(Origin::Step(step)))
+            check.qp.is_none_or(|qp| qp == seen.qp)
+                && check.step.is_none_or(|step| seen.origin == Some(Origin::Step(step)))
         };
         let others: Vec<&Seen> = seen.iter().filter(near).collect();
         let mut detail = format!("{found} of them");
@@ -244,7 +271,8 @@ impl Judge<'_> {
     fn told(&self, seen: &Seen) -> String {
         let completion = &seen.completion;
         let key = (seen.qp, completion.id, completion.operation.is_receive());
-        let mut text = format!("{} #{} {}", completion.operation.name(), completion.id, completion.status.name());
+        let mut text =
+            format!("{} #{} {}", completion.operation.name(), completion.id, completion.status.name());
         if let Some(reason) = self.evidence.record.reasons.get(&key) {
             text += &format!(" ({reason})");
         }
@@ -297,7 +325,8 @@ impl Judge<'_> {
                     0 => "it never came".to_owned(),
                     n => format!("it did not come after {}", checks[n - 1].text()),
                 };
-                Finding::new(false, format!("missing: {}; {behind}", missing.text())).at(self.around(time_ns, qp))
+                Finding::new(false, format!("missing: {}; {behind}", missing.text()))
+                    .at(self.around(time_ns, qp))
             }
         }
     }
@@ -320,7 +349,9 @@ impl Judge<'_> {
                 self.is_it(check, qp, completion, origin, told.time_ns)
             }
             (OrderCheck::State(qp, is, _), Moment::State { to }) => told.qp == Some(*qp) && to == is,
-            (OrderCheck::Event(host, name), Moment::Raised { name: raised }) => told.host == *host && name == raised,
+            (OrderCheck::Event(host, name), Moment::Raised { name: raised }) => {
+                told.host == *host && name == raised
+            }
             (OrderCheck::Fault(id, _), Moment::Fault { rule, .. }) => *rule == Some(*id),
             _ => false,
         }
@@ -338,7 +369,13 @@ impl Judge<'_> {
             }
         };
         let around = || {
-            let last = self.evidence.play.seen.iter().rev().find(|seen| seen.qp == qp || seen.qp == self.plan.qps[qp].peer);
+            let last = self
+                .evidence
+                .play
+                .seen
+                .iter()
+                .rev()
+                .find(|seen| seen.qp == qp || seen.qp == self.plan.qps[qp].peer);
             self.around(last.map_or(0, |seen| seen.time_ns), qp)
         };
         let wrong = expected.iter().zip(found).position(|(expected, found)| expected != found);
@@ -367,7 +404,9 @@ impl Judge<'_> {
                 Some(Origin::Step(step)) => of.workload.is_none() && of.step.is_none_or(|wanted| wanted == step),
                 _ => false,
             };
-            let counts = !seen.completion.operation.is_receive() || matches!(seen.origin, Some(Origin::Flow(_)));
+            // A round of a ping-pong is done when the answer is there, anything else when it completes.
+            let is_round = matches!(seen.origin, Some(Origin::Flow(flow)) if self.plan.flows[flow].kind == FlowKind::PingPong);
+            let counts = seen.completion.operation.is_receive() == is_round;
             mine && counts && of.qps.contains(&seen.qp) && seen.completion.status.is_success()
         })
     }
@@ -392,7 +431,12 @@ impl Judge<'_> {
         }
         let one = |(workload, name): (usize, &String)| {
             let flows = self.plan.flows.iter().filter(|flow| flow.workload == workload);
-            let of = Subject { name: name.clone(), qps: flows.map(|flow| flow.qp).collect(), workload: Some(workload), step: None };
+            let of = Subject {
+                name: name.clone(),
+                qps: flows.map(|flow| flow.qp).collect(),
+                workload: Some(workload),
+                step: None,
+            };
             (name.clone(), self.goodput(&of, None))
         };
         self.plan.workloads.iter().enumerate().map(one).collect()
@@ -402,7 +446,8 @@ impl Judge<'_> {
         let mut times: Vec<u64> = self.done(of).map(|seen| seen.time_ns - seen.posted_ns).collect();
         times.sort_unstable();
         // The smallest time that so many per cent do not exceed.
-        let rank = ((percentile / 100.0 * times.len() as f64).ceil() as usize).clamp(1, times.len().max(1)) - 1;
+        let rank =
+            ((percentile / 100.0 * times.len() as f64).ceil() as usize).clamp(1, times.len().max(1)) - 1;
         match times.get(rank) {
             None => Finding::new(false, "nothing completed").at(self.somewhere()),
             Some(time) => {
@@ -416,20 +461,33 @@ impl Judge<'_> {
         let play = self.evidence.play;
         let mut open = Vec::new();
         for (index, flow) in self.plan.flows.iter().enumerate() {
-            let mine = of.is_none_or(|of| of.workload.map_or(of.step.is_none() && of.qps.contains(&flow.qp), |w| w == flow.workload));
+            let mine = of.is_none_or(|of| {
+                of.workload.map_or(of.step.is_none() && of.qps.contains(&flow.qp), |w| w == flow.workload)
+            });
             let done = play.progress[index].done;
             if mine && flow.count.is_some_and(|count| done < count) {
-                open.push(format!("{} did {done} of {} messages", self.name(flow.qp), flow.count.unwrap_or(0)));
+                open.push(format!(
+                    "{} did {done} of {} messages",
+                    self.name(flow.qp),
+                    flow.count.unwrap_or(0)
+                ));
             }
         }
         for (index, step) in self.plan.steps.iter().enumerate() {
-            let mine = of.is_none_or(|of| of.step.map_or(of.workload.is_none() && of.qps.contains(&step.qp), |wanted| wanted == index));
+            let mine = of.is_none_or(|of| {
+                of.step.map_or(of.workload.is_none() && of.qps.contains(&step.qp), |wanted| wanted == index)
+            });
             if mine && play.step_left[index] > 0 {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
                 open.push(format!("{name} waits for {} completions", play.step_left[index]));
             }
         }
-        let last = play.seen.iter().filter(|seen| of.is_none_or(|of| of.qps.contains(&seen.qp))).map(|seen| seen.time_ns).max();
+        let last = play
+            .seen
+            .iter()
+            .filter(|seen| of.is_none_or(|of| of.qps.contains(&seen.qp)))
+            .map(|seen| seen.time_ns)
+            .max();
         let time_ns = last.unwrap_or(0);
         let detail = match open.is_empty() {
             true => format!("done at {}", Time(time_ns)),
@@ -443,9 +501,15 @@ impl Judge<'_> {
     fn invariant(&self, invariant: Invariant) -> (&'static str, Finding) {
         let (text, violation): (_, Option<(u64, usize, String)>) = match invariant {
             Invariant::OneNakInFlight => ("at most one NAK is in flight on each queue pair", self.one_nak()),
-            Invariant::NakNamesFirstLoss => ("every sequence NAK names the first PSN that was lost", self.first_loss()),
-            Invariant::ExactlyOnce => ("no packet changes memory twice, no message takes two receives", self.exactly_once()),
-            Invariant::CompletionsInOrder => ("send completions come in the order of posting", self.in_order()),
+            Invariant::NakNamesFirstLoss => {
+                ("every sequence NAK names the first PSN that was lost", self.first_loss())
+            }
+            Invariant::ExactlyOnce => {
+                ("no packet changes memory twice, no message takes two receives", self.exactly_once())
+            }
+            Invariant::CompletionsInOrder => {
+                ("send completions come in the order of posting", self.in_order())
+            }
             Invariant::OneCompletionEach => ("every signalled work request completes once", self.one_each()),
             Invariant::CnpPacing => ("CNPs of a flow are 50 µs apart at least", self.cnp_pacing()),
             Invariant::NoOtherLoss => ("no packet is lost that no rule lost", self.no_other_loss()),
@@ -453,7 +517,8 @@ impl Judge<'_> {
         let finding = match violation {
             None => Finding::new(true, "it held throughout"),
             Some((time_ns, qp, what)) => {
-                Finding::new(false, format!("{}: {what} at {}", self.name(qp), Time(time_ns))).at(self.around(time_ns, qp))
+                Finding::new(false, format!("{}: {what} at {}", self.name(qp), Time(time_ns)))
+                    .at(self.around(time_ns, qp))
             }
         };
         (text, finding)
@@ -467,7 +532,11 @@ impl Judge<'_> {
                 Moment::Sent { sighting } if matches!(sighting.class, Class::Nak(_)) => {
                     let psn = sighting.psn?;
                     if let Some(first) = outstanding.insert(qp, psn) {
-                        return Some((told.time_ns, qp, format!("a NAK of {psn} while one of {first} is in flight")));
+                        return Some((
+                            told.time_ns,
+                            qp,
+                            format!("a NAK of {psn} while one of {first} is in flight"),
+                        ));
                     }
                 }
                 Moment::Received { sighting } if sighting.sense == Some(Sense::Request) => {
@@ -482,17 +551,36 @@ impl Judge<'_> {
     }
 
     fn first_loss(&self) -> Option<(u64, usize, String)> {
-        // Requests on their way that were lost, by the queue pair that sent them, in the order of PSNs.
+        // By the queue pair that asks: requests that were lost and are missed, and those that were taken.
         let mut lost: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
+        let mut taken: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
         for told in &self.evidence.record.story {
             match &told.moment {
                 Moment::Fault { lost: true, sighting, .. } if sighting.sense == Some(Sense::Request) => {
-                    let (Some(role), Some(psn)) = (sighting.role, sighting.relative_psn) else { continue };
-                    lost.entry(Plan::of_role(role)).or_default().insert(psn);
+                    let (Some(role), Some(psn), Some(relative)) =
+                        (sighting.role, sighting.psn, sighting.relative_psn)
+                    else {
+                        continue;
+                    };
+                    // Nobody misses the loss of a packet that came before.
+                    let qp = Plan::of_role(role);
+                    if !taken.entry(qp).or_default().contains(&psn.value()) {
+                        lost.entry(qp).or_default().insert(relative);
+                    }
                 }
                 Moment::Received { sighting } if sighting.sense == Some(Sense::Request) => {
-                    let (Some(role), Some(psn)) = (sighting.role, sighting.relative_psn) else { continue };
-                    lost.entry(Plan::of_role(role)).or_default().remove(&psn);
+                    let (Some(role), Some(psn), Some(relative)) =
+                        (sighting.role, sighting.psn, sighting.relative_psn)
+                    else {
+                        continue;
+                    };
+                    lost.entry(Plan::of_role(role)).or_default().remove(&relative);
+                    taken.entry(Plan::of_role(role)).or_default().insert(psn.value());
+                }
+                Moment::Declined { psn } => {
+                    if let Some(qp) = told.qp {
+                        taken.entry(self.plan.qps[qp].peer).or_default().remove(&psn.value());
+                    }
                 }
                 Moment::Sent { sighting } if sighting.class == Class::Nak(NakCode::SequenceError) => {
                     let (Some(role), Some(named)) = (sighting.role, sighting.relative_psn) else { continue };
@@ -500,7 +588,11 @@ impl Judge<'_> {
                     if first != Some(named) {
                         let qp = told.qp.unwrap_or(0);
                         let first = first.map_or("nothing".to_owned(), |first| format!("+{first}"));
-                        return Some((told.time_ns, qp, format!("a NAK names +{named}, but {first} was lost first")));
+                        return Some((
+                            told.time_ns,
+                            qp,
+                            format!("a NAK names +{named}, but {first} was lost first"),
+                        ));
                     }
                 }
                 _ => {}
@@ -518,8 +610,14 @@ impl Judge<'_> {
                 Moment::Written { psn } if !written.insert((qp, psn.value())) => {
                     return Some((told.time_ns, qp, format!("PSN {psn} changed memory a second time")));
                 }
-                Moment::Completed { completion } if completion.operation.is_receive() && !received.insert((qp, completion.id)) => {
-                    return Some((told.time_ns, qp, format!("receive #{} completed a second time", completion.id)));
+                Moment::Completed { completion }
+                    if completion.operation.is_receive() && !received.insert((qp, completion.id)) =>
+                {
+                    return Some((
+                        told.time_ns,
+                        qp,
+                        format!("receive #{} completed a second time", completion.id),
+                    ));
                 }
                 _ => {}
             }
@@ -540,16 +638,26 @@ impl Judge<'_> {
 
     fn one_each(&self) -> Option<(u64, usize, String)> {
         let mut ended = BTreeSet::new();
-        for seen in self.evidence.play.seen.iter().filter(|seen| !matches!(seen.origin, Some(Origin::Standing))) {
+        for seen in
+            self.evidence.play.seen.iter().filter(|seen| !matches!(seen.origin, Some(Origin::Standing)))
+        {
             let key = (seen.qp, seen.completion.id, seen.completion.operation.is_receive());
             if !ended.insert(key) && !seen.completion.operation.is_receive() {
-                return Some((seen.time_ns, seen.qp, format!("#{} completed a second time", seen.completion.id)));
+                return Some((
+                    seen.time_ns,
+                    seen.qp,
+                    format!("#{} completed a second time", seen.completion.id),
+                ));
             }
         }
         for (index, step) in self.plan.steps.iter().enumerate() {
             if self.evidence.play.step_left[index] > 0 {
                 let left = self.evidence.play.step_left[index];
-                return Some((self.evidence.ended_ns, step.qp, format!("{left} work requests never completed")));
+                return Some((
+                    self.evidence.ended_ns,
+                    step.qp,
+                    format!("{left} work requests never completed"),
+                ));
             }
         }
         None
@@ -560,7 +668,11 @@ impl Judge<'_> {
         for (qp, times) in &self.evidence.record.cnps {
             for pair in times.windows(2) {
                 if pair[1] - pair[0] < INTERVAL_NS {
-                    return Some((pair[1], *qp, format!("a CNP only {} after another", Time(pair[1] - pair[0]))));
+                    return Some((
+                        pair[1],
+                        *qp,
+                        format!("a CNP only {} after another", Time(pair[1] - pair[0])),
+                    ));
                 }
             }
         }

@@ -43,9 +43,7 @@ mod source;
 pub use language::schema;
 pub use parameters::{ALL, Values};
 pub use plan::Plan;
-pub use report::{
-    Around, Artefacts, ExpectationOutcome, Line, Outcome, RuleOutcome, Skipped, Verdict,
-};
+pub use report::{Around, Artefacts, ExpectationOutcome, Line, Outcome, RuleOutcome, Skipped, Verdict};
 pub use scenario::Scenario;
 pub use shrink::{Shrunk, shrink};
 pub use sim::{Recording, simulate};

@@ -28,7 +28,8 @@ pub(crate) fn declared(source: &Source) -> Result<BTreeMap<String, Parameter>, P
     for (name, parameter) in &part.parameters {
         let path = join("parameters", name);
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
-            return Err(source.problem(&path, format!("{name:?}: a parameter is named with letters, digits, _ and -")));
+            return Err(source
+                .problem(&path, format!("{name:?}: a parameter is named with letters, digits, _ and -")));
         }
         if let Some(range) = parameter.range {
             if !parameter.values.is_empty() {

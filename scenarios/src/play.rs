@@ -4,12 +4,10 @@
 //! it completions. The same program runs in virtual and in real time.
 
 use crate::language::{CallName, Errno, Placement};
-use crate::plan::{
-    Area, Change, Deed, Disturbance, FaultKind, FlowKind, Job, Plan, Work,
-};
+use crate::plan::{Area, Change, Deed, Disturbance, FaultKind, FlowKind, Job, Plan, Work};
+use softhca_engine::State;
 use softhca_fabric::{Choice, Repeat, RuleId, Seed};
 use softhca_queue::{Access, Completion, Status};
-use softhca_engine::State;
 use std::collections::BTreeMap;
 
 /// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
@@ -180,7 +178,11 @@ impl<'p> Play<'p> {
             sides: vec![Side { next_id: 1, next_receive: FIRST_STANDING, ..Side::default() }; plan.qps.len()],
             programs: vec![Program::default(); plan.hosts.len()],
             progress: vec![Progress::default(); plan.flows.len()],
-            step_left: plan.steps.iter().map(|step| if step.expects_completion() { step.repeat } else { 0 }).collect(),
+            step_left: plan
+                .steps
+                .iter()
+                .map(|step| if step.expects_completion() { step.repeat } else { 0 })
+                .collect(),
             counts: BTreeMap::new(),
             fired: BTreeMap::new(),
             seen: Vec::new(),
@@ -232,15 +234,6 @@ impl<'p> Play<'p> {
         }
     }
 
-    /// Whether everything that was to be done is done: nothing is planned, posted or awaited.
-    pub fn is_done(&self) -> bool {
-        self.agenda.is_empty()
-            && self.step_left.iter().all(|left| *left == 0)
-            && self.progress.iter().zip(&self.plan.flows).all(|(progress, flow)| {
-                progress.is_over || flow.count.is_some_and(|count| progress.done >= count)
-            })
-    }
-
     fn host_of(&self, cue: &Cue) -> Option<usize> {
         let qp = match cue {
             Cue::Receives(qp) | Cue::HandOver(qp, _) => *qp,
@@ -285,7 +278,9 @@ impl<'p> Play<'p> {
 
     fn disturb(&mut self, now_ns: u64, what: &Disturbance, hosts: &mut dyn Hosts) {
         match *what {
-            Disturbance::NoReceives { host, for_ns } => self.programs[host].no_receives_until = now_ns + for_ns,
+            Disturbance::NoReceives { host, for_ns } => {
+                self.programs[host].no_receives_until = now_ns + for_ns
+            }
             Disturbance::SlowReceiver { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
             Disturbance::Kill { host } => self.kill(host, hosts),
             Disturbance::Flap { cable, down_ns, up_ns, times } => {
@@ -421,7 +416,8 @@ impl<'p> Play<'p> {
                     let id = self.sides[step.qp].next_id;
                     self.sides[step.qp].next_id += 1;
                     let offset = Area::Received.start(area) + offset;
-                    let posted = self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
+                    let posted =
+                        self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
                     if !posted {
                         self.step_left[index] = self.step_left[index].saturating_sub(1);
                     }
@@ -490,7 +486,8 @@ impl<'p> Play<'p> {
                 let seed = Seed(self.plan.seed);
                 let words = |what| [0x6b76, index as u64, n, what];
                 let key = seed.below(keys, &words(0));
-                let job = if seed.happens(reads, &words(1)) { Job::Read } else { Job::Write { immediate: None } };
+                let job =
+                    if seed.happens(reads, &words(1)) { Job::Read } else { Job::Write { immediate: None } };
                 (job, key * u64::from(flow.bytes))
             }
         };
@@ -531,7 +528,8 @@ impl<'p> Play<'p> {
 
     fn take(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut dyn Hosts) {
         let posted = self.sides[qp].posted.remove(&completion.id);
-        let (posted_ns, bytes) = posted.map_or((now_ns, completion.bytes), |posted| (posted.at_ns, posted.bytes));
+        let (posted_ns, bytes) =
+            posted.map_or((now_ns, completion.bytes), |posted| (posted.at_ns, posted.bytes));
         let origin = posted.map(|posted| posted.origin);
         let is_receive = completion.operation.is_receive();
         let is_round = is_receive && self.ping_pong_of(qp).is_some();

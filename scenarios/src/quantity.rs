@@ -125,8 +125,14 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Time, String> {
-        let units =
-            [("ns", 1), ("us", 1_000), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000), ("min", 60_000_000_000)];
+        let units = [
+            ("ns", 1),
+            ("us", 1_000),
+            ("µs", 1_000),
+            ("ms", 1_000_000),
+            ("s", 1_000_000_000),
+            ("min", 60_000_000_000),
+        ];
         scaled(text, &units).map(Time)
     }
 }
@@ -253,7 +259,8 @@ impl FromStr for Share {
     fn from_str(text: &str) -> Result<Share, String> {
         let out_of_range = || "it is not between 0 and 1".to_owned();
         if let Some((part, whole)) = text.split_once('/') {
-            let number = |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no whole number"));
+            let number =
+                |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no whole number"));
             let (part, whole) = (number(part)?, number(whole)?);
             if whole == 0 || part > whole {
                 return Err(out_of_range());

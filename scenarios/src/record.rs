@@ -2,7 +2,7 @@
 
 use crate::language::Invariant;
 use crate::plan::{Check, Plan};
-use softhca_engine::{AsyncEvent, Event, Packet, Reason, State};
+use softhca_engine::{AsyncEvent, Event, Packet, Reason, Refusal, State};
 use softhca_fabric::{Cause, Class, Effect, Endpoint, Fault, RuleId, Sense, Sighting};
 use softhca_queue::Completion;
 use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
@@ -21,6 +21,11 @@ pub enum Moment {
     Received {
         /// As a cable would see it.
         sighting: Sighting,
+    },
+    /// A packet that came was not acted on.
+    Declined {
+        /// Its PSN.
+        psn: Psn,
     },
     /// A work request ended.
     Completed {
@@ -103,7 +108,10 @@ impl Record {
         let invariants = plan.invariants.iter().any(|invariant| {
             !matches!(
                 invariant,
-                Invariant::CnpPacing | Invariant::NoOtherLoss | Invariant::CompletionsInOrder | Invariant::OneCompletionEach
+                Invariant::CnpPacing
+                    | Invariant::NoOtherLoss
+                    | Invariant::CompletionsInOrder
+                    | Invariant::OneCompletionEach
             )
         });
         Record { tells: asks || invariants, ..Record::default() }
@@ -162,6 +170,15 @@ impl Record {
                 let at = self.find(host, qp).map(|known| known.qp);
                 let sighting = self.sighting(host, qp, &packet, false);
                 self.tell(time_ns, host, at, Moment::Received { sighting });
+            }
+            Event::PacketDropped { qp, packet: Some(packet), .. } if self.tells => {
+                let at = self.find(host, qp).map(|known| known.qp);
+                self.tell(time_ns, host, at, Moment::Declined { psn: packet.psn });
+            }
+            Event::Refused { qp, psn, refusal } if self.tells => {
+                let at = self.find(host, qp).map(|known| known.qp);
+                let psn = if let Refusal::Gap { got, .. } = refusal { got } else { psn };
+                self.tell(time_ns, host, at, Moment::Declined { psn });
             }
             Event::MemoryWritten { qp, psn, .. } if self.tells => {
                 let at = self.find(host, qp).map(|known| known.qp);
@@ -230,7 +247,8 @@ impl Record {
                 Class::Ack => Class::Ack,
                 _ => Class::Write,
             };
-            let count = self.transmissions.entry((requester.qp, sense, kind, packet.psn.value())).or_default();
+            let count =
+                self.transmissions.entry((requester.qp, sense, kind, packet.psn.value())).or_default();
             *count += 1;
             sighting.transmission = *count;
         }

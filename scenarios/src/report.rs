@@ -87,6 +87,8 @@ pub struct Outcome {
     pub trace_sha256: Option<String>,
     /// The SHA-256 of what virtual and real time have in common, in real time.
     pub order_sha256: Option<String>,
+    /// What virtual and real time have in common, where it was kept.
+    pub story: Option<softhca_trace::Story>,
     /// When the last thing happened, in nanoseconds.
     pub ended_ns: u64,
     /// Goodput of every workload in bits per second, by name.
@@ -146,6 +148,7 @@ impl Outcome {
             skipped: Vec::new(),
             trace_sha256: None,
             order_sha256: None,
+            story: None,
             ended_ns: 0,
             goodput: BTreeMap::new(),
             artefacts: None,

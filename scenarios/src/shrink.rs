@@ -37,7 +37,8 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
     if !fails(&outcome) {
         return None;
     }
-    let mut suspects: Vec<Suspect> = plan.faults.iter().flat_map(|fault| take_apart(plan, fault, &hits)).collect();
+    let mut suspects: Vec<Suspect> =
+        plan.faults.iter().flat_map(|fault| take_apart(plan, fault, &hits)).collect();
     let before = suspects.len();
     let mut runs = 1;
     let mut best = outcome;
@@ -87,9 +88,12 @@ fn take_apart(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<Su
     };
     let FaultKind::Packets { rule, .. } = &fault.kind else { return as_it_is() };
     let hits_one = rule.repeat.choice == Choice::Each && rule.repeat.times == Some(1);
-    let mine: Vec<&(usize, Fault)> = hits.iter().filter(|(_, hit)| hit.cause == softhca_fabric::Cause::Rule(fault.id)).collect();
+    let mine: Vec<&(usize, Fault)> =
+        hits.iter().filter(|(_, hit)| hit.cause == softhca_fabric::Cause::Rule(fault.id)).collect();
     let nameable = |(_, hit): &&(usize, Fault)| {
-        hit.sighting.role.is_some() && hit.sighting.relative_psn.is_some_and(|psn| psn >= 0) && hit.sighting.transmission > 0
+        hit.sighting.role.is_some()
+            && hit.sighting.relative_psn.is_some_and(|psn| psn >= 0)
+            && hit.sighting.transmission > 0
     };
     if hits_one || !mine.iter().all(nameable) {
         return as_it_is();
@@ -138,7 +142,9 @@ fn spoken(action: &softhca_fabric::Action) -> String {
         Action::Count => "\"count\"".into(),
         Action::Drop => "\"drop\"".into(),
         Action::Duplicate { copies } => format!("{{ duplicate = {copies} }}"),
-        Action::Reorder { by, within_ns } => format!("{{ reorder = {{ by = {by}, within = \"{within_ns}ns\" }} }}"),
+        Action::Reorder { by, within_ns } => {
+            format!("{{ reorder = {{ by = {by}, within = \"{within_ns}ns\" }} }}")
+        }
         Action::Delay { ns } => format!("{{ delay = \"{ns}ns\" }}"),
         Action::Corrupt { .. } => "{ corrupt = {} }".into(),
         Action::MarkCe => "\"mark-ce\"".into(),

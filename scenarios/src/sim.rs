@@ -9,13 +9,13 @@ use crate::report::{Artefacts, Outcome};
 use sha2::{Digest, Sha256};
 use softhca_engine::{AddressVector, AsyncEvent, CqId, Event, Instant, Modify, PdId, State};
 use softhca_fabric::{
-    CableId, Connection, Direction, Endpoint, Fault, Flow, Frame, HostId, LinkState, Observer, QpOptions, RuleId,
-    Stage, World,
+    CableId, Connection, Direction, Endpoint, Fault, Flow, Frame, HostId, LinkState, Observer, QpOptions,
+    RuleId, Stage, World,
 };
 use softhca_queue::{
     Access, Datagram, Operation, Payload, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
 };
-use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, Points, Tap};
+use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, Points, Story, Tap};
 use softhca_wire::{Gid, LocalKey, Qpn, QueueKey, RemoteKey};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -88,6 +88,7 @@ impl Write for Hashed {
 
 /// Sees everything in the world.
 struct Watcher {
+    cast: Cast,
     log: EventLog<Hashed>,
     record: Record,
     senders: Vec<[usize; 2]>,
@@ -97,6 +98,8 @@ struct Watcher {
     ready: Vec<(HostId, CqId)>,
     /// Packets that rules hit.
     hits: Vec<(usize, Fault)>,
+    /// Everything that cards told, if it is kept.
+    events: Option<Vec<(HostId, Event)>>,
 }
 
 impl Observer for Watcher {
@@ -108,6 +111,9 @@ impl Observer for Watcher {
         }
         if let Some(ladders) = &mut self.ladders {
             ladders.card(now, host, event);
+        }
+        if let Some(events) = &mut self.events {
+            events.push((host, *event));
         }
     }
 
@@ -218,10 +224,12 @@ impl Theatre {
             log: EventLog::new(Hashed { hash: Sha256::new(), kept }, &plan.title, cast.clone()),
             record,
             senders,
+            cast: cast.clone(),
             tap,
             ladders: everything.then(|| Ladders::new(cast)),
             ready: Vec::new(),
             hits: Vec::new(),
+            events: everything.then(Vec::new),
         }));
         world.observe(watcher.clone());
         let by_queue = sides.iter().enumerate().map(|(index, side)| ((side.host, side.cq), index)).collect();
@@ -272,8 +280,11 @@ impl Theatre {
         let census = self.world.census();
         debug_assert!(census.balances(), "the world checks this itself");
         let tally = |id: RuleId| {
-            let rules = (0..plan.cables.len()).flat_map(|cable| self.world.cable(CableId(cable as u32)).rules());
-            rules.filter(|(rule, _)| rule.id == id).fold((0, 0), |sum, (_, tally)| (sum.0 + tally.matched, sum.1 + tally.fired))
+            let rules =
+                (0..plan.cables.len()).flat_map(|cable| self.world.cable(CableId(cable as u32)).rules());
+            rules
+                .filter(|(rule, _)| rule.id == id)
+                .fold((0, 0), |sum, (_, tally)| (sum.0 + tally.matched, sum.1 + tally.fired))
         };
         let counted = plan.counts.iter().map(|count| tally(count.rule.id).0).collect();
         let mut fired: BTreeMap<RuleId, u64> = play.fired.clone();
@@ -282,12 +293,22 @@ impl Theatre {
                 fired.insert(fault.id, tally(fault.id).1);
             }
         }
-        let counters = plan.hosts.iter().enumerate().map(|(host, _)| *self.world.host(HostId(host as u32)).card().counters());
+        let counters = plan
+            .hosts
+            .iter()
+            .enumerate()
+            .map(|(host, _)| *self.world.host(HostId(host as u32)).card().counters());
         let counters = counters.collect();
         let states = self
             .sides
             .iter()
-            .map(|side| if side.is_gone { None } else { self.world.on(side.host).query(side.qpn).ok().map(|view| view.state) })
+            .map(|side| {
+                if side.is_gone {
+                    None
+                } else {
+                    self.world.on(side.host).query(side.qpn).ok().map(|view| view.state)
+                }
+            })
             .collect();
         let ended_ns = self.world.now().nanos();
         let mut memory = |qp: usize, offset: u64, length: u64| {
@@ -295,15 +316,33 @@ impl Theatre {
             self.world.on(side.host).read(side.key, side.base + offset, length as usize)
         };
         let record = std::mem::take(&mut self.watcher.borrow_mut().record);
-        let evidence = Evidence { record: &record, play: &play, counted, fired, counters, states, ended_ns, is_stuck, in_real_time: false };
+        let evidence = Evidence {
+            record: &record,
+            play: &play,
+            counted,
+            fired,
+            counters,
+            states,
+            ended_ns,
+            is_stuck,
+            in_real_time: false,
+        };
         let mut outcome = judge::judge(plan, &evidence, &mut memory);
         self.world.observe(());
         let watcher = Rc::into_inner(self.watcher).expect("the world let go of it").into_inner();
         let hashed = watcher.log.into_inner();
-        outcome.trace_sha256 = Some(hashed.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
-        if let (Some(events), Some(mut tap), Some(mut ladders)) = (hashed.kept, watcher.tap, watcher.ladders) {
+        outcome.trace_sha256 =
+            Some(hashed.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect());
+        if let (Some(events), Some(mut tap), Some(mut ladders)) = (hashed.kept, watcher.tap, watcher.ladders)
+        {
             let capture = tap.finish().map(|()| tap.into_inner()).unwrap_or_default();
             outcome.artefacts = Some(Artefacts { events, capture, ladders: ladders.ladders() });
+        }
+        if let Some(events) = &watcher.events {
+            let events = events.iter().map(|(host, event)| (*host, event));
+            let story = Story::of(&watcher.cast, events, watcher.hits.iter().map(|(_, fault)| fault));
+            outcome.order_sha256 = Some(story.order_sha256());
+            outcome.story = Some(story);
         }
         (outcome, watcher.hits)
     }
@@ -321,11 +360,15 @@ fn create_queue_pairs(plan: &Plan, world: &mut World) -> Result<Vec<Side>, Strin
             move |why: softhca_engine::Error| failed(&what, &name, why.to_string())
         };
         let domain = verbs.allocate_domain().map_err(error("allocate a domain"))?;
-        let (key, base) = verbs.register(domain, region_length(pair.area), pair.access | Access::LOCAL_WRITE).map_err(error("register memory"))?;
-        let cq = verbs.create_completion_queue(pair.completions).map_err(error("create a completion queue"))?;
+        let (key, base) = verbs
+            .register(domain, region_length(pair.area), pair.access | Access::LOCAL_WRITE)
+            .map_err(error("register memory"))?;
+        let cq =
+            verbs.create_completion_queue(pair.completions).map_err(error("create a completion queue"))?;
         let receives = pair.receives.max(128);
         let options = QpOptions { sends: pair.sends, receives, ..QpOptions::default() };
-        let qpn = verbs.create_queue_pair(pair.kind, domain, cq, options).map_err(error("create a queue pair"))?;
+        let qpn =
+            verbs.create_queue_pair(pair.kind, domain, cq, options).map_err(error("create a queue pair"))?;
         let (area, peer, datagram) = (pair.area, qp.peer, Datagram::default());
         sides.push(Side { host, qpn, cq, key, base, area, datagram, domain, peer, is_gone: false });
     }
@@ -401,12 +444,15 @@ pub(crate) fn request_of(
         Job::Send { .. } | Job::Write { .. } => Area::Source,
         Job::Read | Job::CompareSwap { .. } | Job::FetchAdd { .. } => Area::Fetched,
     };
-    let sge = Sge { address: base + local.start(area) + work.offset, length: work.bytes, key: LocalKey(key.0) };
+    let sge =
+        Sge { address: base + local.start(area) + work.offset, length: work.bytes, key: LocalKey(key.0) };
     let target = peer_base + Area::Target.start(peer_area) + work.remote_offset;
     let remote = match work.remote {
         Placement::Region => RemoteAddress { address: target, key: peer_key },
         Placement::WrongKey => RemoteAddress { address: target, key: RemoteKey(peer_key.0 ^ 0xff00) },
-        Placement::OutOfBounds => RemoteAddress { address: peer_base + region_length(peer_area), key: peer_key },
+        Placement::OutOfBounds => {
+            RemoteAddress { address: peer_base + region_length(peer_area), key: peer_key }
+        }
         Placement::Misaligned => RemoteAddress { address: target + 1, key: peer_key },
     };
     let operation = match work.job {

@@ -15,7 +15,8 @@ pub fn write(root: &Path, job: &Job, ran: &Ran) -> io::Result<PathBuf> {
     if let Some(artefacts) = &ran.outcome.artefacts {
         fs::write(folder.join("events.jsonl"), &artefacts.events)?;
         fs::write(folder.join("capture.pcapng"), &artefacts.capture)?;
-        let ladders: Vec<String> = artefacts.ladders.iter().map(|ladder| ladder.draw(Style::default())).collect();
+        let ladders: Vec<String> =
+            artefacts.ladders.iter().map(|ladder| ladder.draw(Style::default())).collect();
         fs::write(folder.join("ladder.txt"), ladders.join("\n"))?;
     }
     Ok(folder)
@@ -27,7 +28,8 @@ fn folder_of(job: &Job) -> PathBuf {
     let stem = path.file_stem().map_or_else(|| "scenario".into(), |stem| stem.to_string_lossy().into_owned());
     let mut name = format!("seed-{}", job.seed);
     for (parameter, value) in &job.set {
-        let value: String = value.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).collect();
+        let value: String =
+            value.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).collect();
         name += &format!("-{parameter}-{value}");
     }
     Path::new(&stem).join(name)

@@ -69,7 +69,11 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
                 errors: u64::from(summary.verdict == Verdict::Error),
                 milliseconds,
             });
-            let _ = write!(cases, "    <testcase classname=\"{}\" name=\"{name}\" time=\"{time}\"", escaped(file));
+            let _ = write!(
+                cases,
+                "    <testcase classname=\"{}\" name=\"{name}\" time=\"{time}\"",
+                escaped(file)
+            );
             let text = escaped(&format!("{}\nreplay: {}", summary.complaint, job.replay()));
             let first = escaped(summary.complaint.lines().next().unwrap_or_default());
             let _ = match summary.verdict {
@@ -78,7 +82,12 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
                 Verdict::Error => writeln!(cases, "><error message=\"{first}\">{text}</error></testcase>"),
             };
         }
-        let _ = write!(suites, "  <testsuite name=\"{}\" {}>\n{cases}  </testsuite>\n", escaped(file), totals.attributes());
+        let _ = write!(
+            suites,
+            "  <testsuite name=\"{}\" {}>\n{cases}  </testsuite>\n",
+            escaped(file),
+            totals.attributes()
+        );
         all.add(totals);
     }
     document(&suites, all)
@@ -96,7 +105,9 @@ pub fn merge(reports: &[(String, String)]) -> Result<String, String> {
             let (_, rest) = attributes.split_once(&format!("{key}=\""))?;
             rest.split_once('"').map(|(value, _)| value)
         };
-        let number = |key: &str| value(key).and_then(|text| text.replace('.', "").parse::<u64>().ok()).ok_or_else(foreign);
+        let number = |key: &str| {
+            value(key).and_then(|text| text.replace('.', "").parse::<u64>().ok()).ok_or_else(foreign)
+        };
         all.add(Totals {
             tests: number("tests")?,
             failures: number("failures")?,

@@ -18,8 +18,10 @@ use std::sync::Arc;
 
 /// What `softhca run` takes.
 #[derive(Args)]
-#[command(after_help = "Exit code: 0 if every expectation held, 1 if one did not, 2 if a file or an argument cannot \
-                        be used or a run could not be carried out.")]
+#[command(
+    after_help = "Exit code: 0 if every expectation held, 1 if one did not, 2 if a file or an argument cannot \
+                        be used or a run could not be carried out."
+)]
 pub struct Arguments {
     /// Scenario files, or folders of them; with --merge, JUnit files
     #[arg(required = true, value_name = "FILE")]
@@ -166,7 +168,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     let mut problems = Vec::new();
     let mut jobs = Vec::new();
-    let set: Vec<(String, String)> = arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
+    let set: Vec<(String, String)> =
+        arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
     for file in &arguments.files {
         let paths = match scenario_files(file) {
             Ok(paths) => paths,
@@ -185,7 +188,12 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
                     let seed = arguments.seed.unwrap_or(scenario.seed);
                     let seeds = arguments.seeds.as_ref().map_or(seed..=seed, |seeds| seeds.0.clone());
                     for values in sweep {
-                        let job = |seed| Job { scenario: scenario.clone(), set: values.clone(), seed, on: arguments.on };
+                        let job = |seed| Job {
+                            scenario: scenario.clone(),
+                            set: values.clone(),
+                            seed,
+                            on: arguments.on,
+                        };
                         jobs.extend(seeds.clone().map(job));
                     }
                 }
@@ -221,7 +229,8 @@ fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
 /// Reads and checks a scenario file.
 pub fn read(path: &Path) -> Result<Scenario, String> {
     let name = path.display().to_string();
-    let text = fs::read_to_string(path).map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
     Scenario::read(&name, &text).map_err(|problem: Problem| problem.to_string())
 }
 

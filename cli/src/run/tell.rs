@@ -31,7 +31,9 @@ impl Teller {
             true => ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr()),
             false => ProgressBar::hidden(),
         };
-        if let Ok(style) = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed} gone, {eta} to go {msg}") {
+        if let Ok(style) =
+            ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed} gone, {eta} to go {msg}")
+        {
             bar.set_style(style);
         }
         let few = jobs.len() <= FEW;

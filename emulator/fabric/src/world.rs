@@ -392,7 +392,9 @@ impl<O: Observer> World<O> {
     /// Whom something happens to, if it is a host.
     fn host_of(&self, happening: &Happening) -> Option<HostId> {
         match *happening {
-            Happening::Arrival { host, .. } | Happening::Line { host } | Happening::Timer { host } => Some(host),
+            Happening::Arrival { host, .. } | Happening::Line { host } | Happening::Timer { host } => {
+                Some(host)
+            }
             Happening::Held { .. } => None,
             Happening::Looped => self.looped.front().map(|(host, _)| *host),
         }

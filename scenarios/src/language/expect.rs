@@ -125,7 +125,8 @@ pub struct PacketExpectation {
 impl PacketExpectation {
     /// The packets that are counted.
     pub fn matching(&self) -> Match {
-        let PacketExpectation { on: _, times: _, class, code, cm, opcode, qp, psn, message, packet, .. } = self;
+        let PacketExpectation { on: _, times: _, class, code, cm, opcode, qp, psn, message, packet, .. } =
+            self;
         Match {
             class: *class,
             code: *code,

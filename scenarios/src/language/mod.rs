@@ -6,21 +6,23 @@ mod setting;
 mod workload;
 
 pub use expect::{
-    AreaName, CompletedName, CompletionExpectation, CounterExpectation, EventExpectation, Expect, FairnessExpectation, FinishExpectation,
-    GoodputExpectation, Invariant, LatencyExpectation, MemoryExpectation, OrderStep, PacketExpectation,
-    PauseExpectation, StateExpectation, SwitchExpectation, VerbsExpectation,
+    AreaName, CompletedName, CompletionExpectation, CounterExpectation, EventExpectation, Expect,
+    FairnessExpectation, FinishExpectation, GoodputExpectation, Invariant, LatencyExpectation,
+    MemoryExpectation, OrderStep, PacketExpectation, PauseExpectation, StateExpectation, SwitchExpectation,
+    VerbsExpectation,
 };
 pub use fault::{
-    Action, BurstSpec, CallName, ClassName, CmName, Corruption, Errno, Fault, FieldName, LuminaEvent, LuminaKind, Match, NakName,
-    OneOrMany, RaisedName, ReorderSpec, RewriteSpec, Ways, DownSpec, FlapSpec, StatusName, StormSpec,
+    Action, BurstSpec, CallName, ClassName, CmName, Corruption, DownSpec, Errno, Fault, FieldName, FlapSpec,
+    LuminaEvent, LuminaKind, Match, NakName, OneOrMany, RaisedName, ReorderSpec, RewriteSpec, StatusName,
+    StormSpec, Ways,
 };
 pub use setting::{
-    AccessRight, AcksName, Congestion, CongestionName, ConnectionSpec, DeviceSpec, EcnSpec, Host, Link, Pair, Parameter,
-    PfcSpec, RecoveryName, StateName, SwitchSpec, Topology, TransportName, WatchdogSpec,
+    AccessRight, AcksName, Congestion, CongestionName, ConnectionSpec, DeviceSpec, EcnSpec, Host, Link, Pair,
+    Parameter, PfcSpec, RecoveryName, StateName, SwitchSpec, Topology, TransportName, WatchdogSpec,
 };
 pub use workload::{
-    CommandSpec, Flavour, Incast, KeyValue, OperationName, Permutation, PingPong, Placement, ReceiveSpec, Step, Stream,
-    TransferSpec, AtomicSpec, ModifySpec, Workload,
+    AtomicSpec, CommandSpec, Flavour, Incast, KeyValue, ModifySpec, OperationName, Permutation, PingPong,
+    Placement, ReceiveSpec, Step, Stream, TransferSpec, Workload,
 };
 
 use crate::quantity::Time;

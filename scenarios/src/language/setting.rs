@@ -385,7 +385,18 @@ pub struct Pair {
 impl Pair {
     /// What the pair says of its connection.
     pub fn connection(&self) -> ConnectionSpec {
-        let Pair { qps: _, transport, mtu, timeout, retry_count, rnr_retry, min_rnr_timer, reads, first_psn, .. } = self;
+        let Pair {
+            qps: _,
+            transport,
+            mtu,
+            timeout,
+            retry_count,
+            rnr_retry,
+            min_rnr_timer,
+            reads,
+            first_psn,
+            ..
+        } = self;
         ConnectionSpec {
             transport: *transport,
             mtu: *mtu,

@@ -6,8 +6,8 @@ use super::{
     CommandPlan, Deed, FlowKind, FlowPlan, Job, PairPlan, Plan, QpPlan, StepPlan, Work, check, rules,
 };
 use crate::language::{
-    AccessRight, AtomicSpec, ConnectionSpec, File, Flavour, OperationName, Placement, StateName, Step, TransferSpec,
-    TransportName,
+    AccessRight, AtomicSpec, ConnectionSpec, File, Flavour, OperationName, Placement, StateName, Step,
+    TransferSpec, TransportName,
 };
 use crate::parameters::Values;
 use crate::source::{Problem, Source, join};
@@ -38,7 +38,8 @@ pub(super) struct Builder<'a> {
 /// Makes a plan of a file for one seed.
 pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> Result<Plan, Problem> {
     let network = Network::new(file, source)?;
-    let makes_pairs = file.workload.iter().any(|workload| workload.incast.is_some() || workload.permutation.is_some());
+    let makes_pairs =
+        file.workload.iter().any(|workload| workload.incast.is_some() || workload.permutation.is_some());
     let mut builder = Builder {
         file,
         source,
@@ -99,7 +100,9 @@ impl Builder<'_> {
         }
         let names: Vec<&str> = self.by_name.keys().map(String::as_str).collect();
         let shown = if names.len() > 24 { &names[..24] } else { &names[..] };
-        Err(self.problem(path, format!("there is no queue pair {name:?}")).suggest(name, shown.iter().copied()))
+        Err(self
+            .problem(path, format!("there is no queue pair {name:?}"))
+            .suggest(name, shown.iter().copied()))
     }
 
     /// A queue pair of a real program, known by the order in which programs connect them.
@@ -113,7 +116,8 @@ impl Builder<'_> {
 
     /// Host and number of a queue pair's name.
     fn split(&self, name: &str, path: &str) -> Result<(usize, u32), Problem> {
-        let parts = name.rsplit_once('.').and_then(|(host, number)| Some((host, number.parse::<u32>().ok()?)));
+        let parts =
+            name.rsplit_once('.').and_then(|(host, number)| Some((host, number.parse::<u32>().ok()?)));
         let Some((host, number @ 1..)) = parts else {
             let problem = self.problem(path, format!("{name:?} is no name of a queue pair"));
             return Err(problem.help("write the host, a dot and a number from 1: \"alice.1\""));
@@ -195,7 +199,9 @@ impl Builder<'_> {
         if let Some(mtu) = spec.mtu
             && Mtu::from_bytes(mtu).is_none()
         {
-            return Err(self.problem(&join(path, "mtu"), format!("{mtu} is no path MTU")).help("256, 512, 1024, 2048 or 4096"));
+            return Err(self
+                .problem(&join(path, "mtu"), format!("{mtu} is no path MTU"))
+                .help("256, 512, 1024, 2048 or 4096"));
         }
         let limits = [
             ("timeout", spec.timeout, 31),
@@ -207,7 +213,8 @@ impl Builder<'_> {
         ];
         for (name, value, limit) in limits {
             if let Some(value) = value.filter(|value| *value > limit) {
-                return Err(self.problem(&join(path, name), format!("{name} is {value}, at most {limit} is possible")));
+                return Err(self
+                    .problem(&join(path, name), format!("{name} is {value}, at most {limit} is possible")));
             }
         }
         for (side, psn) in spec.first_psn.into_iter().flatten().enumerate() {
@@ -233,7 +240,8 @@ impl Builder<'_> {
                 None => None,
                 Some(name) => Some(*names.get(name).ok_or_else(|| {
                     let message = format!("there is no earlier step {name:?}");
-                    self.problem(&join(&path, "after"), message).suggest(name, names.keys().map(String::as_str))
+                    self.problem(&join(&path, "after"), message)
+                        .suggest(name, names.keys().map(String::as_str))
                 })?),
             };
             if let Some(after) = after
@@ -300,7 +308,11 @@ impl Builder<'_> {
             deeds.push(transfer(spec, "read", Job::Read)?);
         }
         if let Some(spec) = &step.compare_swap {
-            deeds.push(atomic(spec, "compare-swap", Job::CompareSwap { compare: spec.compare, swap: spec.swap })?);
+            deeds.push(atomic(
+                spec,
+                "compare-swap",
+                Job::CompareSwap { compare: spec.compare, swap: spec.swap },
+            )?);
         }
         if let Some(spec) = &step.fetch_add {
             deeds.push(atomic(spec, "fetch-add", Job::FetchAdd { add: spec.add })?);
@@ -329,7 +341,9 @@ impl Builder<'_> {
         match (deeds.pop(), deeds.is_empty()) {
             (Some(deed), true) => Ok(deed),
             (None, _) => Err(self.problem(path, "the step does nothing").help(DEEDS)),
-            (Some(_), false) => Err(self.problem(path, "the step does two things").help("make two steps of it")),
+            (Some(_), false) => {
+                Err(self.problem(path, "the step does two things").help("make two steps of it"))
+            }
         }
     }
 
@@ -344,7 +358,8 @@ impl Builder<'_> {
             }
         }
         let pair = &self.pairs[plan.pair];
-        let most = if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
+        let most =
+            if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
         if spec.bytes.0 > most {
             let message = format!("{} bytes, at most {most} can be sent", spec.bytes.0);
             return Err(self.problem(&join(path, "bytes"), message));
@@ -383,7 +398,11 @@ impl Builder<'_> {
             match workload.flavours()[..] {
                 [ref flavour] => self.add_workload(index, flavour, &path)?,
                 [] => return Err(self.problem(&path, "the workload does nothing").help(WORKLOADS)),
-                _ => return Err(self.problem(&path, "a workload has one shape").help("make two workloads of it")),
+                _ => {
+                    return Err(self
+                        .problem(&path, "a workload has one shape")
+                        .help("make two workloads of it"));
+                }
             }
         }
         Ok(())
@@ -412,10 +431,16 @@ impl Builder<'_> {
                 let to = self.network.host(&incast.to, self.source, &join(&path, "to"))?;
                 let mut senders = Vec::new();
                 for (index, name) in incast.from.iter().enumerate() {
-                    senders.extend(self.network.hosts_of(name, self.source, &format!("{path}.from.{index}"))?);
+                    senders.extend(self.network.hosts_of(
+                        name,
+                        self.source,
+                        &format!("{path}.from.{index}"),
+                    )?);
                 }
                 if let Some(priority) = incast.priority.filter(|priority| *priority > 7) {
-                    return Err(self.problem(&join(&path, "priority"), format!("{priority}: priorities are 0 to 7")));
+                    return Err(
+                        self.problem(&join(&path, "priority"), format!("{priority}: priorities are 0 to 7"))
+                    );
                 }
                 let own = ConnectionSpec { priority: incast.priority, ..ConnectionSpec::default() };
                 for (index, host) in senders.into_iter().enumerate() {
@@ -439,7 +464,11 @@ impl Builder<'_> {
                 let path = join(path, "permutation");
                 let mut hosts = Vec::new();
                 for (index, name) in permutation.hosts.iter().enumerate() {
-                    hosts.extend(self.network.hosts_of(name, self.source, &format!("{path}.hosts.{index}"))?);
+                    hosts.extend(self.network.hosts_of(
+                        name,
+                        self.source,
+                        &format!("{path}.hosts.{index}"),
+                    )?);
                 }
                 let count = hosts.len();
                 if count < 2 {
@@ -447,7 +476,9 @@ impl Builder<'_> {
                 }
                 let shift = match permutation.shift {
                     Some(shift) => shift as usize % count,
-                    None => 1 + Seed(self.seed).below(count as u64 - 1, &[0x7065_726d, workload as u64]) as usize,
+                    None => {
+                        1 + Seed(self.seed).below(count as u64 - 1, &[0x7065_726d, workload as u64]) as usize
+                    }
                 };
                 if shift == 0 {
                     return Err(self.problem(&join(&path, "shift"), "every host would send to itself"));
@@ -475,7 +506,9 @@ impl Builder<'_> {
                 let qp = self.connected(&ping_pong.between[0], &format!("{path}.between.0"))?;
                 let peer = self.connected(&ping_pong.between[1], &format!("{path}.between.1"))?;
                 if self.qps[qp].peer != peer {
-                    return Err(self.problem(&join(&path, "between"), "these two are not connected to each other"));
+                    return Err(
+                        self.problem(&join(&path, "between"), "these two are not connected to each other")
+                    );
                 }
                 let flow = FlowPlan {
                     workload,
@@ -494,7 +527,10 @@ impl Builder<'_> {
                 let path = join(path, "key-value");
                 let qp = self.connected(&key_value.client, &join(&path, "client"))?;
                 if key_value.keys == 0 || key_value.keys.saturating_mul(key_value.bytes.0) > 1 << 30 {
-                    return Err(self.problem(&join(&path, "keys"), "there is at least one record, and at most 1 GiB of them"));
+                    return Err(self.problem(
+                        &join(&path, "keys"),
+                        "there is at least one record, and at most 1 GiB of them",
+                    ));
                 }
                 let kind = FlowKind::KeyValue { keys: key_value.keys, reads: key_value.reads.0 };
                 let flow = FlowPlan {
@@ -533,31 +569,46 @@ impl Builder<'_> {
     }
 
     /// A connection of a workload's own, with the next free numbers.
-    fn own_pair(&mut self, hosts: [usize; 2], own: &ConnectionSpec, path: &str) -> Result<[usize; 2], Problem> {
+    fn own_pair(
+        &mut self,
+        hosts: [usize; 2],
+        own: &ConnectionSpec,
+        path: &str,
+    ) -> Result<[usize; 2], Problem> {
         let mut names = [String::new(), String::new()];
         for (side, host) in hosts.into_iter().enumerate() {
             let host = &self.network.hosts[host].name;
             let taken = |name: &String| self.by_name.contains_key(name) || names.contains(name);
-            names[side] = (1..).map(|n| format!("{host}.{n}")).find(|name| !taken(name)).expect("numbers do not end");
+            names[side] =
+                (1..).map(|n| format!("{host}.{n}")).find(|name| !taken(name)).expect("numbers do not end");
         }
         self.add_pair(names, hosts, own, path)
     }
 
     fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Problem> {
         let pair = &self.pairs[self.qps[flow.qp].pair];
-        let most = if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
+        let most =
+            if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
         if bytes > most {
-            return Err(self.problem(&join(path, "bytes"), format!("{bytes} bytes, at most {most} can be sent")));
+            return Err(
+                self.problem(&join(path, "bytes"), format!("{bytes} bytes, at most {most} can be sent"))
+            );
         }
         if let FlowKind::Same(job) = flow.kind {
             self.check_service(flow.qp, job, path)?;
         }
         if flow.depth == 0 || flow.depth > pair.sends {
-            let message = format!("depth is {}, at least 1 and at most {} (`sends`) is possible", flow.depth, pair.sends);
+            let message = format!(
+                "depth is {}, at least 1 and at most {} (`sends`) is possible",
+                flow.depth, pair.sends
+            );
             return Err(self.problem(&join(path, "depth"), message));
         }
         let endless = flow.count.is_none() && flow.until_ns.is_none();
-        if endless && self.file.ends.is_none() && self.file.workload.iter().all(|workload| workload.command.is_none()) {
+        if endless
+            && self.file.ends.is_none()
+            && self.file.workload.iter().all(|workload| workload.command.is_none())
+        {
             return Err(self
                 .problem(path, "this goes on for ever")
                 .help("say `count` or `until` here, or `ends` for the whole run"));
@@ -571,7 +622,8 @@ impl Builder<'_> {
 
     /// Makes the memory of each pair large enough for its messages, and posts receives where sends come.
     fn size_areas(&mut self) {
-        let area = |pair: &mut PairPlan, needed: u64| pair.area = pair.area.max(needed.next_multiple_of(4096));
+        let area =
+            |pair: &mut PairPlan, needed: u64| pair.area = pair.area.max(needed.next_multiple_of(4096));
         for step in &self.steps {
             let pair = &mut self.pairs[self.qps[step.qp].pair];
             match &step.deed {
@@ -609,14 +661,11 @@ impl Builder<'_> {
     }
 }
 
-const DEEDS: &str =
-    "give one of send, write, read, compare-swap, fetch-add, receive, modify, destroy, unmap, deregister, reregister";
+const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, modify, destroy, unmap, deregister, reregister";
 const WORKLOADS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
 
-const ALL: Access = Access::LOCAL_WRITE
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC);
+const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 fn is_awaitable(step: &StepPlan) -> bool {
     match &step.deed {

@@ -3,8 +3,8 @@
 use super::build::{Builder, state_of};
 use super::{Area, CountPlan, FaultPlan, rules, words};
 use crate::language::{
-    AreaName, CompletionExpectation, Errno, EventExpectation, Expect, MemoryExpectation, OrderStep, PacketExpectation,
-    StateExpectation, SwitchExpectation,
+    AreaName, CompletionExpectation, Errno, EventExpectation, Expect, MemoryExpectation, OrderStep,
+    PacketExpectation, StateExpectation, SwitchExpectation,
 };
 use crate::quantity::{Amount, Rate, Time};
 use crate::source::{Problem, join};
@@ -214,7 +214,9 @@ impl OrderCheck {
     /// It in words.
     pub fn text(&self) -> String {
         match self {
-            OrderCheck::Packet(_, text) | OrderCheck::Completion(_, text) | OrderCheck::State(_, _, text) => text.clone(),
+            OrderCheck::Packet(_, text) | OrderCheck::Completion(_, text) | OrderCheck::State(_, _, text) => {
+                text.clone()
+            }
             OrderCheck::Event(_, name) => format!("event {name}"),
             OrderCheck::Fault(_, name) => format!("fault {name:?}"),
         }
@@ -244,7 +246,9 @@ pub(super) fn expectations(
         match all.len() - before {
             1 => {}
             0 => return Err(builder.problem(&path, "this expects nothing").help(KINDS)),
-            _ => return Err(builder.problem(&path, "an [[expect]] expects one thing").help("make two of it")),
+            _ => {
+                return Err(builder.problem(&path, "an [[expect]] expects one thing").help("make two of it"));
+            }
         }
     }
     Ok((all, counts))
@@ -261,7 +265,8 @@ fn one(
     all: &mut Vec<Expectation>,
     counts: &mut Vec<CountPlan>,
 ) -> Result<(), Problem> {
-    let mut put = |text: String, is_timed: bool, check: Check| all.push(Expectation { text, is_timed, check });
+    let mut put =
+        |text: String, is_timed: bool, check: Check| all.push(Expectation { text, is_timed, check });
     if let Some(spec) = &expect.completion {
         let (check, text) = completion(builder, spec, &join(path, "completion"))?;
         let times = check.times.unwrap_or(Amount::SOME);
@@ -280,7 +285,8 @@ fn one(
         // Packets that are expected not to come need not be possible.
         let selector = match rules::selector(builder, &matching, way, &path) {
             Err(problem) if times.least == 0 && problem.message.contains("can never fire") => {
-                let text = format!("{}: {}, {}", place(spec), words::packets(&matching), times_in_words(times));
+                let text =
+                    format!("{}: {}, {}", place(spec), words::packets(&matching), times_in_words(times));
                 let nothing = Selector { time_ns: Some(Span { first: 1, last: 0 }), ..Selector::default() };
                 counts.push(count(way, builder.network.cables.len(), nothing, counts.len()));
                 put(text, matching.time.is_some(), Check::Packet { count: counts.len() - 1, times });
@@ -296,7 +302,8 @@ fn one(
         let host = builder.network.host(&spec.host, builder.source, &join(path, "counter.host"))?;
         let known: Vec<&str> = Counters::default().iter().map(|(name, _)| name).collect();
         if !known.contains(&spec.name.as_str()) {
-            let problem = builder.problem(&join(path, "counter.name"), format!("there is no counter {:?}", spec.name));
+            let problem =
+                builder.problem(&join(path, "counter.name"), format!("there is no counter {:?}", spec.name));
             return Err(problem.suggest(&spec.name, known));
         }
         let text = format!("counter {} of {} is {}", spec.name, spec.host, spec.is);
@@ -322,8 +329,10 @@ fn one(
     }
     if let Some(spec) = &expect.goodput {
         let of = subject(builder, &spec.of, &join(path, "goodput.of"))?;
-        let bound = Bound { at_least: spec.at_least.map(|rate| rate.0), at_most: spec.at_most.map(|rate| rate.0) };
-        let text = format!("goodput of {} {}", spec.of, bound_in_words(&bound, |rate| Rate(rate).to_string()));
+        let bound =
+            Bound { at_least: spec.at_least.map(|rate| rate.0), at_most: spec.at_most.map(|rate| rate.0) };
+        let text =
+            format!("goodput of {} {}", spec.of, bound_in_words(&bound, |rate| Rate(rate).to_string()));
         let during = spec.during.map(|window| window.0);
         put(text, true, Check::Goodput { of, bound, during });
     }
@@ -343,9 +352,12 @@ fn one(
     if let Some(spec) = &expect.latency {
         let of = subject(builder, &spec.of, &join(path, "latency.of"))?;
         if !(0.0..=100.0).contains(&spec.percentile) {
-            return Err(builder.problem(&join(path, "latency.percentile"), "a percentile is between 0 and 100"));
+            return Err(
+                builder.problem(&join(path, "latency.percentile"), "a percentile is between 0 and 100")
+            );
         }
-        let bound = Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
+        let bound =
+            Bound { at_least: spec.at_least.map(|time| time.0), at_most: spec.at_most.map(|time| time.0) };
         let words = bound_in_words(&bound, |time| Time(time).to_string());
         let text = format!("latency of {} at percentile {} {words}", spec.of, spec.percentile);
         put(text, true, Check::Latency { of, percentile: spec.percentile, bound });
@@ -355,11 +367,14 @@ fn one(
             Some(name) => Some(subject(builder, name, &join(path, "finish.of"))?),
             None => None,
         };
-        let bound = Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
+        let bound =
+            Bound { at_least: spec.after.map(|time| time.0), at_most: spec.before.map(|time| time.0) };
         let what = spec.of.as_deref().unwrap_or("everything");
         let is_timed = bound.at_least.is_some() || bound.at_most.is_some();
         let text = match is_timed {
-            true => format!("{what} is done, at a time {}", bound_in_words(&bound, |time| Time(time).to_string())),
+            true => {
+                format!("{what} is done, at a time {}", bound_in_words(&bound, |time| Time(time).to_string()))
+            }
             false => format!("{what} is done"),
         };
         put(text, is_timed, Check::Finish { of, bound });
@@ -373,18 +388,26 @@ fn one(
             ("dropped by its watchdog", spec.watchdog),
             ("held bytes", spec.held),
         ];
-        let said: Vec<String> =
-            parts.iter().filter_map(|(word, amount)| amount.map(|amount| format!("{word}: {amount}"))).collect();
+        let said: Vec<String> = parts
+            .iter()
+            .filter_map(|(word, amount)| amount.map(|amount| format!("{word}: {amount}")))
+            .collect();
         if said.is_empty() {
             let problem = builder.problem(&join(path, "switch"), "this expects nothing of the switch");
             return Err(problem.help("give dropped, marked, paused, watchdog or held"));
         }
-        put(format!("switch {} {}", spec.name, said.join(", ")), false, Check::Switch { switch, spec: spec.clone() });
+        put(
+            format!("switch {} {}", spec.name, said.join(", ")),
+            false,
+            Check::Switch { switch, spec: spec.clone() },
+        );
     }
     if let Some(spec) = &expect.pause {
         let (cable, direction) = builder.network.way(&spec.on, builder.source, &join(path, "pause.on"))?;
         let Some(direction) = direction else {
-            return Err(builder.problem(&join(path, "pause.on"), "pauses go one way").help("say \"switch -> alice\""));
+            return Err(builder
+                .problem(&join(path, "pause.on"), "pauses go one way")
+                .help("say \"switch -> alice\""));
         };
         let times = spec.times.unwrap_or(Amount::SOME);
         let text = format!("{}: pauses, {}", spec.on, times_in_words(times));
@@ -400,7 +423,12 @@ fn one(
     Ok(())
 }
 
-fn count(way: Option<(usize, Option<Direction>)>, cables: usize, selector: Selector, index: usize) -> CountPlan {
+fn count(
+    way: Option<(usize, Option<Direction>)>,
+    cables: usize,
+    selector: Selector,
+    index: usize,
+) -> CountPlan {
     let id = RuleId(FIRST_COUNT + index as u32);
     let cables = way.map_or_else(|| (0..cables).collect(), |(cable, _)| vec![cable]);
     CountPlan { cables, rule: Rule { id, selector, repeat: Repeat::default(), action: Action::Count } }
@@ -600,7 +628,11 @@ fn order(
     }
 }
 
-fn memory(builder: &mut Builder<'_>, spec: &MemoryExpectation, path: &str) -> Result<(String, Check), Problem> {
+fn memory(
+    builder: &mut Builder<'_>,
+    spec: &MemoryExpectation,
+    path: &str,
+) -> Result<(String, Check), Problem> {
     let qp = builder.qp(&spec.qp, &join(path, "qp"))?;
     if builder.is_open {
         return Err(builder.problem(path, "the memory of real programs is their own: it cannot be looked at"));
@@ -623,17 +655,27 @@ fn memory(builder: &mut Builder<'_>, spec: &MemoryExpectation, path: &str) -> Re
     }
     if let Some(hex) = &spec.hex {
         let digits: String = hex.chars().filter(|c| !c.is_whitespace()).collect();
-        let bytes: Option<Vec<u8>> = (digits.len() % 2 == 0 && digits.is_ascii()).then_some(()).and_then(|()| {
-            (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok()).collect()
-        });
+        let bytes: Option<Vec<u8>> =
+            (digits.len() % 2 == 0 && digits.is_ascii()).then_some(()).and_then(|()| {
+                (0..digits.len())
+                    .step_by(2)
+                    .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())
+                    .collect()
+            });
         let Some(bytes) = bytes else {
-            return Err(builder.problem(&join(path, "hex"), "these are no bytes: two hexadecimal digits each"));
+            return Err(
+                builder.problem(&join(path, "hex"), "these are no bytes: two hexadecimal digits each")
+            );
         };
         let length = bytes.len() as u64;
         claims.push((MemoryClaim::Bytes(bytes), digits, Some(length)));
     }
     if let Some(number) = spec.number {
-        claims.push((MemoryClaim::Bytes(number.to_ne_bytes().to_vec()), format!("the number {number}"), Some(8)));
+        claims.push((
+            MemoryClaim::Bytes(number.to_ne_bytes().to_vec()),
+            format!("the number {number}"),
+            Some(8),
+        ));
     }
     let (Some((claim, words, length)), true) = (claims.pop(), claims.is_empty()) else {
         return Err(builder.problem(path, "what should be there?").help("give one of holds, hex, number"));
@@ -647,6 +689,7 @@ fn memory(builder: &mut Builder<'_>, spec: &MemoryExpectation, path: &str) -> Re
         return Err(builder.problem(path, message));
     }
     let offset = spec.offset;
-    let text = format!("{} bytes at offset {offset} of {}'s {area:?} memory are {words}", bytes, spec.qp).to_lowercase();
+    let text = format!("{} bytes at offset {offset} of {}'s {area:?} memory are {words}", bytes, spec.qp)
+        .to_lowercase();
     Ok((text, Check::Memory { qp, area, offset, bytes, claim }))
 }

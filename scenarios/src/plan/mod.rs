@@ -11,11 +11,12 @@ pub(crate) use build::build;
 pub use check::{Bound, Check, CompletionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject};
 
 use crate::language::{
-    Action as Spoken, CallName, EcnSpec, Errno, Invariant, PfcSpec, Placement, RaisedName, StatusName, WatchdogSpec,
+    Action as Spoken, CallName, EcnSpec, Errno, Invariant, PfcSpec, Placement, RaisedName, StatusName,
+    WatchdogSpec,
 };
 use crate::parameters::Values;
 use softhca_engine::{QpKind, Settings, State};
-use softhca_fabric::{Line, Repeat, Role, Rule, RuleId};
+use softhca_fabric::{Action, Cut, Line, Repeat, Role, Rule, RuleId};
 use softhca_queue::Access;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
@@ -85,8 +86,34 @@ impl Plan {
         if !self.switches.is_empty() {
             return Some("switches exist in virtual time only");
         }
-        if self.ends_ns.is_some() && self.flows.iter().any(|flow| flow.count.is_none()) {
+        if self.flows.iter().any(|flow| flow.count.is_none()) {
             return Some("a workload without a count ends by virtual time only");
+        }
+        let cables_of =
+            |host| self.cables.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
+        if (0..self.hosts.len()).any(|host| cables_of(host) > 1) {
+            return Some("a card on real sockets has one cable");
+        }
+        if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
+            return Some("the memory of a real process stays where it is");
+        }
+        for fault in &self.faults {
+            match &fault.kind {
+                FaultKind::Timed {
+                    what:
+                        Disturbance::NoReceives { .. }
+                        | Disturbance::SlowReceiver { .. }
+                        | Disturbance::Kill { .. },
+                    ..
+                } => {}
+                FaultKind::Timed { .. } => return Some("links and hosts fail at a virtual time only"),
+                FaultKind::Packets { rule, .. } => {
+                    if matches!(rule.action, Action::LinkDown { cut: Cut::BothWays, .. }) {
+                        return Some("a real cable goes down one way only: each card has its own end");
+                    }
+                }
+                FaultKind::Completions { .. } | FaultKind::Calls { .. } => {}
+            }
         }
         None
     }

@@ -33,7 +33,15 @@ pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
     }
     // Equal width keeps the order of names that of numbers.
     let width = last.to_string().len();
-    Ok((first..=last).map(|n| if first.to_string().len() == width { format!("{stem}{n}{tail}") } else { format!("{stem}{n:0width$}{tail}") }).collect())
+    Ok((first..=last)
+        .map(|n| {
+            if first.to_string().len() == width {
+                format!("{stem}{n}{tail}")
+            } else {
+                format!("{stem}{n:0width$}{tail}")
+            }
+        })
+        .collect())
 }
 
 impl Network {
@@ -54,7 +62,8 @@ impl Network {
         }
         if let Some(topology) = &file.topology {
             if !file.link.is_empty() {
-                return Err(source.problem("topology", "cables come from `topology` or from `[[link]]`, not from both"));
+                return Err(source
+                    .problem("topology", "cables come from `topology` or from `[[link]]`, not from both"));
             }
             network.lay(topology, source)?;
         }
@@ -92,7 +101,9 @@ impl Network {
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
         if self.hosts.iter().any(|other| other.address == address) {
-            return Err(source.problem(&join(path, "address"), format!("two hosts have the address {address}")));
+            return Err(
+                source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
+            );
         }
         let settings = settings(host, device);
         let node = Node::Host(self.hosts.len());
@@ -100,7 +111,13 @@ impl Network {
         self.add_node(name, node, source, path)
     }
 
-    fn add_switch(&mut self, name: &str, spec: &SwitchSpec, source: &Source, path: &str) -> Result<(), Problem> {
+    fn add_switch(
+        &mut self,
+        name: &str,
+        spec: &SwitchSpec,
+        source: &Source,
+        path: &str,
+    ) -> Result<(), Problem> {
         is_name(name, source, path)?;
         if let Some(ecn) = &spec.ecn
             && ecn.kmin > ecn.kmax
@@ -134,7 +151,9 @@ impl Network {
     fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Problem> {
         match self.nodes.get(name) {
             Some(node @ Node::Switch(_)) => Ok(*node),
-            Some(Node::Host(_)) => Err(source.problem("topology", format!("{name:?} is a host, not a switch"))),
+            Some(Node::Host(_)) => {
+                Err(source.problem("topology", format!("{name:?} is a host, not a switch")))
+            }
             None => {
                 self.add_switch(name, &SwitchSpec::default(), source, "topology")?;
                 Ok(Node::Switch(self.switches.len() - 1))
@@ -180,7 +199,8 @@ impl Network {
                     self.cables.push(CablePlan { ends: [host, leaves[index / each]], line });
                 }
                 for leaf in leaves {
-                    self.cables.extend(spines.iter().map(|spine| CablePlan { ends: [leaf, *spine], line: up }));
+                    self.cables
+                        .extend(spines.iter().map(|spine| CablePlan { ends: [leaf, *spine], line: up }));
                 }
             }
             Topology::Ring { switches, delay, rate } => {
@@ -197,7 +217,10 @@ impl Network {
             Topology::FatTree { k, delay, rate } => {
                 let (half, line) = (k / 2, line(rate, delay)?);
                 if *k < 2 || k % 2 != 0 || hosts.len() as u64 > u64::from(*k).pow(3) / 4 {
-                    let message = format!("a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}", hosts.len());
+                    let message = format!(
+                        "a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}",
+                        hosts.len()
+                    );
                     return Err(source.problem("topology", message));
                 }
                 let cores = self.row("core", half * half, source)?;
@@ -206,9 +229,11 @@ impl Network {
                     let above = self.row(&format!("pod{pod}-agg"), half, source)?;
                     let below = self.row(&format!("pod{pod}-edge"), half, source)?;
                     for (index, aggregation) in above.iter().enumerate() {
-                        self.cables.extend(below.iter().map(|edge| CablePlan { ends: [*edge, *aggregation], line }));
+                        self.cables
+                            .extend(below.iter().map(|edge| CablePlan { ends: [*edge, *aggregation], line }));
                         let mine = &cores[index * half as usize..(index + 1) * half as usize];
-                        self.cables.extend(mine.iter().map(|core| CablePlan { ends: [*aggregation, *core], line }));
+                        self.cables
+                            .extend(mine.iter().map(|core| CablePlan { ends: [*aggregation, *core], line }));
                     }
                     edges.extend(below);
                 }
@@ -272,7 +297,12 @@ impl Network {
     }
 
     /// What `"a -> b"` and `"a - b"` stand for: a cable, and one direction of it or both.
-    pub fn way(&self, text: &str, source: &Source, path: &str) -> Result<(usize, Option<Direction>), Problem> {
+    pub fn way(
+        &self,
+        text: &str,
+        source: &Source,
+        path: &str,
+    ) -> Result<(usize, Option<Direction>), Problem> {
         let one_way = text.split_once("->");
         let Some((from, to)) = one_way.or_else(|| text.split_once(" - ")) else {
             let problem = source.problem(path, format!("{text:?} names no cable"));
@@ -290,7 +320,11 @@ impl Network {
                 }
             }
             let problem = source.problem(path, message);
-            return Err(if names.is_empty() { problem } else { problem.help(format!("there are: {}", names.join(", "))) });
+            return Err(if names.is_empty() {
+                problem
+            } else {
+                problem.help(format!("there are: {}", names.join(", ")))
+            });
         };
         let forward = self.cables[cable].ends == [from, to];
         let direction = if forward { Direction::Forward } else { Direction::Backward };
@@ -327,7 +361,13 @@ fn is_name(name: &str, source: &Source, path: &str) -> Result<(), Problem> {
     }
 }
 
-fn line(rate: Option<Rate>, delay: Time, mtu: Option<u32>, source: &Source, path: &str) -> Result<Line, Problem> {
+fn line(
+    rate: Option<Rate>,
+    delay: Time,
+    mtu: Option<u32>,
+    source: &Source,
+    path: &str,
+) -> Result<Line, Problem> {
     let bits_per_second = match rate {
         None => None,
         Some(rate) => Some(

@@ -64,7 +64,13 @@ pub(super) struct Reach {
 }
 
 impl Reach {
-    pub fn new(qps: &[QpPlan], pairs: &[PairPlan], steps: &[StepPlan], flows: &[FlowPlan], is_open: bool) -> Reach {
+    pub fn new(
+        qps: &[QpPlan],
+        pairs: &[PairPlan],
+        steps: &[StepPlan],
+        flows: &[FlowPlan],
+        is_open: bool,
+    ) -> Reach {
         let mut reach = Reach { traffic: BTreeMap::new(), is_open };
         if is_open {
             return reach;

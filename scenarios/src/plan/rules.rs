@@ -2,14 +2,12 @@
 
 use super::build::Builder;
 use super::{Change, Disturbance, FaultKind, FaultPlan, Plan, words};
-use crate::language::{
-    Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways,
-};
+use crate::language::{Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways};
 use crate::quantity::Psns;
 use crate::source::{Problem, join};
 use softhca_fabric::{
-    Action, Burst, Choice, Classes, Cut, Direction, Pattern, Place, Repeat, Rule, RuleId, Scope, Seal, Selector, Span,
-    Value,
+    Action, Burst, Choice, Classes, Cut, Direction, Pattern, Place, Repeat, Rule, RuleId, Scope, Seal,
+    Selector, Span, Value,
 };
 use softhca_wire::Opcode;
 use std::num::NonZeroU64;
@@ -37,9 +35,15 @@ pub(super) fn faults(builder: &mut Builder<'_>) -> Result<Vec<FaultPlan>, Proble
 }
 
 /// Lumina's notation, word for word: relative queue pair, relative PSN, n-th iteration, kind.
-fn lumina(builder: &mut Builder<'_>, event: &LuminaEvent, id: RuleId, path: &str) -> Result<FaultPlan, Problem> {
+fn lumina(
+    builder: &mut Builder<'_>,
+    event: &LuminaEvent,
+    id: RuleId,
+    path: &str,
+) -> Result<FaultPlan, Problem> {
     let Some(pair) = builder.pairs.get(event.qpn as usize) else {
-        let message = format!("qpn {}: the file has {} pairs, counted from 0", event.qpn, builder.pairs.len());
+        let message =
+            format!("qpn {}: the file has {} pairs, counted from 0", event.qpn, builder.pairs.len());
         return Err(builder.problem(&join(path, "qpn"), message));
     };
     let qp = pair.qps[0];
@@ -61,7 +65,9 @@ fn lumina(builder: &mut Builder<'_>, event: &LuminaEvent, id: RuleId, path: &str
         LuminaKind::Corrupt => Action::Corrupt { place: Place::Anywhere, seal: Seal::Stale },
     };
     let rule = Rule { id, selector, repeat: Repeat::times(1), action };
-    let name = format!("{{qpn: {}, psn: {}, type: {:?}, iter: {}}}", event.qpn, event.psn, event.kind, event.iter).to_lowercase();
+    let name =
+        format!("{{qpn: {}, psn: {}, type: {:?}, iter: {}}}", event.qpn, event.psn, event.kind, event.iter)
+            .to_lowercase();
     Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { cables: vec![cable], rule } })
 }
 
@@ -77,7 +83,9 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
     let Fault { on, link, switch, host, qp, call, .. } = fault;
     let targets = [on.is_some(), link.is_some(), switch.is_some(), host.is_some(), qp.is_some()];
     if targets.iter().filter(|given| **given).count() > 1 {
-        return Err(builder.problem(path, "a fault has one target").help("give one of on, link, switch, host, qp"));
+        return Err(builder
+            .problem(path, "a fault has one target")
+            .help("give one of on, link, switch, host, qp"));
     }
     let at = join(path, "action");
     let misplaced = |builder: &Builder<'_>, fits: &str| {
@@ -119,7 +127,9 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
     };
     let host = builder.network.host(name, builder.source, &join(path, "host"))?;
     if let Some(call) = call {
-        let Spoken::Errno(errno) = fault.action else { return misplaced(builder, "something else than calls") };
+        let Spoken::Errno(errno) = fault.action else {
+            return misplaced(builder, "something else than calls");
+        };
         return Ok(FaultKind::Calls { host, call: *call, repeat: repeat(builder, fault, path)?, errno });
     }
     let what = match &fault.action {
@@ -136,7 +146,9 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
             Disturbance::PauseStorm { host, for_ns, priority: storm.priority }
         }
         Spoken::Errno(_) => {
-            return Err(builder.problem(path, "which call fails?").help("say call = \"post-send\" or \"post-receive\""));
+            return Err(builder
+                .problem(path, "which call fails?")
+                .help("say call = \"post-send\" or \"post-receive\""));
         }
         _ => return misplaced(builder, "something else than hosts"),
     };
@@ -179,7 +191,9 @@ fn is_unconditional(matching: &Match) -> bool {
 
 fn timed(builder: &Builder<'_>, fault: &Fault, path: &str, what: Disturbance) -> Result<FaultKind, Problem> {
     if builder.file.ends.is_some_and(|ends| fault.at >= ends) {
-        return Err(builder.problem(&join(path, "at"), "this can never happen: it comes after the end of the run"));
+        return Err(
+            builder.problem(&join(path, "at"), "this can never happen: it comes after the end of the run")
+        );
     }
     let repeats = fault.times.is_some()
         || fault.every.is_some()
@@ -188,7 +202,9 @@ fn timed(builder: &Builder<'_>, fault: &Fault, path: &str, what: Disturbance) ->
         || fault.burst.is_some()
         || fault.skip > 0;
     if repeats {
-        return Err(builder.problem(path, "this happens once, at its time").help("leave out times, every, pattern, probability, burst and skip"));
+        return Err(builder
+            .problem(path, "this happens once, at its time")
+            .help("leave out times, every, pattern, probability, burst and skip"));
     }
     Ok(FaultKind::Timed { at_ns: fault.at.0, what })
 }
@@ -205,7 +221,9 @@ fn link_disturbance(
             // A cable that is named the other way round has its directions the other way round, too.
             let ways = match (down.ways, direction) {
                 (Ways::Both, None) => [true, true],
-                (Ways::Both, Some(direction)) => [direction == Direction::Forward, direction == Direction::Backward],
+                (Ways::Both, Some(direction)) => {
+                    [direction == Direction::Forward, direction == Direction::Backward]
+                }
                 (Ways::Forward, _) => [true, false],
                 (Ways::Backward, _) => [false, true],
             };
@@ -218,7 +236,9 @@ fn link_disturbance(
             Disturbance::Flap { cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times }
         }
         Spoken::Rate(rate) if rate.0 > 0 => Disturbance::Rate { cable, rate: rate.0 },
-        Spoken::Rate(_) => return Err(builder.problem(path, "a cable with rate 0 carries nothing").help("use down")),
+        Spoken::Rate(_) => {
+            return Err(builder.problem(path, "a cable with rate 0 carries nothing").help("use down"));
+        }
         Spoken::Mtu(mtu) => Disturbance::Mtu { cable, mtu: *mtu },
         _ => return Err(builder.problem(path, "this action is not about links").help(TARGETS)),
     })
@@ -250,7 +270,12 @@ pub(super) fn way(
     }
 }
 
-fn action(builder: &Builder<'_>, spoken: &Spoken, selector: &Selector, path: &str) -> Result<Action, Problem> {
+fn action(
+    builder: &Builder<'_>,
+    spoken: &Spoken,
+    selector: &Selector,
+    path: &str,
+) -> Result<Action, Problem> {
     Ok(match spoken {
         Spoken::Count => Action::Count,
         Spoken::Drop => Action::Drop,
@@ -263,7 +288,9 @@ fn action(builder: &Builder<'_>, spoken: &Spoken, selector: &Selector, path: &st
                 (None, None) => Place::Anywhere,
                 (Some(bit), None) => Place::Bit(bit),
                 (None, Some(bit)) => Place::PayloadBit(bit),
-                (Some(_), Some(_)) => return Err(builder.problem(path, "give `bit` or `payload-bit`, not both")),
+                (Some(_), Some(_)) => {
+                    return Err(builder.problem(path, "give `bit` or `payload-bit`, not both"));
+                }
             };
             Action::Corrupt { place, seal: if corruption.repair { Seal::Repaired } else { Seal::Stale } }
         }
@@ -273,13 +300,20 @@ fn action(builder: &Builder<'_>, spoken: &Spoken, selector: &Selector, path: &st
             let value = match (rewrite.to, rewrite.plus) {
                 (Some(to), None) => Value::To(to),
                 (None, Some(plus)) => Value::Plus(plus),
-                _ => return Err(builder.problem(path, "give the new value with `to`, or the difference with `plus`")),
+                _ => {
+                    return Err(
+                        builder.problem(path, "give the new value with `to`, or the difference with `plus`")
+                    );
+                }
             };
             if let Value::To(to) = value
                 && field.width() < 64
                 && to >> field.width() != 0
             {
-                return Err(builder.problem(path, format!("{to:#x} has more than the {} bits of the field", field.width())));
+                return Err(builder.problem(
+                    path,
+                    format!("{to:#x} has more than the {} bits of the field", field.width()),
+                ));
             }
             let possible = |opcode: &Opcode| {
                 field.is_in(*opcode)
@@ -287,7 +321,8 @@ fn action(builder: &Builder<'_>, spoken: &Spoken, selector: &Selector, path: &st
                     && (selector.opcodes.is_empty() || selector.opcodes.contains(opcode))
             };
             if !Opcode::all().any(|opcode| possible(&opcode)) {
-                return Err(builder.problem(path, "this rule can never fire: no packet that it is about has the field"));
+                return Err(builder
+                    .problem(path, "this rule can never fire: no packet that it is about has the field"));
             }
             Action::Rewrite { field, value }
         }
@@ -300,8 +335,10 @@ fn action(builder: &Builder<'_>, spoken: &Spoken, selector: &Selector, path: &st
 }
 
 fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Problem> {
-    let never = |key: &str, why: &str| builder.problem(&join(path, key), format!("this rule can never fire: {why}"));
-    let given = [fault.every.is_some(), fault.pattern.is_some(), fault.probability.is_some(), fault.burst.is_some()];
+    let never =
+        |key: &str, why: &str| builder.problem(&join(path, key), format!("this rule can never fire: {why}"));
+    let given =
+        [fault.every.is_some(), fault.pattern.is_some(), fault.probability.is_some(), fault.burst.is_some()];
     if given.iter().filter(|given| **given).count() > 1 {
         return Err(builder.problem(path, "give one of every, pattern, probability, burst"));
     }
@@ -313,7 +350,8 @@ fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Pr
         choice = Choice::Every(NonZeroU64::new(every).ok_or_else(|| never("every", "every is 0"))?);
     }
     if let Some(text) = &fault.pattern {
-        let pattern = Pattern::parse(text).map_err(|why| builder.problem(&join(path, "pattern"), why.to_string()))?;
+        let pattern =
+            Pattern::parse(text).map_err(|why| builder.problem(&join(path, "pattern"), why.to_string()))?;
         if pattern.is_idle() {
             return Err(never("pattern", "the pattern has no X"));
         }
@@ -357,7 +395,9 @@ pub(super) fn selector(
         None => None,
     };
     if matching.priority.is_some_and(|priority| priority > 7) {
-        return Err(builder.problem(&join(path, "priority"), "this rule can never fire: priorities are 0 to 7"));
+        return Err(
+            builder.problem(&join(path, "priority"), "this rule can never fire: priorities are 0 to 7")
+        );
     }
     if let (Some(window), Some(ends)) = (matching.time, builder.file.ends)
         && window.0.first >= ends.0
@@ -425,7 +465,9 @@ fn reachable(
     if builder.is_open {
         return Ok(());
     }
-    let never = |key: &str, why: String| builder.problem(&join(path, key), format!("this rule can never fire: {why}"));
+    let never = |key: &str, why: String| {
+        builder.problem(&join(path, key), format!("this rule can never fire: {why}"))
+    };
     let (requests, answers) = words::senses(classes);
     if !requests && !answers {
         // CNPs and management datagrams depend on more than the work requests.
@@ -445,7 +487,9 @@ fn reachable(
         })
     });
     let passes = |from: usize, to: usize| {
-        ends.is_none_or(|[first, second]| first.is_none_or(|host| host == from) && second.is_none_or(|host| host == to))
+        ends.is_none_or(|[first, second]| {
+            first.is_none_or(|host| host == from) && second.is_none_or(|host| host == to)
+        })
     };
     let mut found = false;
     let (mut packets, mut messages, mut longest) = (Some(0), Some(0), 0);
@@ -471,22 +515,32 @@ fn reachable(
             None => format!("{who} sends or gets such a packet this way"),
         };
         let key = if matching.class.is_some() { "class" } else { "qp" };
-        return Err(never(key, why).help("look at the direction of `on`, the class, and which steps and workloads there are"));
+        return Err(never(key, why)
+            .help("look at the direction of `on`, the class, and which steps and workloads there are"));
     }
     if let (Some(Psns::Relative(span)), Some(packets)) = (matching.psn, packets)
         && span.first >= packets
     {
-        return Err(never("psn", format!("the requests take {packets} PSNs, +0 to +{}", packets.saturating_sub(1))));
+        return Err(never(
+            "psn",
+            format!("the requests take {packets} PSNs, +0 to +{}", packets.saturating_sub(1)),
+        ));
     }
     if let (Some(numbers), Some(messages)) = (matching.message, messages)
         && numbers.0.first >= messages
     {
-        return Err(never("message", format!("there are {messages} messages, 0 to {}", messages.saturating_sub(1))));
+        return Err(never(
+            "message",
+            format!("there are {messages} messages, 0 to {}", messages.saturating_sub(1)),
+        ));
     }
     if let Some(numbers) = matching.packet
         && numbers.0.first >= longest
     {
-        return Err(never("packet", format!("the longest message has {longest} packets, 0 to {}", longest.saturating_sub(1))));
+        return Err(never(
+            "packet",
+            format!("the longest message has {longest} packets, 0 to {}", longest.saturating_sub(1)),
+        ));
     }
     Ok(())
 }

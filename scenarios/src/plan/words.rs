@@ -32,9 +32,13 @@ const fn cm(name: CmName) -> CmMessage {
 /// The classes that a selector names; the error says which two of its words do not go together.
 pub(super) fn classes(matching: &Match) -> Result<Option<Classes>, &'static str> {
     let class = match (matching.class, matching.code, matching.cm) {
-        (None | Some(ClassName::Nak), Some(code), None) => return Ok(Some(Classes::Only(Class::Nak(nak(code))))),
+        (None | Some(ClassName::Nak), Some(code), None) => {
+            return Ok(Some(Classes::Only(Class::Nak(nak(code)))));
+        }
         (_, Some(_), _) => return Err("only class `nak` has a `code`"),
-        (None | Some(ClassName::Cm), None, Some(message)) => return Ok(Some(Classes::Only(Class::Cm(cm(message))))),
+        (None | Some(ClassName::Cm), None, Some(message)) => {
+            return Ok(Some(Classes::Only(Class::Cm(cm(message)))));
+        }
         (_, _, Some(_)) => return Err("only class `cm` has a `cm` message"),
         (None, None, None) => return Ok(None),
         (Some(class), None, None) => class,
@@ -55,14 +59,17 @@ pub(super) fn classes(matching: &Match) -> Result<Option<Classes>, &'static str>
         ClassName::Rnr => Classes::Only(Class::ReceiverNotReady),
         ClassName::Cnp => Classes::Only(Class::CongestionNotification),
         ClassName::Management => Classes::Only(Class::Management),
-        ClassName::Pfc => return Err("pauses are counted with `pause`, and stop at every port: no rule can hit them"),
+        ClassName::Pfc => {
+            return Err("pauses are counted with `pause`, and stop at every port: no rule can hit them");
+        }
     }))
 }
 
 /// Whether requests, answers or both are of these classes.
 pub(super) fn senses(classes: Option<Classes>) -> (bool, bool) {
     let Some(classes) = classes else { return (true, true) };
-    let requests = [Class::Send, Class::Write, Class::ReadRequest, Class::Atomic, Class::Flush, Class::Datagram];
+    let requests =
+        [Class::Send, Class::Write, Class::ReadRequest, Class::Atomic, Class::Flush, Class::Datagram];
     let asks = requests.into_iter().any(|class| classes.contains(class));
     let answers = [Class::ReadResponse, Class::AtomicResponse, Class::Ack, Class::ReceiverNotReady];
     let answered = answers.into_iter().any(|class| classes.contains(class))
