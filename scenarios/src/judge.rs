@@ -539,10 +539,11 @@ impl Judge<'_> {
                         ));
                     }
                 }
-                Moment::Received { sighting } if sighting.sense == Some(Sense::Request) => {
-                    if outstanding.get(&qp).copied() == sighting.psn {
-                        outstanding.remove(&qp);
-                    }
+                Moment::Received { sighting }
+                    if sighting.sense == Some(Sense::Request)
+                        && outstanding.get(&qp).copied() == sighting.psn =>
+                {
+                    outstanding.remove(&qp);
                 }
                 _ => {}
             }

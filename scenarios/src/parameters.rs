@@ -24,7 +24,7 @@ pub(crate) fn declared(source: &Source) -> Result<BTreeMap<String, Parameter>, P
         #[serde(default)]
         parameters: BTreeMap<String, Parameter>,
     }
-    let part: Part = toml::from_str(&source.text).map_err(|error| source.from_toml(&error))?;
+    let part: Part = toml::from_str(&source.text).map_err(|error| source.toml_problem(&error))?;
     for (name, parameter) in &part.parameters {
         let path = join("parameters", name);
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
@@ -165,7 +165,7 @@ fn put<'i>(
         DeValue::String(text) => {
             if let Some(name) = text.strip_prefix('$').filter(|name| !name.starts_with('{')) {
                 let literal = values.get(name).ok_or_else(|| unknown(name))?;
-                let parsed = DeValue::parse(literal).map_err(|error| source.from_toml(&error))?;
+                let parsed = DeValue::parse(literal).map_err(|error| source.toml_problem(&error))?;
                 *value.get_mut() = parsed.into_inner();
             } else if text.contains("${") {
                 let mut result = String::new();

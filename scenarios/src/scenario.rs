@@ -57,9 +57,9 @@ impl Scenario {
 
     fn file(&self, values: &Values) -> Result<File, Problem> {
         let source = &self.source;
-        let mut tree = DeTable::parse(&source.text).map_err(|error| source.from_toml(&error))?;
+        let mut tree = DeTable::parse(&source.text).map_err(|error| source.toml_problem(&error))?;
         parameters::substitute(source, &mut tree, values)?;
-        File::deserialize(Deserializer::from(tree)).map_err(|error| source.from_toml(&error))
+        File::deserialize(Deserializer::from(tree)).map_err(|error| source.toml_problem(&error))
     }
 
     /// The plan of one run.

@@ -55,7 +55,7 @@ impl Source {
     /// Takes note of where everything stands.
     pub fn new(name: &str, text: &str) -> Result<Source, Problem> {
         let mut source = Source { name: name.into(), text: text.into(), places: BTreeMap::new() };
-        let tree = DeTable::parse(text).map_err(|error| source.from_toml(&error))?;
+        let tree = DeTable::parse(text).map_err(|error| source.toml_problem(&error))?;
         let mut places = BTreeMap::new();
         walk_table(tree.get_ref(), "", &mut places);
         source.places = places;
@@ -104,7 +104,7 @@ impl Source {
     }
 
     /// What the TOML reader or serde found, with a suggestion where a name is nearly right.
-    pub fn from_toml(&self, error: &toml::de::Error) -> Problem {
+    pub fn toml_problem(&self, error: &toml::de::Error) -> Problem {
         let message = error.message().trim().to_owned();
         let mut problem = match error.span() {
             Some(span) => self.at(span.start, message.clone()),

@@ -656,7 +656,7 @@ fn memory(
     if let Some(hex) = &spec.hex {
         let digits: String = hex.chars().filter(|c| !c.is_whitespace()).collect();
         let bytes: Option<Vec<u8>> =
-            (digits.len() % 2 == 0 && digits.is_ascii()).then_some(()).and_then(|()| {
+            (digits.len().is_multiple_of(2) && digits.is_ascii()).then_some(()).and_then(|()| {
                 (0..digits.len())
                     .step_by(2)
                     .map(|at| u8::from_str_radix(&digits[at..at + 2], 16).ok())

@@ -402,6 +402,7 @@ pub struct FaultPlan {
 
 /// What a fault is about.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has few of them")]
 pub enum FaultKind {
     /// Packets on these cables.
     Packets {

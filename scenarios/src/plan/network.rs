@@ -1,7 +1,9 @@
 //! Hosts, switches and cables: from names to places.
 
 use super::{CablePlan, HostPlan, Node, SwitchPlan};
-use crate::language::{AcksName, Congestion, DeviceSpec, File, Host, RecoveryName, SwitchSpec, Topology};
+use crate::language::{
+    AcksName, Congestion, CongestionName, DeviceSpec, File, Host, RecoveryName, SwitchSpec, Topology,
+};
 use crate::quantity::{Rate, Time};
 use crate::source::{Problem, Source, join};
 use softhca_engine::{Acks, EndToEndCredits, Recovery, Settings};
@@ -104,6 +106,17 @@ impl Network {
             return Err(
                 source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
             );
+        }
+        let reacts = |congestion: &Option<Congestion>| {
+            congestion.as_ref().is_some_and(|congestion| congestion.control != CongestionName::Off)
+        };
+        let unfit = [
+            (reacts(&host.congestion) || reacts(&device.congestion), "congestion"),
+            (host.receive_buffer.is_some() || device.receive_buffer.is_some(), "receive-buffer"),
+            (host.receive_rate.is_some() || device.receive_rate.is_some(), "receive-rate"),
+        ];
+        if let Some((_, key)) = unfit.iter().find(|(given, _)| *given) {
+            return Err(source.problem(&join(path, key), format!("`{key}` cannot be carried out yet")));
         }
         let settings = settings(host, device);
         let node = Node::Host(self.hosts.len());
@@ -379,24 +392,27 @@ fn line(
 }
 
 fn settings(host: &Host, device: &DeviceSpec) -> Settings {
-    let mut settings = Settings::default();
-    settings.recovery = match host.recovery.or(device.recovery) {
-        None | Some(RecoveryName::Fatal) => Recovery::Fatal,
-        Some(RecoveryName::GoBackN) => Recovery::GoBackN,
-        Some(RecoveryName::GoBack0) => Recovery::GoBack0,
-    };
-    settings.acks = match host.acks.or(device.acks) {
-        None | Some(AcksName::Each) => Acks::Each,
-        Some(AcksName::Coalesce) => Acks::Coalesce,
-    };
-    if host.credits.or(device.credits) == Some(true) {
-        settings.credits = EndToEndCredits::On;
+    let usual = Settings::default();
+    Settings {
+        recovery: match host.recovery.or(device.recovery) {
+            None | Some(RecoveryName::Fatal) => Recovery::Fatal,
+            Some(RecoveryName::GoBackN) => Recovery::GoBackN,
+            Some(RecoveryName::GoBack0) => Recovery::GoBack0,
+        },
+        acks: match host.acks.or(device.acks) {
+            None | Some(AcksName::Each) => Acks::Each,
+            Some(AcksName::Coalesce) => Acks::Coalesce,
+        },
+        credits: match host.credits.or(device.credits) {
+            Some(true) => EndToEndCredits::On,
+            _ => EndToEndCredits::Off,
+        },
+        ack_request_every: host
+            .ack_request_every
+            .or(device.ack_request_every)
+            .unwrap_or(usual.ack_request_every),
+        ..usual
     }
-    if let Some(every) = host.ack_request_every.or(device.ack_request_every) {
-        settings.ack_request_every = every;
-    }
-    let _: Option<&Congestion> = host.congestion.as_ref().or(device.congestion.as_ref());
-    settings
 }
 
 #[cfg(test)]
