@@ -12,7 +12,7 @@ use crate::sim::pattern;
 use softhca_engine::State;
 use softhca_fabric::{Class, Direction, RuleId, Sense, Span};
 use softhca_queue::{Completion, Counters};
-use softhca_wire::NakCode;
+use softhca_wire::{NakCode, Psn};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Everything that a driver found out.
@@ -525,7 +525,7 @@ impl Judge<'_> {
     }
 
     fn one_nak(&self) -> Option<(u64, usize, String)> {
-        let mut outstanding: BTreeMap<usize, softhca_wire::Psn> = BTreeMap::new();
+        let mut outstanding: BTreeMap<usize, Psn> = BTreeMap::new();
         for told in &self.evidence.record.story {
             let Some(qp) = told.qp else { continue };
             match &told.moment {
@@ -555,6 +555,7 @@ impl Judge<'_> {
         // By the queue pair that asks: requests that were lost and are missed, and those that were taken.
         let mut lost: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
         let mut taken: BTreeMap<usize, BTreeSet<u32>> = BTreeMap::new();
+        let mut came = (usize::MAX, Psn::new(0), 0, false);
         for told in &self.evidence.record.story {
             match &told.moment {
                 Moment::Fault { lost: true, sighting, .. } if sighting.sense == Some(Sense::Request) => {
@@ -575,12 +576,19 @@ impl Judge<'_> {
                     else {
                         continue;
                     };
-                    lost.entry(Plan::of_role(role)).or_default().remove(&relative);
-                    taken.entry(Plan::of_role(role)).or_default().insert(psn.value());
+                    let qp = Plan::of_role(role);
+                    let was_lost = lost.entry(qp).or_default().remove(&relative);
+                    taken.entry(qp).or_default().insert(psn.value());
+                    came = (qp, psn, relative, was_lost);
                 }
+                // An earlier copy that came too early does not make up for a later one that was lost.
                 Moment::Declined { psn } => {
-                    if let Some(qp) = told.qp {
-                        taken.entry(self.plan.qps[qp].peer).or_default().remove(&psn.value());
+                    let (qp, last, relative, was_lost) = came;
+                    if told.qp.map(|at| self.plan.qps[at].peer) == Some(qp) && last == *psn {
+                        taken.entry(qp).or_default().remove(&psn.value());
+                        if was_lost {
+                            lost.entry(qp).or_default().insert(relative);
+                        }
                     }
                 }
                 Moment::Sent { sighting } if sighting.class == Class::Nak(NakCode::SequenceError) => {

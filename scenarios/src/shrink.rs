@@ -1,4 +1,4 @@
-//! Delta debugging: the fewest faults with which a run still fails.
+//! Delta debugging: the fewest faults with which a run still fails in the same way.
 //!
 //! A rule that hits many packets, by chance or by count, is first taken apart into one fault for each packet
 //! that it hit; runs are the same every time, so that those hit the same packets again.
@@ -34,9 +34,7 @@ struct Suspect {
 pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
     let (outcome, hits) = sim::trace_faults(plan);
     tried(1);
-    if !fails(&outcome) {
-        return None;
-    }
+    let symptoms = symptoms(&outcome)?;
     let mut suspects: Vec<Suspect> =
         plan.faults.iter().flat_map(|fault| take_apart(plan, fault, &hits)).collect();
     let before = suspects.len();
@@ -48,7 +46,8 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
         let mut fewer = plan.clone();
         fewer.faults = suspects.iter().map(|suspect| suspect.plan.clone()).collect();
         let outcome = sim::simulate(&fewer, sim::Recording::Digest);
-        fails(&outcome).then_some(outcome)
+        // Other failures than those that were there at first are another story.
+        symptoms.iter().all(|symptom| has(&outcome, symptom)).then_some(outcome)
     };
     // Larger pieces first: half of the list, then a quarter, then one by one until nothing more can go.
     let mut piece = suspects.len().div_ceil(2).max(1);
@@ -76,8 +75,20 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
     Some(Shrunk { faults, before, outcome: best })
 }
 
-fn fails(outcome: &Outcome) -> bool {
-    outcome.verdict == Verdict::Error || outcome.failures().any(|failure| !failure.is_about_a_rule())
+/// What is wrong with a run: the expectations that did not hold, or that it could not be carried out.
+fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
+    let broken = outcome.error.iter().map(|_| String::new());
+    let failures =
+        outcome.failures().filter(|failure| !failure.is_about_a_rule()).map(|failure| failure.text.clone());
+    let symptoms: Vec<String> = broken.chain(failures).collect();
+    (!symptoms.is_empty()).then_some(symptoms)
+}
+
+fn has(outcome: &Outcome, symptom: &str) -> bool {
+    match symptom {
+        "" => outcome.verdict == Verdict::Error,
+        text => outcome.failures().any(|failure| failure.text == text),
+    }
 }
 
 /// A rule as one fault for each packet that it hit; anything else as it is.

@@ -16,7 +16,7 @@ use crate::language::{
 };
 use crate::parameters::Values;
 use softhca_engine::{QpKind, Settings, State};
-use softhca_fabric::{Action, Cut, Line, Repeat, Role, Rule, RuleId};
+use softhca_fabric::{Action, Choice, Cut, Line, Repeat, Role, Rule, RuleId};
 use softhca_queue::Access;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
@@ -76,6 +76,15 @@ impl Plan {
         &self.pairs[self.qps[qp].pair]
     }
 
+    /// Whether chance decides about packets. What it decides about a packet that is sent again depends on how
+    /// often it is, and so on time.
+    pub fn leaves_to_chance(&self) -> bool {
+        let by_chance = |rule: &Rule| matches!(rule.repeat.choice, Choice::Chance { .. } | Choice::Burst(_));
+        self.faults
+            .iter()
+            .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
+    }
+
     /// What real time cannot check: the sentences of expectations about time.
     pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
@@ -93,6 +102,17 @@ impl Plan {
             |host| self.cables.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
         if (0..self.hosts.len()).any(|host| cables_of(host) > 1) {
             return Some("a card on real sockets has one cable");
+        }
+        if self.cables.iter().any(|cable| cable.line.mtu < u32::MAX) {
+            return Some("a real cable carries what its network carries");
+        }
+        let rules = self.faults.iter().filter_map(|fault| match &fault.kind {
+            FaultKind::Packets { rule, .. } => Some(rule),
+            _ => None,
+        });
+        let mut rules = rules.chain(self.counts.iter().map(|count| &count.rule));
+        if rules.any(|rule| rule.selector.absolute_psn.is_some()) {
+            return Some("real cards choose their first PSN themselves");
         }
         if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
             return Some("the memory of a real process stays where it is");
