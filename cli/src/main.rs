@@ -15,6 +15,8 @@ mod report;
 mod exec;
 mod input;
 mod log;
+mod run;
+mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -68,6 +70,10 @@ enum Command {
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
+    /// Run scenario files: scripted faults, expectations, a verdict
+    Run(run::Arguments),
+    /// Find the fewest faults with which a scenario still fails
+    Shrink(shrink::Arguments),
     /// Show a run that goes on in a browser
     #[cfg(unix)]
     Explore(explore::Arguments),
@@ -111,6 +117,8 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Explore(arguments) => explore::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Why(arguments) => log::why(&arguments),
         Command::Lint(arguments) => log::lint(&arguments),

@@ -38,6 +38,8 @@ pub struct Host {
     pub(crate) wakes_at: alloc::vec::Vec<u64>,
     /// The port will be looked at when the line is free.
     pub(crate) port_waits: bool,
+    /// It stands still until this time.
+    pub(crate) stalled_until: u64,
 }
 
 impl Host {
@@ -59,6 +61,7 @@ impl Host {
             cables: vec::Vec::new(),
             wakes_at: vec::Vec::new(),
             port_waits: false,
+            stalled_until: 0,
         }
     }
 

@@ -143,6 +143,8 @@ pub struct World<O: Observer = Box<dyn Observer>> {
     observer: O,
     /// Frames that a host sent to itself, oldest first: they pass no cable.
     looped: VecDeque<(HostId, Frame)>,
+    /// Some host stood still at some time.
+    stalls: bool,
     scratch: Vec<u8>,
 }
 
@@ -175,6 +177,7 @@ impl<O: Observer> World<O> {
             network: Network::new(Seed(seed)),
             observer,
             looped: VecDeque::new(),
+            stalls: false,
             scratch: vec![0; FRAME],
         }
     }
@@ -423,6 +426,27 @@ impl<O: Observer> World<O> {
         self.network.agenda.next_at().map(Instant::from_nanos)
     }
 
+    /// Lets a host stand still until a time: its card neither sends nor hears, and what arrives waits.
+    pub fn stall(&mut self, id: HostId, until: Instant) {
+        self.stalls = true;
+        let host = self.host_mut(id);
+        host.stalled_until = host.stalled_until.max(until.nanos());
+        // Whatever it wanted to send in the meantime, it looks again when it wakes.
+        self.network.agenda.push(until.nanos(), Happening::HostLine { host: id });
+    }
+
+    /// Whom something happens to, if it is a host.
+    fn host_of(&self, happening: &Happening) -> Option<HostId> {
+        match *happening {
+            Happening::HostLine { host } | Happening::HostTimer { host } => Some(host),
+            Happening::Arrival { cable, direction, .. } => {
+                self.network.start_of(cable, direction.reverse()).host()
+            }
+            Happening::Looped => self.looped.front().map(|(host, _)| *host),
+            _ => None,
+        }
+    }
+
     /// Lets the next thing happen. False if nothing is left.
     pub fn step(&mut self) -> bool {
         self.step_until(u64::MAX)
@@ -432,6 +456,13 @@ impl<O: Observer> World<O> {
     fn step_until(&mut self, until: u64) -> bool {
         let Some((at, happening)) = self.network.agenda.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
+        if self.stalls
+            && let Some(host) = self.host_of(&happening)
+            && self.host(host).stalled_until > at
+        {
+            self.network.agenda.push(self.host(host).stalled_until, happening);
+            return true;
+        }
         let output = match happening {
             Happening::HostLine { host } => {
                 self.host_mut(host).port_waits = false;
@@ -482,12 +513,18 @@ impl<O: Observer> World<O> {
 
     /// Lets the card of a host hear its doorbells, and send.
     pub(crate) fn pump(&mut self, id: HostId) {
+        if self.host(id).stalled_until > self.now.nanos() {
+            return;
+        }
         self.with_context(id, |hca, ctx| hca.ring(ctx));
         self.flush(id);
     }
 
     /// Gives the card of a host the chance to send, and sees to its timers.
     fn flush(&mut self, id: HostId) {
+        if self.host(id).stalled_until > self.now.nanos() {
+            return;
+        }
         while self.host(id).hca.is_ready() {
             let free_at = self.network.host_free_at(id);
             if free_at > self.now.nanos() {

@@ -16,7 +16,7 @@ use crate::{
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
-use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
+use softhca_fabric::{Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message, Pause};
 use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
@@ -732,7 +732,7 @@ impl<M: Memory> Driver<M> {
             let frame = Frame::new(run.envelope, self.buffer[..run.bytes].to_vec());
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
-                faults.admit(now, Direction::Forward, frame, &mut **witness);
+                faults.admit(now, frame, &mut **witness);
             }
         }
         loop {
