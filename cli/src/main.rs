@@ -8,13 +8,13 @@ mod daemon;
 mod demo;
 #[cfg(target_os = "linux")]
 mod doctor;
-#[cfg(unix)]
-mod explore;
-mod report;
 #[cfg(target_os = "linux")]
 mod exec;
+#[cfg(unix)]
+mod explore;
 mod input;
 mod log;
+mod report;
 mod run;
 mod shrink;
 #[cfg(target_os = "linux")]

@@ -405,6 +405,7 @@ fn create_queue_pairs(plan: &Plan, world: &mut World) -> Result<Vec<Side>, Strin
             min_rnr_timer: pair.min_rnr_timer,
             traffic_class: pair.traffic_class,
             roles,
+            service_level: 0,
         };
         world.connect((ends[0].host, ends[0].qpn), (ends[1].host, ends[1].qpn), &connection).map_err(name)?;
     }

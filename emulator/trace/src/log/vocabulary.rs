@@ -163,7 +163,7 @@ vocabulary! {
         work: Option<u64>,
         /// Whether that PSN had left before.
         again: bool,
-        /// Why it left: `work`; for what is sent again `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for an answer `request`, `duplicate` or the reason of the refusal.
+        /// Why it left: `work`; for what is sent again `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for an answer `request`, `duplicate` or the reason of the refusal; `unknown` where a capture does not tell.
         cause: Word,
     }
     /// A packet came and is for this queue pair.
