@@ -547,7 +547,8 @@ fn both_directions(play: &mut Play) {
 
 fn scripts() -> Vec<Script> {
     use Recovery::{Fatal, GoBack0, GoBackN};
-    let quick = |path: &mut Path| (path.timeout, path.retry_count) = (12, 7);
+    // Long enough that nothing is sent again before all of a script is posted, on a busy machine too.
+    let quick = |path: &mut Path| (path.timeout, path.retry_count) = (16, 7);
     let patient = |path: &mut Path| path.retry_count = 1;
     let few_tries = |path: &mut Path| (path.rnr_retry, path.min_rnr_timer) = (2, RnrTimer::new(5));
     let soon_ready = |path: &mut Path| path.min_rnr_timer = RnrTimer::new(14);

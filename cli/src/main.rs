@@ -1,6 +1,6 @@
 //! The command `softhca`: each subcommand is a module with its arguments and a `run`.
 //!
-//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input.
+//! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input; `exec` has those of env(1).
 
 mod bench;
 #[cfg(target_os = "linux")]
@@ -8,6 +8,13 @@ mod daemon;
 mod demo;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(unix)]
+mod explore;
+mod report;
+#[cfg(target_os = "linux")]
+mod exec;
+mod input;
+mod log;
 mod run;
 mod shrink;
 #[cfg(target_os = "linux")]
@@ -36,6 +43,12 @@ enum Command {
     /// Run one or more cards that programs share, in the foreground
     #[cfg(target_os = "linux")]
     Daemon(daemon::Arguments),
+    /// Run an unmodified verbs program on an emulated host; starts a daemon when none runs
+    #[cfg(target_os = "linux")]
+    Exec(exec::Arguments),
+    /// Print the variables that put programs on an emulated host, for shells, IDEs and test runners
+    #[cfg(target_os = "linux")]
+    Env(exec::EnvArguments),
     /// Tell what runs in a daemon
     #[cfg(target_os = "linux")]
     Status(status::Target),
@@ -61,7 +74,16 @@ enum Command {
     Run(run::Arguments),
     /// Find the fewest faults with which a scenario still fails
     Shrink(shrink::Arguments),
-    /// Tell the RoCE packets of a capture, one line each or as a ladder
+    /// Show a run that goes on in a browser
+    #[cfg(unix)]
+    Explore(explore::Arguments),
+    /// Make a page of a run or a capture, to be looked at in a browser
+    Report(report::Arguments),
+    /// Explain from an event log why a work request failed or took long
+    Why(log::WhyArguments),
+    /// Warn of what an event log shows to be wrong in a verbs program
+    Lint(log::LintArguments),
+    /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
     Trace(trace::Arguments),
 }
 
@@ -74,6 +96,10 @@ fn main() -> ExitCode {
         Command::Demo(arguments) => demo::run(&arguments),
         #[cfg(target_os = "linux")]
         Command::Daemon(arguments) => daemon::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Exec(arguments) => exec::run(&arguments),
+        #[cfg(target_os = "linux")]
+        Command::Env(arguments) => exec::environment(&arguments),
         #[cfg(target_os = "linux")]
         Command::Status(target) => status::status(&target),
         #[cfg(target_os = "linux")]
@@ -88,8 +114,13 @@ fn main() -> ExitCode {
         Command::Stop(target) => status::stop(&target),
         #[cfg(target_os = "linux")]
         Command::Doctor => doctor::run(),
+        #[cfg(unix)]
+        Command::Explore(arguments) => explore::run(&arguments),
+        Command::Report(arguments) => report::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Why(arguments) => log::why(&arguments),
+        Command::Lint(arguments) => log::lint(&arguments),
     }
 }

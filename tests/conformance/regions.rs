@@ -59,19 +59,31 @@ fn a_zero_based_region_counts_from_zero() {
 }
 
 #[test]
-fn re_registration_gives_a_new_key_and_the_old_one_is_refused() {
+fn re_registration_changes_rights_under_the_same_key() {
     let mut pair = Pair::new();
     let b = pair.b;
     let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let new = pair.on(b).reregister(b.key, |region| region.access = read_only).unwrap();
-    assert_ne!(new, b.key);
-    assert_eq!(new.0 >> 8, b.key.0 >> 8, "the number stays, the variant changes");
+    assert_eq!(new, b.key, "peers go on with the key that they have");
     let a = pair.a;
-    let remote = RemoteAddress { address: b.base, key: new };
+    let remote = RemoteAddress { address: b.base, key: b.key };
     pair.post(1, Operation::Read { remote }, &[a.sge(0, 8)]);
     pair.run();
     assert_eq!(pair.outcomes(a), [(1, "success")]);
     assert_eq!(write_to(&mut pair, b.base, b.key, 8), "remote-access");
+}
+
+#[test]
+fn re_registration_of_other_memory_gives_a_new_key_and_the_old_one_is_refused() {
+    for use_old in [false, true] {
+        let mut pair = Pair::new();
+        let b = pair.b;
+        let new = pair.on(b).reregister(b.key, |region| region.length -= 8).unwrap();
+        assert_ne!(new, b.key);
+        assert_eq!(new.0 >> 8, b.key.0 >> 8, "the number stays, the variant changes");
+        let (key, outcome) = if use_old { (b.key, "remote-access") } else { (new, "success") };
+        assert_eq!(write_to(&mut pair, b.base, key, 8), outcome);
+    }
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! What the verbs need of a card, wherever it is.
 
+use crate::events::EventQueue;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::{Error, Rendezvous};
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Modify, PdId, QpInit, QpView,
-    SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
+    State, WindowKind, XrcdId,
 };
-use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer, cm};
+use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer, SharedReceiveView, cm};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -32,7 +33,26 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 /// A card that an application uses. Work is posted and completed through rings; this is everything else.
 pub(crate) trait Backend: Send + Sync {
+    /// Refuses in a process that was forked from the one that the card belongs to. Every verb asks this before
+    /// it takes a lock, which somebody may have held when the process was forked, or touches what is shared.
+    fn check_process(&self) -> Result<()> {
+        Ok(())
+    }
+    /// The same for verbs that cannot fail.
+    ///
+    /// # Panics
+    /// In a child.
+    fn insist_on_process(&self) {
+        if let Err(error) = self.check_process() {
+            panic!("{error}");
+        }
+    }
+
     fn gids(&self) -> Vec<Gid>;
+    /// Whether the card is there.
+    fn is_alive(&self) -> bool {
+        true
+    }
     fn counters(&self) -> Counters;
 
     fn allocate_domain(&self) -> Result<PdId>;
@@ -51,7 +71,14 @@ pub(crate) trait Backend: Send + Sync {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)>;
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey>;
+    /// Changes what is `Some` of a region: its domain, its bytes with their base, its rights.
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey>;
     fn deregister(&self, key: RemoteKey) -> Result<()>;
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey>;
     fn free_window(&self, key: RemoteKey) -> Result<()>;
@@ -68,6 +95,7 @@ pub(crate) trait Backend: Send + Sync {
         entries: usize,
     ) -> Result<(SrqId, ReceiveProducer)>;
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()>;
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView>;
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()>;
 
     fn open_xrc_domain(&self) -> Result<XrcdId>;
@@ -93,10 +121,8 @@ pub(crate) trait Backend: Send + Sync {
     /// The address of the host with this name, among those that the card's own host knows.
     fn host_named(&self, name: &str) -> Option<IpAddr>;
 
-    /// The oldest asynchronous event that nobody took.
-    fn take_event(&self) -> Option<AsyncEvent>;
-    /// Tells when there is another.
-    fn events(&self) -> &Notifier;
+    /// The asynchronous events that nobody took.
+    fn events(&self) -> &EventQueue;
 
     /// Rings for a queue pair whose queue got work.
     fn ring(&self, number: Qpn, send: &SendProducer);

@@ -5,10 +5,11 @@ use crate::channel::{Channel, CompletionChannel};
 use crate::executor::{Wait, waiting_for};
 use crate::notifier::Notifier;
 use crate::rendezvous::refuse_to_block;
-use crate::{Completion, Context, Error, Notify};
+use crate::{Completion, Context, Error, Notify, Qpn};
 use parking_lot::Mutex;
 use softhca_engine::{CqId, Instant};
 use softhca_queue::CompletionConsumer;
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -28,11 +29,32 @@ pub struct CompletionQueue {
 pub(crate) struct Inner {
     backend: Arc<dyn Backend>,
     id: CqId,
-    ring: Mutex<CompletionConsumer>,
+    ring: Mutex<Pending>,
     news: Arc<Notifier>,
     /// The channel that it is on, and under which token.
     channel: Option<Arc<Channel>>,
     token: u64,
+}
+
+/// Completions that wait.
+struct Pending {
+    /// Taken from the ring already, oldest first.
+    kept: VecDeque<Completion>,
+    ring: CompletionConsumer,
+}
+
+impl Pending {
+    fn pop(&mut self) -> Option<Completion> {
+        if self.kept.is_empty() { self.ring.pop() } else { self.kept.pop_front() }
+    }
+
+    /// Takes the completions of a queue pair out.
+    fn discard(&mut self, queue_pair: Qpn) {
+        while let Some(completion) = self.ring.pop() {
+            self.kept.push_back(completion);
+        }
+        self.kept.retain(|completion| completion.queue_pair != queue_pair);
+    }
 }
 
 impl Inner {
@@ -69,7 +91,8 @@ impl CompletionQueue {
         let news = channel.as_ref().map_or_else(Notifier::default, |channel| Notifier::on(channel, token));
         let news = Arc::new(news);
         let (id, ring) = backend.create_completion_queue(slots, news.clone())?;
-        let inner = Arc::new(Inner { backend, id, ring: Mutex::new(ring), news, channel, token });
+        let ring = Mutex::new(Pending { kept: VecDeque::new(), ring });
+        let inner = Arc::new(Inner { backend, id, ring, news, channel, token });
         if let Some(channel) = &inner.channel {
             channel.attach(&inner);
         }
@@ -84,11 +107,38 @@ impl CompletionQueue {
         self.inner.id
     }
 
+    /// As [`Context::check_process`].
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.inner.backend.check_process()
+    }
+
+    /// Its number, which asynchronous events name.
+    pub fn number(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// How many completions may wait.
+    pub fn slots(&self) -> u32 {
+        self.inner.ring.lock().ring.slots()
+    }
+
+    /// Whether anything else holds it: another handle, or something that completes to it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Forgets the completions of a queue pair that was reset.
+    pub(crate) fn discard(&self, queue_pair: Qpn) {
+        self.inner.ring.lock().discard(queue_pair);
+    }
+
     /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
     ///
     /// # Panics
-    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still.
+    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
+    /// a child of the process that opened the device.
     pub fn poll(&self) -> Option<Completion> {
+        self.inner.backend.insist_on_process();
         if let Some(completion) = self.inner.ring.lock().pop() {
             return Some(completion);
         }
@@ -98,21 +148,34 @@ impl CompletionQueue {
 
     /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
     pub fn poll_many(&self, into: &mut Vec<Completion>) -> usize {
+        self.inner.backend.insist_on_process();
         let most = match into.capacity() - into.len() {
             0 => 16,
             room => room,
         };
-        let before = into.len();
-        {
+        self.poll_each(most, |completion| into.push(completion))
+    }
+
+    /// Gives up to `most` completions to `take`, oldest first, and returns how many there were. If there are
+    /// none, the card gets a turn on the caller's time.
+    pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
+        let mut taken = 0;
+        for turn in 0..2 {
+            if turn == 1 {
+                self.inner.backend.drive(self.inner.id);
+            }
             let mut ring = self.inner.ring.lock();
-            into.extend(std::iter::from_fn(|| ring.pop()).take(most));
+            while taken < most
+                && let Some(completion) = ring.pop()
+            {
+                take(completion);
+                taken += 1;
+            }
+            if taken > 0 || most == 0 {
+                break;
+            }
         }
-        if into.len() == before {
-            self.inner.backend.drive(self.inner.id);
-            let mut ring = self.inner.ring.lock();
-            into.extend(std::iter::from_fn(|| ring.pop()).take(most));
-        }
-        into.len() - before
+        taken
     }
 
     /// Waits for the next completion: spins for a moment, then sleeps.
@@ -123,6 +186,7 @@ impl CompletionQueue {
     /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
     /// card when nothing is left to happen.
     pub fn wait(&self) -> Result<Completion, Error> {
+        self.inner.backend.check_process()?;
         loop {
             if let Some(completion) = self.wait_until(None) {
                 return Ok(completion);
@@ -168,18 +232,20 @@ impl CompletionQueue {
     ///
     /// Poll once more afterwards, as with `ibv_req_notify_cq`: what came before the wish does not notify.
     pub fn request_notification(&self, notify: Notify) {
-        self.inner.ring.lock().request_notification(notify);
+        self.inner.backend.insist_on_process();
+        self.inner.ring.lock().ring.request_notification(notify);
     }
 
     /// The next completion, for async code. Futures never drive: the card's own thread does.
     pub async fn next(&self) -> Completion {
         poll_fn(|context| {
+            self.inner.backend.insist_on_process();
             let seen = self.inner.news.count();
             let ring = &self.inner.ring;
             if let Some(completion) = ring.lock().pop() {
                 return Poll::Ready(completion);
             }
-            ring.lock().request_notification(Notify::Next);
+            ring.lock().ring.request_notification(Notify::Next);
             if let Some(completion) = ring.lock().pop() {
                 return Poll::Ready(completion);
             }
@@ -194,14 +260,18 @@ impl CompletionQueue {
 
     /// Changes how many completions may wait. Those that wait stay.
     pub fn resize(&self, slots: u32) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
         let mut ring = self.inner.ring.lock();
-        *ring = self.inner.backend.resize_completion_queue(self.inner.id, slots)?;
+        ring.ring = self.inner.backend.resize_completion_queue(self.inner.id, slots)?;
         Ok(())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.backend.check_process().is_err() {
+            return;
+        }
         if let Some(channel) = &self.channel {
             channel.detach(self.token);
         }

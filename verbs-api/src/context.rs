@@ -8,6 +8,7 @@ use softhca_engine::AsyncEvent;
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -29,9 +30,33 @@ impl Context {
         self.address
     }
 
+    /// Whether the card is there: that of a daemon which ended is not.
+    pub fn is_alive(&self) -> bool {
+        self.backend.is_alive()
+    }
+
+    /// Refuses in a process that was forked from the one that opened the device, as every verb does there: what
+    /// the card shares with its process (rings, doorbells, sockets) stays the parent's. A child opens a device
+    /// of its own. Verbs that return no error panic with the same sentence.
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.backend.check_process()
+    }
+
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.backend.gids().get(index).copied()
+    }
+
+    /// How many entries the port's GID table has.
+    pub fn gids(&self) -> usize {
+        self.backend.gids().len()
+    }
+
+    /// The entry of the port's table to send from, to a peer or group of this GID: the first of its IP version.
+    pub fn gid_index_towards(&self, peer: Gid) -> u8 {
+        let gids = self.backend.gids();
+        let same = |gid: &Gid| gid.ip().is_ipv4() == peer.ip().is_ipv4();
+        gids.iter().position(same).unwrap_or(0) as u8
     }
 
     /// What the card counted so far.
@@ -68,9 +93,18 @@ impl Context {
         XrcDomain::new(self)
     }
 
+    /// A descriptor that is readable while an asynchronous event waits, for `poll`, `epoll` or a runtime.
+    pub fn event_descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.backend.events().descriptor()
+    }
+
     /// Takes the oldest asynchronous event, if there is one.
+    ///
+    /// # Panics
+    /// In a child of the process that opened the device.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.backend.take_event()
+        self.backend.insist_on_process();
+        self.backend.events().take()
     }
 
     /// Waits for an asynchronous event; `None` when the time is over.
@@ -78,15 +112,16 @@ impl Context {
     /// # Panics
     /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
     pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.backend.insist_on_process();
         refuse_to_block("Context::wait_event", "context.next_event().await");
         let until = self.backend.now().plus(timeout);
         loop {
-            let seen = self.backend.events().count();
-            if let Some(event) = self.backend.take_event() {
+            let seen = self.backend.events().news().count();
+            if let Some(event) = self.backend.events().take() {
                 return Some(event);
             }
-            if !self.backend.wait(self.backend.events(), seen, Some(until)) {
-                return self.backend.take_event();
+            if !self.backend.wait(self.backend.events().news(), seen, Some(until)) {
+                return self.backend.events().take();
             }
         }
     }
@@ -94,11 +129,12 @@ impl Context {
     /// The next asynchronous event, for async code.
     pub async fn next_event(&self) -> AsyncEvent {
         poll_fn(|context| {
-            let seen = self.backend.events().count();
-            if let Some(event) = self.backend.take_event() {
+            self.backend.insist_on_process();
+            let seen = self.backend.events().news().count();
+            if let Some(event) = self.backend.events().take() {
                 return Poll::Ready(event);
             }
-            if !self.backend.events().register(seen, context.waker()) {
+            if !self.backend.events().news().register(seen, context.waker()) {
                 context.waker().wake_by_ref();
             }
             waiting_for(|| Wait::AsyncEvent);

@@ -33,7 +33,13 @@ impl ProtectionDomain {
     /// Allocates zeroed memory and registers it. The card assigns its address.
     pub fn register(&self, length: usize, access: Access) -> Result<MemoryRegion, Error> {
         let block = self.inner.backend.allocate(length)?;
-        MemoryRegion::new(self, block, None, length as u64, access)
+        MemoryRegion::new(self, block, None, access)
+    }
+
+    /// The same in memory of this process's own, as `malloc` gives it: what the card of a daemon has to reach out
+    /// for. [`ProtectionDomain::register`] is faster there.
+    pub fn register_own(&self, length: usize, access: Access) -> Result<MemoryRegion, Error> {
+        MemoryRegion::new(self, Arc::new(Block::new(length)), None, access)
     }
 
     /// Registers memory of the caller's own, at its own address.
@@ -49,8 +55,34 @@ impl ProtectionDomain {
         access: Access,
     ) -> Result<MemoryRegion, Error> {
         // SAFETY: as the caller says.
+        unsafe { self.register_foreign_at(base, length, base.as_ptr() as u64, access) }
+    }
+
+    /// Registers memory of the caller's own, whose first byte work requests and peers find at `address`.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::register_foreign`].
+    #[allow(unsafe_code)]
+    pub unsafe fn register_foreign_at(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        access: Access,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: as the caller says.
         let block = Arc::new(unsafe { Block::foreign(base, length) });
-        MemoryRegion::new(self, block, Some(base.as_ptr() as u64), length as u64, access)
+        MemoryRegion::new(self, block, Some(address), access)
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// Whether anything else holds it: another handle, or something that is in it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
     }
 
     /// Allocates a memory window.
@@ -109,7 +141,8 @@ struct HandleInner {
 }
 
 impl AddressHandle {
-    pub(crate) fn number(&self) -> u32 {
+    /// Its number.
+    pub fn number(&self) -> u32 {
         self.inner.id.0
     }
 }

@@ -40,6 +40,8 @@ pub enum Error {
         path: String,
         /// What was found instead.
         why: String,
+        /// Nobody is there, so that one can be started.
+        is_absent: bool,
     },
     /// The daemon is gone, and with it the card and everything on it.
     #[error("the daemon is gone ({why}): open the device again when it is back")]
@@ -88,6 +90,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the card is gone, and with it everything that was on it.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Error::DeviceGone { .. })
+    }
+
     /// The errno that C callers get.
     pub fn errno(&self) -> i32 {
         const ENOENT: i32 = 2;

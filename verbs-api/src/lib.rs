@@ -44,6 +44,7 @@ mod device;
 mod domain;
 mod embedded;
 mod error;
+mod events;
 mod executor;
 mod local;
 mod memory;
@@ -70,7 +71,7 @@ pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
 pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
-pub use queue_pair::{Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use queue_pair::{Batch, Endpoint, Path, QueuePair, QueuePairBuilder};
 pub use random::{Rng, rng};
 pub use region::{MemoryRegion, MemoryWindow};
 pub use rendezvous::Rendezvous;
@@ -86,12 +87,27 @@ pub use softhca_engine::{
     QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
-    Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
-    Selector, Span, Tally,
+    Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,
+    RuleId, Selector, Span, Tally,
 };
+#[cfg(target_os = "linux")]
+pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
-    RemoteAddress, SendFlags, SendTrailer, Sge, Status,
+    RemoteAddress, SendFlags, SendTrailer, Sge, SharedReceiveView, Status,
 };
-pub use softhca_udp::{IcrcCheck, Passage, ReceiveMemory, Witness};
+pub use softhca_udp::{Entropy, IcrcCheck, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+
+/// The Rust of the README and the book is run as doc tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/lessons/01-objects.md")]
+    struct Objects;
+    #[doc = include_str!("../../docs/lessons/08-connection-management.md")]
+    struct ConnectionManagement;
+    #[doc = include_str!("../../docs/lessons/12-testing.md")]
+    struct Testing;
+}

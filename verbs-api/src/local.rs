@@ -2,20 +2,21 @@
 
 use crate::Rendezvous;
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
+use crate::events::EventQueue;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant,
-    Limits, MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State,
-    WindowKind, XrcdId,
+    AddressVector, AhId, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant, Limits,
+    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId, SrqInit,
+    State, WindowKind, XrcdId,
 };
 use softhca_queue::{
     Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
     doorbell, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,8 +24,7 @@ use std::sync::Arc;
 #[derive(Default)]
 pub(crate) struct Board {
     queues: Mutex<BTreeMap<CqId, Arc<Notifier>>>,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    event_news: Notifier,
+    events: EventQueue,
     cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
 }
 
@@ -38,10 +38,7 @@ impl Board {
                     queue.notify();
                 }
             }
-            Event::Raised { event, .. } => {
-                self.events.lock().push_back(*event);
-                self.event_news.notify();
-            }
+            Event::Raised { event, .. } => self.events.push(*event),
             Event::CmRaised { channel, .. } => {
                 let channel = self.cm_channels.lock().get(channel).cloned();
                 if let Some(channel) = channel {
@@ -55,12 +52,21 @@ impl Board {
 
 /// What a card sits in: who drives it, where its memory is, which time it lives in.
 pub(crate) trait Seat: Send + Sync + 'static {
+    /// As in [`Backend`].
+    fn check_process(&self) -> Result<()> {
+        Ok(())
+    }
     /// Calls `act` with the card: a control verb.
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R;
     /// Makes a block known to the card.
     fn add_memory(&self, block: Arc<Block>) -> MemoryId;
     /// Makes it forget one.
     fn remove_memory(&self, memory: MemoryId);
+    /// Refuses if the network does not bring what is sent to a group that was just joined.
+    fn check_group(&self, group: Gid) -> Result<()> {
+        let _ = group;
+        Ok(())
+    }
     /// A doorbell rang.
     fn hear(&self);
     /// A queue pair may send from now on.
@@ -101,26 +107,34 @@ impl<S: Seat> Local<S> {
         Ok(Local { seat, board, client, doorbell, next_address: Mutex::new(0x1000_0000) })
     }
 
-    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> R) -> R {
-        self.seat.control(|hca, ctx| act(hca, ctx, self.client))
+    fn control<R>(
+        &self,
+        act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> std::result::Result<R, softhca_engine::Error>,
+    ) -> Result<R> {
+        self.seat.check_process()?;
+        Ok(self.seat.control(|hca, ctx| act(hca, ctx, self.client))?)
     }
 }
 
 impl<S: Seat> Backend for Local<S> {
+    fn check_process(&self) -> Result<()> {
+        self.seat.check_process()
+    }
+
     fn gids(&self) -> Vec<Gid> {
-        self.control(|hca, _, _| hca.gids().to_vec())
+        self.control(|hca, _, _| Ok(hca.gids().to_vec())).unwrap_or_default()
     }
 
     fn counters(&self) -> Counters {
-        self.control(|hca, _, _| *hca.counters())
+        self.control(|hca, _, _| Ok(*hca.counters())).unwrap_or_default()
     }
 
     fn allocate_domain(&self) -> Result<PdId> {
-        Ok(self.control(|hca, _, client| hca.allocate_domain(client))?)
+        self.control(|hca, _, client| hca.allocate_domain(client))
     }
 
     fn free_domain(&self, domain: PdId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.free_domain(client, domain))?)
+        self.control(|hca, _, client| hca.free_domain(client, domain))
     }
 
     fn register(
@@ -131,6 +145,7 @@ impl<S: Seat> Backend for Local<S> {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
+        self.seat.check_process()?;
         let mut next = self.next_address.lock();
         let base = base.unwrap_or(*next);
         let memory = self.seat.add_memory(block);
@@ -144,18 +159,37 @@ impl<S: Seat> Backend for Local<S> {
             }
             Err(error) => {
                 self.seat.remove_memory(memory);
-                Err(error.into())
+                Err(error)
             }
         }
     }
 
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey> {
-        Ok(self.control(|hca, _, client| {
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey> {
+        self.check_process()?;
+        let translation =
+            translation.map(|(base, block)| (base, block.len() as u64, self.seat.add_memory(block)));
+        let mut moved_from = None;
+        let result = self.control(|hca, _, client| {
             let mut region = hca.region(client, key)?;
             region.domain = domain.unwrap_or(region.domain);
             region.access = access.unwrap_or(region.access);
+            if let Some((base, length, memory)) = translation {
+                moved_from = Some(region.memory);
+                (region.base, region.length, region.memory) = (base, length, memory);
+            }
             hca.reregister(client, key, region)
-        })?)
+        });
+        let unused = if result.is_ok() { moved_from } else { translation.map(|(_, _, memory)| memory) };
+        if let Some(memory) = unused {
+            self.seat.remove_memory(memory);
+        }
+        result
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
@@ -165,11 +199,11 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey> {
-        Ok(self.control(|hca, _, client| hca.allocate_window(client, domain, kind))?)
+        self.control(|hca, _, client| hca.allocate_window(client, domain, kind))
     }
 
     fn free_window(&self, key: RemoteKey) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.free_window(client, key))?)
+        self.control(|hca, _, client| hca.free_window(client, key))
     }
 
     fn create_completion_queue(&self, slots: u32, news: Arc<Notifier>) -> Result<(CqId, CompletionConsumer)> {
@@ -203,27 +237,31 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()> {
-        Ok(self.control(|hca, ctx, client| hca.arm_shared_receive_queue(ctx, client, srq, limit))?)
+        self.control(|hca, ctx, client| hca.arm_shared_receive_queue(ctx, client, srq, limit))
+    }
+
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView> {
+        self.control(|hca, _, client| hca.query_shared_receive_queue(client, srq))
     }
 
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.destroy_shared_receive_queue(client, srq))?)
+        self.control(|hca, _, client| hca.destroy_shared_receive_queue(client, srq))
     }
 
     fn open_xrc_domain(&self) -> Result<XrcdId> {
-        Ok(self.control(|hca, _, client| hca.open_xrc_domain(client))?)
+        self.control(|hca, _, client| hca.open_xrc_domain(client))
     }
 
     fn close_xrc_domain(&self, domain: XrcdId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.close_xrc_domain(client, domain))?)
+        self.control(|hca, _, client| hca.close_xrc_domain(client, domain))
     }
 
     fn create_address_handle(&self, domain: PdId, vector: AddressVector) -> Result<AhId> {
-        Ok(self.control(|hca, _, client| hca.create_address_handle(client, domain, vector))?)
+        self.control(|hca, _, client| hca.create_address_handle(client, domain, vector))
     }
 
     fn destroy_address_handle(&self, handle: AhId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.destroy_address_handle(client, handle))?)
+        self.control(|hca, _, client| hca.destroy_address_handle(client, handle))
     }
 
     fn create_queue_pair(&self, init: QpInit, sizes: Sizes) -> Result<NewQueuePair> {
@@ -252,19 +290,22 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn query_queue_pair(&self, number: Qpn) -> Result<QpView> {
-        Ok(self.control(|hca, _, client| hca.query_queue_pair(client, number))?)
+        self.control(|hca, _, client| hca.query_queue_pair(client, number))
     }
 
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()> {
-        Ok(self.control(|hca, ctx, client| hca.destroy_queue_pair(ctx, client, number))?)
+        self.control(|hca, ctx, client| hca.destroy_queue_pair(ctx, client, number))
     }
 
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.attach_multicast(client, number, group))?)
+        self.control(|hca, _, client| hca.attach_multicast(client, number, group))?;
+        self.seat.check_group(group).inspect_err(|_| {
+            let _ = self.detach_multicast(number, group);
+        })
     }
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.detach_multicast(client, number, group))?)
+        self.control(|hca, _, client| hca.detach_multicast(client, number, group))
     }
 
     fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
@@ -283,7 +324,7 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
-        Ok(self.control(|hca, ctx, client| hca.cm(ctx, client, call))?)
+        self.control(|hca, ctx, client| hca.cm(ctx, client, call))
     }
 
     fn active_mtu(&self) -> Mtu {
@@ -294,12 +335,8 @@ impl<S: Seat> Backend for Local<S> {
         self.seat.host_named(name)
     }
 
-    fn take_event(&self) -> Option<AsyncEvent> {
-        self.board.events.lock().pop_front()
-    }
-
-    fn events(&self) -> &Notifier {
-        &self.board.event_news
+    fn events(&self) -> &EventQueue {
+        &self.board.events
     }
 
     fn ring(&self, number: Qpn, send: &SendProducer) {

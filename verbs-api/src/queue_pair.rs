@@ -6,7 +6,7 @@ use crate::{
     QpView, Qpn, QueueKey, ReceiveRequest, Rendezvous, RnrTimer, SendRequest, SharedReceiveQueue, State,
     XrcDomain,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::QpInit;
 use softhca_queue::{ReceiveProducer, SendProducer};
 use std::fmt;
@@ -242,9 +242,21 @@ impl QueuePair {
         Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
     }
 
-    /// Changes attributes and state. The error names what is missing or not allowed.
+    /// The same by another entry of the GID table, if there is one: 1 is the IPv6 address of a host with both.
+    pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
+        Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
+    }
+
+    /// Changes attributes and state. The error names what is missing or not allowed. A queue pair that is reset
+    /// takes its completions with it, as most cards do it.
     pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
-        self.inner.context.backend.modify_queue_pair(self.inner.number, modify)
+        let state = self.inner.context.backend.modify_queue_pair(self.inner.number, modify)?;
+        if state == State::Reset {
+            for queue in [&self.inner.queues.send, &self.inner.queues.receive].into_iter().flatten() {
+                queue.discard(self.inner.number);
+            }
+        }
+        Ok(state)
     }
 
     /// What it is doing.
@@ -259,7 +271,9 @@ impl QueuePair {
 
     /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer.
     pub fn connect(&self, peer: &Endpoint, path: &Path) -> Result<(), Error> {
-        let vector = AddressVector { traffic_class: path.traffic_class, ..AddressVector::to(peer.gid) };
+        let source_index = self.inner.context.gid_index_towards(peer.gid);
+        let vector =
+            AddressVector { traffic_class: path.traffic_class, source_index, ..AddressVector::to(peer.gid) };
         let modify = Modify::default();
         self.modify(&modify.state(State::Init).partition_index(0).port(1).access(path.access))?;
         let mut receive = modify
@@ -326,21 +340,24 @@ impl QueuePair {
 
     /// Posts several send work requests with one doorbell: all or none.
     pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
-        let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
-        let mut ring = ring.lock();
+        let mut batch = self.batch()?;
         for request in requests {
-            if let Err(error) = ring.place(&request.inner) {
-                ring.abandon();
-                return Err(error.into());
-            }
+            batch.add(request)?;
         }
-        ring.publish();
-        self.inner.context.backend.ring(self.inner.number, &ring);
+        batch.post();
         Ok(())
+    }
+
+    /// Begins to post several send work requests with one doorbell. Other posts wait meanwhile.
+    pub fn batch(&self) -> Result<Batch<'_>, Error> {
+        self.inner.context.backend.check_process()?;
+        let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
+        Ok(Batch { pair: &self.inner, ring: ring.lock() })
     }
 
     /// Posts a receive work request.
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
         let mut ring = ring.lock();
         ring.place(request)?;
@@ -360,6 +377,32 @@ impl QueuePair {
     /// Takes it out of a multicast group.
     pub fn detach_multicast(&self, group: Gid) -> Result<(), Error> {
         self.inner.context.backend.detach_multicast(self.inner.number, group)
+    }
+}
+
+/// Send work requests that are posted together. Those of a batch that is dropped are forgotten.
+pub struct Batch<'a> {
+    pair: &'a Inner,
+    ring: MutexGuard<'a, SendProducer>,
+}
+
+impl Batch<'_> {
+    /// Adds a request. One that cannot be posted leaves the others as they are.
+    pub fn add(&mut self, request: &SendRequest<'_>) -> Result<(), Error> {
+        Ok(self.ring.place(&request.inner)?)
+    }
+
+    /// Posts everything that was added.
+    pub fn post(mut self) {
+        self.ring.publish();
+        self.pair.context.backend.ring(self.pair.number, &self.ring);
+    }
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        // What was posted is published already and stays.
+        self.ring.abandon();
     }
 }
 

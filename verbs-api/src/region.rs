@@ -1,8 +1,10 @@
 //! Memory regions and windows.
 
+use crate::backend::Backend;
 use crate::memory::Block;
 use crate::{Access, Error, LocalKey, ProtectionDomain, RemoteAddress, RemoteKey, Sge, WindowKind};
 use parking_lot::Mutex;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Registered memory.
@@ -14,11 +16,18 @@ pub struct MemoryRegion {
 }
 
 struct Inner {
+    backend: Arc<dyn Backend>,
+    present: Mutex<Present>,
+}
+
+/// What the region is at present: it may be registered again as something else.
+#[derive(Clone)]
+struct Present {
     domain: ProtectionDomain,
     block: Arc<Block>,
-    key: Mutex<RemoteKey>,
+    key: RemoteKey,
     base: u64,
-    length: u64,
+    on_card: bool,
 }
 
 impl MemoryRegion {
@@ -26,48 +35,54 @@ impl MemoryRegion {
         domain: &ProtectionDomain,
         block: Arc<Block>,
         base: Option<u64>,
-        length: u64,
         access: Access,
     ) -> Result<MemoryRegion, Error> {
-        let backend = &domain.inner.backend;
+        let backend = domain.inner.backend.clone();
+        let length = block.len() as u64;
         let (key, base) = backend.register(domain.inner.id, base, length, block.clone(), access)?;
-        let inner = Inner { domain: domain.clone(), block, key: Mutex::new(key), base, length };
-        Ok(MemoryRegion { inner: Arc::new(inner) })
+        let present = Mutex::new(Present { domain: domain.clone(), block, key, base, on_card: true });
+        Ok(MemoryRegion { inner: Arc::new(Inner { backend, present }) })
     }
 
     /// How many bytes.
     pub fn len(&self) -> u64 {
-        self.inner.length
+        self.inner.present.lock().block.len() as u64
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.inner.length == 0
+        self.len() == 0
     }
 
     /// The address of the first byte, in the region's own terms.
     pub fn address(&self) -> u64 {
-        self.inner.base
+        self.inner.present.lock().base
     }
 
     /// The key for local use.
     pub fn local_key(&self) -> LocalKey {
-        LocalKey(self.inner.key.lock().0)
+        LocalKey(self.remote_key().0)
     }
 
     /// The key for peers.
     pub fn remote_key(&self) -> RemoteKey {
-        *self.inner.key.lock()
+        self.inner.present.lock().key
     }
 
     /// A scatter/gather entry of `length` bytes at `offset`.
     pub fn entry(&self, offset: u64, length: u32) -> Sge {
-        Sge { address: self.inner.base + offset, length, key: self.local_key() }
+        let present = self.inner.present.lock();
+        Sge { address: present.base + offset, length, key: LocalKey(present.key.0) }
     }
 
     /// The place at `offset`, as a peer names it.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
-        RemoteAddress { address: self.inner.base + offset, key: self.remote_key() }
+        let present = self.inner.present.lock();
+        RemoteAddress { address: present.base + offset, key: present.key }
+    }
+
+    fn block(&self) -> Arc<Block> {
+        self.inner.present.lock().block.clone()
     }
 
     /// Copies bytes in. Whoever sees them sees what this thread wrote before.
@@ -75,7 +90,7 @@ impl MemoryRegion {
     /// # Panics
     /// If they do not fit, as with a slice.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) {
-        self.inner.block.write(offset, bytes).expect("bytes inside of the region");
+        self.block().write(offset, bytes).expect("bytes inside of the region");
     }
 
     /// Copies bytes out.
@@ -93,7 +108,7 @@ impl MemoryRegion {
     /// # Panics
     /// If the range is outside of the region, as with a slice.
     pub fn read_into(&self, offset: u64, into: &mut [u8]) {
-        self.inner.block.read(offset, into).expect("bytes inside of the region");
+        self.block().read(offset, into).expect("bytes inside of the region");
     }
 
     /// The eight bytes at `offset`, in one access.
@@ -101,20 +116,77 @@ impl MemoryRegion {
     /// # Panics
     /// If they are outside of the region or not aligned.
     pub fn load(&self, offset: u64) -> u64 {
-        self.inner.block.load(offset).expect("eight aligned bytes inside of the region")
+        self.block().load(offset).expect("eight aligned bytes inside of the region")
     }
 
-    /// Changes what is allowed, in place. Peers need the new key.
+    /// Changes what is allowed, in place, under the same key.
     pub fn change_access(&self, access: Access) -> Result<(), Error> {
-        let mut key = self.inner.key.lock();
-        *key = self.inner.domain.inner.backend.reregister(*key, None, Some(access))?;
+        self.register_again(None, None, Some(access))
+    }
+
+    /// Moves the region to another protection domain, in place, under the same key.
+    pub fn change_domain(&self, domain: &ProtectionDomain) -> Result<(), Error> {
+        self.register_again(Some(domain), None, None)
+    }
+
+    /// Registers the region again as something else, in place: what is `Some` changes. The memory comes with
+    /// the address that its first byte gets; peers then need the new key.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::register_foreign`], for the new memory.
+    #[allow(unsafe_code)]
+    pub unsafe fn reregister_foreign(
+        &self,
+        domain: Option<&ProtectionDomain>,
+        memory: Option<(NonNull<u8>, usize, u64)>,
+        access: Option<Access>,
+    ) -> Result<(), Error> {
+        // SAFETY: as the caller says.
+        let memory = memory.map(|(at, length, base)| (base, Arc::new(unsafe { Block::foreign(at, length) })));
+        self.register_again(domain, memory, access)
+    }
+
+    fn register_again(
+        &self,
+        domain: Option<&ProtectionDomain>,
+        memory: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
+        let mut present = self.inner.present.lock();
+        let id = domain.map(|domain| domain.inner.id);
+        present.key = self.inner.backend.reregister(present.key, id, memory.clone(), access)?;
+        if let Some(domain) = domain {
+            present.domain = domain.clone();
+        }
+        if let Some((base, block)) = memory {
+            (present.base, present.block) = (base, block);
+        }
+        if access.is_some_and(|access| access.contains(Access::ZERO_BASED)) {
+            present.base = 0;
+        }
+        Ok(())
+    }
+
+    /// Takes the region off the card now, or says why that cannot be: a window is bound to it. Otherwise
+    /// that happens when the last handle is dropped, window or not.
+    pub fn deregister(&self) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
+        let mut present = self.inner.present.lock();
+        if present.on_card {
+            self.inner.backend.deregister(present.key)?;
+            present.on_card = false;
+        }
         Ok(())
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.deregister(*self.key.lock());
+        let present = self.present.get_mut();
+        if present.on_card && self.backend.check_process().is_ok() {
+            let _ = self.backend.deregister(present.key);
+        }
     }
 }
 

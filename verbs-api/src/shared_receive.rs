@@ -3,7 +3,7 @@
 use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, XrcDomain};
 use parking_lot::Mutex;
 use softhca_engine::{SrqId, SrqInit};
-use softhca_queue::ReceiveProducer;
+use softhca_queue::{ReceiveProducer, SharedReceiveView};
 use std::sync::Arc;
 
 /// Receives that several queue pairs take from.
@@ -44,8 +44,19 @@ impl SharedReceiveQueue {
         self.inner.id.0
     }
 
+    /// Whether anything else holds it: another handle, or a queue pair that takes from it.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// How many receives may wait, how many entries each may have, and the limit that is armed.
+    pub fn query(&self) -> Result<SharedReceiveView, Error> {
+        self.inner.domain.inner.backend.query_shared_receive_queue(self.inner.id)
+    }
+
     /// Posts a receive.
     pub fn post(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.domain.inner.backend.check_process()?;
         let mut ring = self.inner.ring.lock();
         ring.place(request)?;
         let _ = ring.publish();

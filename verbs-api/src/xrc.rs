@@ -26,7 +26,17 @@ impl XrcDomain {
     /// names a shared receive queue of this domain in every request, one-sided ones too: what it may reach is
     /// the memory of that queue's protection domain.
     pub fn create_target(&self) -> Result<QueuePair, Error> {
-        QueuePairBuilder::xrc_target(&self.inner.context, self).create()
+        self.target().create()
+    }
+
+    /// Begins to create such a receiving end.
+    pub fn target(&self) -> QueuePairBuilder {
+        QueuePairBuilder::xrc_target(&self.inner.context, self)
+    }
+
+    /// Whether anything else holds it: another handle, or a queue of the domain.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
     }
 
     pub(crate) fn id(&self) -> XrcdId {

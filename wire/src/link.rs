@@ -114,6 +114,27 @@ pub struct Pause {
     pub quanta: [u16; 8],
 }
 
+/// Whether a port's frames leave in the order of their PSNs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Order {
+    /// They do: what comes in another order was mixed up by a host.
+    #[default]
+    Kept = 0,
+    /// A fault rule before the port changes it: what arrives is what was meant.
+    Changed = 1,
+}
+
+impl Order {
+    fn parse(byte: u8) -> Result<Order, Malformed> {
+        match byte {
+            0 => Ok(Order::Kept),
+            1 => Ok(Order::Changed),
+            _ => Err(Malformed::Field { what: "link order", value: byte.into() }),
+        }
+    }
+}
+
 /// What a message says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each variant is the message of its type")]
@@ -133,6 +154,8 @@ pub struct Message {
     pub sender: Incarnation,
     /// The life of the port that is addressed, if the sender knows it.
     pub receiver: Option<Incarnation>,
+    /// The order of the sender's frames.
+    pub order: Order,
     /// What is said.
     pub body: Body,
 }
@@ -157,6 +180,7 @@ impl Message {
         if version != VERSION {
             return Err(Malformed::Version { what: "link", version });
         }
+        let order = Order::parse(fields.u8())?;
         fields.reserved(8)?;
         let sender = NonZeroU64::new(fields.u64())
             .map(Incarnation)
@@ -179,7 +203,7 @@ impl Message {
             _ => return Err(Malformed::Field { what: "link message kind", value: kind.into() }),
         };
         fields.reserved(Self::LEN)?;
-        Ok(Message { sender, receiver, body })
+        Ok(Message { sender, receiver, order, body })
     }
 
     /// The datagram.
@@ -221,7 +245,7 @@ impl Message {
             }
         };
         bytes[..4].copy_from_slice(&MAGIC.to_be_bytes());
-        bytes[4..6].copy_from_slice(&[VERSION, kind]);
+        bytes[4..7].copy_from_slice(&[VERSION, kind, self.order as u8]);
         bytes[8..16].copy_from_slice(&self.sender.0.get().to_be_bytes());
         bytes[16..BODY].copy_from_slice(&self.receiver.map_or(0, |receiver| receiver.0.get()).to_be_bytes());
         bytes
@@ -317,10 +341,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_emitted_is_parsed(sender in 1u64.., receiver: u64, body in bodies()) {
+        fn what_is_emitted_is_parsed(sender in 1u64.., receiver: u64, changed: bool, body in bodies()) {
             let message = Message {
                 sender: Incarnation::new(sender),
                 receiver: NonZeroU64::new(receiver).map(Incarnation),
+                order: if changed { Order::Changed } else { Order::Kept },
                 body,
             };
             prop_assert_eq!(Message::parse(&message.emit()), Ok(message));
@@ -328,7 +353,8 @@ mod tests {
 
         #[test]
         fn what_is_parsed_is_emitted(kind in 0u8..7, mut tail in proptest::collection::vec(any::<u8>(), 58)) {
-            tail[..2].fill(0);
+            tail[0] &= 1;
+            tail[1] = 0;
             let mut bytes = [b"SHLC".as_slice(), &[VERSION, kind], &tail].concat();
             if let Ok(message) = Message::parse(&bytes) {
                 prop_assert_eq!(&message.emit()[..], &bytes);
@@ -341,8 +367,8 @@ mod tests {
 
     #[test]
     fn other_versions_and_other_protocols_are_refused() {
-        let message =
-            Message { sender: Incarnation::new(7), receiver: None, body: Body::Hello(Exchange::Ask) };
+        let (sender, body) = (Incarnation::new(7), Body::Hello(Exchange::Ask));
+        let message = Message { sender, receiver: None, order: Order::Kept, body };
         let mut bytes = message.emit();
         bytes[4] = 2;
         assert_eq!(Message::parse(&bytes), Err(Malformed::Version { what: "link", version: 2 }));
@@ -352,7 +378,8 @@ mod tests {
 
     #[test]
     fn a_message_is_one_line() {
-        let say = |body| Message { sender: Incarnation::new(0xbee), receiver: None, body }.to_string();
+        let sender = Incarnation::new(0xbee);
+        let say = |body| Message { sender, receiver: None, order: Order::Kept, body }.to_string();
         assert_eq!(say(Body::Hello(Exchange::Ask)), "HELLO? bee");
         let grant = Grant { granted: 8448, returned: 0, keep: 8448 };
         assert_eq!(say(Body::Grant(grant)), "GRANT granted=8448 returned=0 keep=8448");

@@ -10,7 +10,7 @@ use crate::server::Shared;
 use softhca_engine::{
     ClientId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource, SrqInit,
 };
-use softhca_queue::control::{Call, Place, Reply, Sizes};
+use softhca_queue::control::{Call, Place, Reply, Sizes, Translation};
 use softhca_queue::{
     Access, Bell, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer,
     Rights, SendConsumer, SendProducer, SharedMemory, Words, cm,
@@ -87,7 +87,7 @@ impl Client {
     fn rings(&self, words: usize) -> Result<(Arc<SharedMemory>, crate::quota::Counted, u64), Refusal> {
         let bytes = words as u64 * 8;
         self.quota.check_rings(bytes)?;
-        let counted = count_mapping(&self.shared.mappings)?;
+        let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
         let memory = SharedMemory::create("softhca-ring", words * 8, Rights::ReadWrite)?;
         Ok((Arc::new(memory), counted, bytes))
     }
@@ -101,10 +101,12 @@ impl Client {
                 return self.create_shared_receive_queue(init, slots, entries);
             }
             Call::CreateQueuePair { init, sizes } => return self.create_queue_pair(init, sizes),
-            Call::Register { domain, base, length, access, place } => {
-                self.register(domain, base, length, access, place, descriptors)?
+            Call::Register { domain, translation, access } => {
+                self.register(domain, translation, access, descriptors)?
             }
-            Call::Reregister { key, domain, access } => self.reregister(key, domain, access)?,
+            Call::Reregister { key, domain, translation, access } => {
+                self.reregister(key, domain, translation, access, descriptors)?
+            }
             Call::Deregister(key) => {
                 let region = self.control(|hca, _, id| hca.deregister(id, key))?;
                 // Unmapped here, not under the lock.
@@ -131,7 +133,13 @@ impl Client {
         if let Some(resource) = made {
             self.quota.check(resource)?;
         }
-        let mut ended = None;
+        let (mut ended, mut attached) = (None, None);
+        let modified = match &call {
+            Call::ModifyQueuePair { number, modify } if !self.shared.names.is_idle() => {
+                Some((*number, *modify))
+            }
+            _ => None,
+        };
         let reply = self.control(|hca, ctx, id| {
             let mut end = |resource, number| ended = Some((resource, number));
             Ok::<_, Refusal>(match call {
@@ -157,6 +165,9 @@ impl Client {
                 Call::ArmSharedReceiveQueue { srq, limit } => {
                     hca.arm_shared_receive_queue(ctx, id, srq, limit)?;
                     Reply::Done
+                }
+                Call::QuerySharedReceiveQueue(srq) => {
+                    Reply::SharedReceiveView(hca.query_shared_receive_queue(id, srq)?)
                 }
                 Call::DestroySharedReceiveQueue(srq) => {
                     hca.destroy_shared_receive_queue(id, srq)?;
@@ -189,6 +200,7 @@ impl Client {
                 }
                 Call::AttachMulticast { number, group } => {
                     hca.attach_multicast(id, number, group)?;
+                    attached = Some((number, group));
                     Reply::Done
                 }
                 Call::DetachMulticast { number, group } => {
@@ -207,6 +219,16 @@ impl Client {
                 _ => return Err(Refusal::new(libc::EINVAL, "this call has no place here")),
             })
         })?;
+        if let (Some((number, modify)), Reply::State(state)) = (modified, &reply) {
+            let view = self.control(|hca, _, id| hca.query_queue_pair(id, number))?;
+            self.shared.names.follow(&self.shared.hosts, &self.host, &view, &modify, *state);
+        }
+        if let Some((number, group)) = attached
+            && let Some(error) = self.host.station.control(|driver| driver.multicast_failure(group))
+        {
+            let _ = self.control(|hca, _, id| hca.detach_multicast(id, number, group));
+            return Err(error.into());
+        }
         if let Some(resource) = made {
             self.quota.add(resource);
         }
@@ -302,34 +324,13 @@ impl Client {
     fn register(
         &mut self,
         domain: PdId,
-        base: Option<u64>,
-        length: u64,
+        translation: Translation,
         access: Access,
-        place: Place,
         descriptors: Vec<OwnedFd>,
     ) -> Result<Reply, Refusal> {
         self.quota.check(Resource::MemoryRegion)?;
         let access = known_rights(access);
-        let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
-        let size = size.ok_or_else(|| Refusal::new(libc::EINVAL, format!("a region of {length} bytes")))?;
-        let reach = match place {
-            Place::Shared => {
-                let Some(descriptor) = descriptors.into_iter().next() else {
-                    return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
-                };
-                let counted = count_mapping(&self.shared.mappings)?;
-                let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
-                Reach::Mapped(memory.block(), counted)
-            }
-            Place::Process { address } => {
-                self.process.check(address, length, access).map_err(|why| Refusal::new(libc::EFAULT, why))?;
-                Reach::Process { process: self.process.clone(), address, length }
-            }
-        };
-        let base = base.unwrap_or(self.next_address);
-        if base.checked_add(length).is_none() {
-            return Err(Refusal::new(libc::EINVAL, "the region ends beyond the address space"));
-        }
+        let (base, length, reach) = self.translate(translation, access, descriptors)?;
         let (id, reach) = (self.id, Arc::new(reach));
         let key = self.host.station.control(|driver| {
             let memory = driver.memory().add(reach.clone());
@@ -345,21 +346,68 @@ impl Client {
         Ok(Reply::Region { key, base })
     }
 
+    /// Finds the bytes of a region: its base, its length, and how to reach it.
+    fn translate(
+        &self,
+        translation: Translation,
+        access: Access,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(u64, u64, Reach), Refusal> {
+        let Translation { base, length, place } = translation;
+        let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
+        let size = size.ok_or_else(|| Refusal::new(libc::EINVAL, format!("a region of {length} bytes")))?;
+        let reach = match place {
+            Place::Shared => {
+                let Some(descriptor) = descriptors.into_iter().next() else {
+                    return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
+                };
+                let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
+                let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
+                Reach::Mapped(memory.block(), counted)
+            }
+            Place::Process { address } => {
+                self.process.check(address, length, access).map_err(|why| Refusal::new(libc::EFAULT, why))?;
+                Reach::Process { process: self.process.clone(), address, length }
+            }
+        };
+        let base = base.unwrap_or(self.next_address);
+        if base.checked_add(length).is_none() {
+            return Err(Refusal::new(libc::EINVAL, "the region ends beyond the address space"));
+        }
+        Ok((base, length, reach))
+    }
+
     fn reregister(
         &mut self,
         key: RemoteKey,
         domain: Option<PdId>,
+        translation: Option<Translation>,
         access: Option<Access>,
+        descriptors: Vec<OwnedFd>,
     ) -> Result<Reply, Refusal> {
         let mut region = self.control(|hca, _, id| hca.region(id, key))?;
+        let old = region.memory;
         region.domain = domain.unwrap_or(region.domain);
         region.access = access.map_or(region.access, known_rights);
-        let reach = self.host.station.control(|driver| driver.memory().get(region.memory).ok().cloned());
-        if let Some(Reach::Process { process, address, length }) = reach.as_deref() {
-            process.check(*address, *length, region.access).map_err(|why| Refusal::new(libc::EFAULT, why))?;
+        let station = &self.host.station;
+        if let Some(translation) = translation {
+            let (base, length, reach) = self.translate(translation, region.access, descriptors)?;
+            (region.base, region.length) = (base, length);
+            region.memory = station.control(|driver| driver.memory().add(Arc::new(reach)));
+        } else {
+            let reach = station.control(|driver| driver.memory().get(region.memory).ok().cloned());
+            if let Some(Reach::Process { process, address, length }) = reach.as_deref() {
+                let denied = |why| Refusal::new(libc::EFAULT, why);
+                process.check(*address, *length, region.access).map_err(denied)?;
+            }
         }
-        let key = self.control(|hca, _, id| hca.reregister(id, key, region))?;
-        Ok(Reply::Region { key, base: region.base })
+        let result = self.control(|hca, _, id| hca.reregister(id, key, region));
+        // Of two places the one that the region is not in is forgotten, and unmapped here, not under the lock.
+        let unused = if result.is_ok() { old } else { region.memory };
+        if old != region.memory {
+            drop(station.control(|driver| driver.memory().remove(unused)));
+        }
+        Ok(Reply::Region { key: result?, base: region.base })
     }
 }
 

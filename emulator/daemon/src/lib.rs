@@ -8,11 +8,13 @@
 
 mod client;
 mod config;
+mod faults;
 mod host;
 mod outbox;
 mod peer;
 mod quota;
 mod reach;
+mod record;
 mod refusal;
 mod server;
 mod session;
@@ -20,4 +22,4 @@ mod signals;
 
 pub use config::{Config, ConfigError, HostConfig, Share};
 pub use server::{Daemon, StartError};
-pub use signals::Signals;
+pub use signals::{Came, Signals};

@@ -1,26 +1,50 @@
-//! Being told to end.
+//! Being told something by signals.
 
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
-/// SIGINT and SIGTERM as a descriptor that becomes readable.
+/// Signals as a descriptor that becomes readable.
 pub struct Signals {
     descriptor: OwnedFd,
+    before: libc::sigset_t,
+}
+
+/// A signal that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    /// Its number.
+    pub number: i32,
+    /// A process sent it; otherwise the kernel did, to everybody who is concerned.
+    pub from_process: bool,
 }
 
 impl Signals {
-    /// Takes both signals for the whole process: call it before any thread starts.
+    /// Takes SIGINT and SIGTERM for the whole process: call it before any thread starts.
     pub fn take() -> io::Result<Signals> {
+        Signals::of(&[libc::SIGINT, libc::SIGTERM])
+    }
+
+    /// Takes those signals that end or tell something, and the end of a child: call it before any thread starts.
+    pub fn take_all() -> io::Result<Signals> {
+        let numbers =
+            [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+        Signals::of(&[&numbers[..], &[libc::SIGCHLD, libc::SIGALRM, libc::SIGWINCH]].concat())
+    }
+
+    fn of(numbers: &[i32]) -> io::Result<Signals> {
         // SAFETY: an all-zero set is valid memory for `sigemptyset` to fill.
-        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        let [mut set, mut before]: [libc::sigset_t; 2] = unsafe { std::mem::zeroed() };
         // SAFETY: `set` outlives the calls; the numbers are signals.
         let descriptor = unsafe {
             libc::sigemptyset(&mut set);
-            libc::sigaddset(&mut set, libc::SIGINT);
-            libc::sigaddset(&mut set, libc::SIGTERM);
-            if libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+            for number in numbers {
+                libc::sigaddset(&mut set, *number);
+            }
+            if libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) != 0 {
                 return Err(io::Error::last_os_error());
             }
             libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
@@ -29,7 +53,41 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new and belongs to nobody else.
-        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, before })
+    }
+
+    /// Has a program that is to be started take the signals that were taken from this one.
+    pub fn leave_to(&self, command: &mut Command) {
+        let before = self.before;
+        // SAFETY: the closure makes one call, which may be made between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                match libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) {
+                    0 => Ok(()),
+                    code => Err(io::Error::from_raw_os_error(code)),
+                }
+            });
+        }
+    }
+
+    /// Waits for the next signal.
+    pub fn wait(&self) -> io::Result<Came> {
+        loop {
+            let mut polled = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
+            match rustix::event::poll(&mut polled, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                result => result?,
+            };
+            // SAFETY: all zeroes are a valid record.
+            let mut record: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
+            let size = size_of_val(&record);
+            // SAFETY: the record has room for what is read.
+            let read = unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut record).cast(), size) };
+            if read == size as isize {
+                // Codes of the kernel's own are positive.
+                return Ok(Came { number: record.ssi_signo as i32, from_process: record.ssi_code <= 0 });
+            }
+        }
     }
 }
 

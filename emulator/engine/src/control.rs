@@ -8,8 +8,8 @@ use crate::queue_pair::QueuePair;
 use crate::shared_receive::SharedReceiveQueue;
 use crate::{
     AddressVector, AhId, AsyncEvent, Attributes, ClientId, Context, CqId, Error, Event, Hca, Modify, PdId,
-    QpInit, QpKind, QpView, Reason, Region, Resource, SrqId, SrqInit, State, WindowKind, XrcdId, address,
-    transition,
+    QpInit, QpKind, QpView, Reason, Region, Resource, SharedReceiveView, SrqId, SrqInit, State, WindowKind,
+    XrcdId, address, transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{CompletionProducer, DoorbellConsumer, ReceiveConsumer, SendConsumer};
@@ -64,7 +64,12 @@ impl Hca {
             let _ = self.destroy_address_handle(client, AhId(number));
         }
         for number in self.card.xrc_domains.numbers(|domain| domain.client == client) {
-            let _ = self.close_xrc_domain(client, XrcdId(number));
+            // What another client has in it keeps it.
+            if self.close_xrc_domain(client, XrcdId(number)).is_err()
+                && let Some(domain) = self.card.xrc_domains.get_mut(number)
+            {
+                domain.orphaned = true;
+            }
         }
         let (regions, windows) = self.card.protection.owned(client);
         for key in windows {
@@ -105,7 +110,7 @@ impl Hca {
         self.card.protection.register_as(region, key)
     }
 
-    /// Changes a region in place and gives it a new key.
+    /// Changes a region in place. It gets a new key if its addresses now mean something else.
     pub fn reregister(&mut self, client: ClientId, key: RemoteKey, new: Region) -> Result<RemoteKey, Error> {
         self.card.protection.reregister(client, key, new)
     }
@@ -243,14 +248,15 @@ impl Hca {
         Ok(())
     }
 
-    /// The slots and the armed limit of a shared receive queue.
+    /// What a shared receive queue is like.
     pub fn query_shared_receive_queue(
         &mut self,
         client: ClientId,
         srq: SrqId,
-    ) -> Result<(u32, usize, u32), Error> {
+    ) -> Result<SharedReceiveView, Error> {
         let queue = self.shared_receive_queue(client, srq)?;
-        Ok((queue.ring.slots(), queue.ring.entries(), queue.limit))
+        let (slots, entries) = (queue.ring.slots(), queue.ring.entries() as u32);
+        Ok(SharedReceiveView { slots, entries, limit: queue.limit })
     }
 
     /// Destroys a shared receive queue that no queue pair takes from.
@@ -275,7 +281,7 @@ impl Hca {
     pub fn open_xrc_domain(&mut self, client: ClientId) -> Result<XrcdId, Error> {
         self.known(client)?;
         let limit = self.limits.xrc_domains;
-        let number = self.card.xrc_domains.insert(0, |_| XrcDomain { client, users: 0 });
+        let number = self.card.xrc_domains.insert(0, |_| XrcDomain { client, users: 0, orphaned: false });
         number.map(XrcdId).ok_or(Error::Exhausted { resource: Resource::XrcDomain, limit })
     }
 
@@ -299,8 +305,12 @@ impl Hca {
     }
 
     fn release_xrc_domain(&mut self, domain: Option<XrcdId>) {
-        if let Some(domain) = domain.and_then(|domain| self.card.xrc_domains.get_mut(domain.0)) {
+        let Some(id) = domain else { return };
+        if let Some(domain) = self.card.xrc_domains.get_mut(id.0) {
             domain.users -= 1;
+            if domain.users == 0 && domain.orphaned {
+                self.card.xrc_domains.remove(id.0);
+            }
         }
     }
 
@@ -531,6 +541,9 @@ impl Hca {
             qp.outbound.drained = false;
         }
         qp.change_state(ctx, to, Reason::Asked);
+        if matches!(to, State::ReadyToReceive | State::ReadyToSend) {
+            ctx.tell(Event::Configured { qp: number, profile: qp.profile(card) });
+        }
         // What was posted before may be sent now; a queue that drains may have finished.
         qp.wake(card);
         self.settle(ctx);
@@ -636,6 +649,10 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, 
         is_ready: false,
         is_parked: false,
         timer_at: None,
+        is_halted: false,
+        limiter: None,
+        paced_at: None,
+        notified_at: None,
         replies_last: true,
     }
 }

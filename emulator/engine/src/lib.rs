@@ -18,12 +18,14 @@ mod card;
 mod cm;
 mod completer;
 mod completion_queue;
+mod congestion;
 mod control;
 mod error;
 mod event;
 mod flush;
 mod hca;
 mod inbound;
+mod limiter;
 mod memory;
 mod outbound;
 mod protection;
@@ -40,17 +42,19 @@ mod transition;
 mod unreliable;
 
 pub use cm::{CmFailure, CmIgnored, CmKind};
+pub use congestion::{Congestion, Dcqcn, Notification, RateCause};
 pub use control::QpRings;
 pub use error::{Error, Resource};
-pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
+pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};
-pub use settings::{Acks, EndToEndCredits, Recovery, Settings};
+pub use settings::{Acks, EndToEndCredits, PayloadMode, Recovery, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, CmChannelId, CmId, Counters, CqId,
-    Limits, Modify, PdId, QpInit, QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    Limits, Modify, PdId, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind,
+    XrcdId,
 };

@@ -169,6 +169,22 @@ impl Outbound {
         psn.is_within(self.unacked, self.fresh.since(self.unacked))
     }
 
+    /// Whether a response to `psn` passes a read or atomic whose own response is still to come.
+    pub fn leaves_unanswered(&self, psn: Psn) -> bool {
+        let asked = |work: &&Work| work.is_read_or_atomic() && work.packets > 0;
+        let due = |work: &Work| match self.unacked.is_before(work.first) {
+            true => work.first,
+            false => self.unacked,
+        };
+        self.is_sent(psn)
+            && self
+                .works
+                .iter()
+                .take_while(|work| work.packets == 0 || !psn.is_before(work.first))
+                .find(asked)
+                .is_some_and(|work| due(work).is_before(psn))
+    }
+
     /// Whether a packet of this work has ever been sent.
     #[inline]
     pub fn is_started(&self, work: &Work) -> bool {

@@ -2,8 +2,12 @@
 
 use crate::card::Card;
 use crate::inbound::Inbound;
+use crate::limiter::Limiter;
 use crate::outbound::Outbound;
-use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, QpView, Reason, SrqId, State, XrcdId};
+use crate::{
+    Attributes, ClientId, CqId, Event, Instant, PdId, Profile, QpKind, QpView, Reason, SrqId, State, XrcdId,
+};
+use alloc::boxed::Box;
 use softhca_wire::{Envelope, Qpn};
 
 pub(crate) struct QueuePair {
@@ -28,6 +32,14 @@ pub(crate) struct QueuePair {
     pub is_parked: bool,
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
+    /// It waits until the port's priority goes on.
+    pub is_halted: bool,
+    /// Its rate, from the first congestion notification on.
+    pub limiter: Option<Box<Limiter>>,
+    /// The entry in the pacers' heap that counts.
+    pub paced_at: Option<Instant>,
+    /// When it last owed a congestion notification.
+    pub notified_at: Option<Instant>,
     /// Whose turn it is when both halves have something to send.
     pub replies_last: bool,
 }
@@ -43,6 +55,31 @@ impl QueuePair {
             expected_psn: self.inbound.expected,
             outstanding: self.outbound.works.len(),
             draining: self.state == State::SendQueueDrained && !self.outbound.drained,
+        }
+    }
+
+    /// What it was told so far.
+    pub fn profile(&self, card: &Card) -> Profile {
+        let attributes = &self.attributes;
+        let slots = |cq: CqId| card.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+        Profile {
+            kind: self.kind,
+            recovery: card.settings.recovery,
+            peer: (!self.kind.is_datagram()).then_some((self.envelope.destination, attributes.destination)),
+            mtu: attributes.mtu,
+            psns: [attributes.send_psn, attributes.receive_psn],
+            timeout: attributes.timeout,
+            patience: self.patience(card),
+            retry_count: attributes.retry_count,
+            rnr_retry: attributes.rnr_retry,
+            access: attributes.access,
+            reads: [attributes.max_reads_out, attributes.max_reads_in],
+            slots: [
+                self.outbound.ring.as_ref().map_or(0, |ring| ring.slots()),
+                self.inbound.ring.as_ref().map_or(0, |ring| ring.slots()),
+            ],
+            completion_queues: [self.send_cq, self.receive_completion_queue(card)]
+                .map(|cq| cq.and_then(slots)),
         }
     }
 

@@ -35,6 +35,18 @@ pub struct SrqInit {
     pub extended: Option<(CqId, XrcdId)>,
 }
 
+/// What a caller may know of a shared receive queue.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedReceiveView {
+    /// Receives that may wait.
+    pub slots: u32,
+    /// Scatter entries of each.
+    pub entries: u32,
+    /// The armed limit; zero if there is none.
+    pub limit: u32,
+}
+
 /// Which of the two kinds of memory window.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

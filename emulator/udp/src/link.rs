@@ -6,7 +6,7 @@
 //! permission to send.
 
 use crate::grant::{Granter, Holder};
-use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Pause};
+use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Order, Pause};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -20,8 +20,10 @@ const QUIET_BEAT: u64 = 1000 * MILLISECOND;
 const QUIET_AFTER: u64 = 2000 * MILLISECOND;
 /// How long a peer may be silent before its link is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
-/// How long without any answer until a port that never said HELLO is taken for another make.
-const FOREIGN_AFTER: u64 = 1000 * MILLISECOND;
+/// How long without any answer until a port that never said HELLO is taken for another make. Most of another
+/// make are known at once, because nobody listens on their link port; and a port like ours may be slow to
+/// answer on a network that still looks for its address.
+const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
 /// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
 /// socket, together with those of all its other peers.
 const UNHEARD: u32 = 2;
@@ -93,6 +95,8 @@ struct Peer {
     theirs: Option<Incarnation>,
     /// It has spoken link control at some time.
     speaks: bool,
+    /// The order of its frames, as it says.
+    order: Order,
     holder: Holder,
     hello_due: Option<Exchange>,
     hello_at: u64,
@@ -123,6 +127,7 @@ impl Peer {
             ours,
             theirs: None,
             speaks: false,
+            order: Order::Kept,
             holder: Holder::new(now),
             hello_due: None,
             hello_at: now,
@@ -160,6 +165,7 @@ impl Peer {
     /// Forgets everything that was agreed with the peer.
     fn forget(&mut self, now: u64) {
         self.theirs = None;
+        self.order = Order::Kept;
         self.holder.restart(now);
         self.leased_at = None;
         self.listening = false;
@@ -200,6 +206,10 @@ impl Peer {
         }
     }
 
+    fn message(&self, order: Order, body: Body) -> Message {
+        Message { sender: self.ours, receiver: self.theirs, order, body }
+    }
+
     /// The next thing to say.
     fn next_body(&mut self, now: u64) -> Option<Body> {
         if let Some(exchange) = self.hello_due.take() {
@@ -235,6 +245,8 @@ pub struct Links {
     dead_after: u64,
     peers: BTreeMap<IpAddr, Peer>,
     granter: Granter,
+    /// The order of our frames.
+    order: Order,
     events: VecDeque<LinkEvent>,
     expired_at: u64,
     /// Somebody may have something to say.
@@ -253,6 +265,7 @@ impl Links {
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
             granter: Granter::new(budget),
+            order: Order::Kept,
             events: VecDeque::new(),
             expired_at: now,
             due: false,
@@ -262,6 +275,22 @@ impl Links {
     /// Sets how long a peer may be silent before it is dead; at least a second, so that no grant outlives it.
     pub fn set_dead_after(&mut self, nanoseconds: u64) {
         self.dead_after = nanoseconds.max(2 * LEASE);
+    }
+
+    /// Our frames leave in another order than that of their PSNs from now on, because a rule wants it. No frame
+    /// leaves to a peer before it knows.
+    pub fn change_order(&mut self) {
+        self.order = Order::Changed;
+        self.due = true;
+        for peer in self.peers.values_mut().filter(|peer| peer.answers()) {
+            peer.leased_at = None;
+            (peer.beat_due, peer.unheard) = (true, 0);
+        }
+    }
+
+    /// Whether frames of `peer` that come in another order than that of their PSNs were mixed up on the way.
+    pub fn keeps_order(&self, peer: IpAddr) -> bool {
+        self.peers.get(&peer).is_some_and(|peer| peer.answers() && peer.order == Order::Kept)
     }
 
     /// What the port has granted to others.
@@ -401,6 +430,9 @@ impl Links {
             // An answer to an earlier life of this port says nothing to this one.
             if !old && (exchange == Exchange::Ask || for_us) {
                 self.hello(from, message.sender, exchange, now);
+                if let Some(peer) = self.peers.get_mut(&from).filter(|_| message.order == Order::Changed) {
+                    peer.order = Order::Changed;
+                }
             }
             return;
         }
@@ -408,6 +440,9 @@ impl Links {
             // One of us does not know the other's present life.
             peer.hello_due = Some(Exchange::Ask);
             return;
+        }
+        if message.order == Order::Changed {
+            peer.order = Order::Changed;
         }
         match message.body {
             Body::Hello(_) => {}
@@ -548,14 +583,15 @@ impl Links {
             && let Some(peer) = self.peers.get(&address)
         {
             let body = Body::Grant(grant);
-            return Some((address, Message { sender: peer.ours, receiver: peer.theirs, body }));
+            return Some((address, peer.message(self.order, body)));
         }
         if !self.due {
             return None;
         }
+        let order = self.order;
         for (address, peer) in &mut self.peers {
             if let Some(body) = peer.next_body(now) {
-                return Some((*address, Message { sender: peer.ours, receiver: peer.theirs, body }));
+                return Some((*address, peer.message(order, body)));
             }
         }
         self.due = false;

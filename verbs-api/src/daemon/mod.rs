@@ -8,7 +8,7 @@ pub use control::{DaemonControl, SeenEvent};
 pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
-use crate::embedded::network_mtu;
+use crate::events::EventQueue;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -19,15 +19,16 @@ use fatal::{Ends, Estate};
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, QpInit,
-    QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
-use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply};
+use softhca_fabric::{Flow, Rule, Tally};
+use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply, Translation};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
     SendProducer, SharedMemory, Words, cm,
 };
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -69,8 +70,7 @@ impl Device {
 #[derive(Default)]
 struct Board {
     queues: Mutex<BTreeMap<CqId, Watched>>,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    event_news: Notifier,
+    events: EventQueue,
     cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
     estate: Estate,
 }
@@ -92,7 +92,7 @@ impl Listener for Board {
                     news.notify();
                 }
             }
-            News::Raised(event) => self.raise(event),
+            News::Raised(event) => self.events.push(event),
             News::CmRaised(channel) => {
                 let news = self.cm_channels.lock().get(&channel).cloned();
                 if let Some(news) = news {
@@ -105,20 +105,13 @@ impl Listener for Board {
 
     fn gone(&self) {
         self.estate.wind_up();
-        self.raise(AsyncEvent::DeviceFatal);
+        self.events.push(AsyncEvent::DeviceFatal);
         let queues: Vec<_> = self.queues.lock().values().map(|queue| queue.news.clone()).collect();
         // Whoever waits for a connection finds out that the device is gone.
         let channels: Vec<_> = self.cm_channels.lock().values().cloned().collect();
         for news in queues.into_iter().chain(channels) {
             news.notify();
         }
-    }
-}
-
-impl Board {
-    fn raise(&self, event: AsyncEvent) {
-        self.events.lock().push_back(event);
-        self.event_news.notify();
     }
 }
 
@@ -176,6 +169,19 @@ impl Daemon {
         self.host.limits
     }
 
+    pub fn add_rule(&self, seed: u64, rule: Rule) -> Result<()> {
+        let rules = protocol::encode(&vec![(rule, "")]);
+        self.done(&Call::AddRules { host: None, seed, rules })
+    }
+
+    pub fn add_flow(&self, seed: u64, flow: Flow) -> Result<()> {
+        self.done(&Call::AddFlows { host: None, seed, flows: protocol::encode(&vec![flow]) })
+    }
+
+    pub fn rules(&self) -> Result<Vec<(Rule, Tally)>> {
+        control::read_rules(self.call(&Call::Rules { host: None })?)
+    }
+
     fn call(&self, call: &Call) -> Result<Reply> {
         self.line.call(call, &[]).map(|(reply, _)| reply)
     }
@@ -197,6 +203,15 @@ impl Daemon {
     }
 }
 
+/// Where the daemon finds the bytes of a block, and the descriptor to pass to it.
+fn place_of(block: &Block) -> (Place, Option<OwnedFd>) {
+    let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
+    match memory.and_then(|memory| memory.take_descriptor()) {
+        Some(descriptor) => (Place::Shared, Some(descriptor)),
+        None => (Place::Process { address: block.address() }, None),
+    }
+}
+
 macro_rules! expect {
     ($reply:expr, $pattern:pat => $value:expr) => {
         match $reply {
@@ -207,6 +222,14 @@ macro_rules! expect {
 }
 
 impl Backend for Daemon {
+    fn is_alive(&self) -> bool {
+        !self.board.estate.is_ours()
+    }
+
+    fn check_process(&self) -> Result<()> {
+        self.line.check_process()
+    }
+
     fn gids(&self) -> Vec<Gid> {
         self.gids.clone()
     }
@@ -240,20 +263,30 @@ impl Backend for Daemon {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
-        let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
-        let descriptor = memory.and_then(|memory| memory.take_descriptor());
-        let place = match descriptor {
-            Some(_) => Place::Shared,
-            None => Place::Process { address: block.address() },
-        };
+        self.check_process()?;
+        let (place, descriptor) = place_of(&block);
         let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
-        let call = Call::Register { domain, base, length, access, place };
+        let translation = Translation { base, length, place };
+        let call = Call::Register { domain, translation, access };
         expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, base } => (key, base))
     }
 
-    fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey> {
-        let call = Call::Reregister { key, domain, access };
-        expect!(self.call(&call)?, Reply::Region { key, .. } => key)
+    fn reregister(
+        &self,
+        key: RemoteKey,
+        domain: Option<PdId>,
+        translation: Option<(u64, Arc<Block>)>,
+        access: Option<Access>,
+    ) -> Result<RemoteKey> {
+        let mut descriptor = None;
+        let translation = translation.map(|(base, block)| {
+            let (place, passed) = place_of(&block);
+            descriptor = passed;
+            Translation { base: Some(base), length: block.len() as u64, place }
+        });
+        let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
+        let call = Call::Reregister { key, domain, translation, access };
+        expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, .. } => key)
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
@@ -287,6 +320,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_completion_queue(&self, cq: CqId) -> Result<()> {
+        self.check_process()?;
         self.board.queues.lock().remove(&cq);
         self.board.estate.remove_queue(cq);
         self.done(&Call::DestroyCompletionQueue(cq))
@@ -307,6 +341,11 @@ impl Backend for Daemon {
 
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()> {
         self.done(&Call::ArmSharedReceiveQueue { srq, limit })
+    }
+
+    fn query_shared_receive_queue(&self, srq: SrqId) -> Result<SharedReceiveView> {
+        let reply = self.call(&Call::QuerySharedReceiveQueue(srq))?;
+        expect!(reply, Reply::SharedReceiveView(view) => view)
     }
 
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()> {
@@ -369,6 +408,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()> {
+        self.check_process()?;
         self.board.estate.remove_queue_pair(number);
         self.done(&Call::DestroyQueuePair(number))
     }
@@ -398,19 +438,15 @@ impl Backend for Daemon {
     }
 
     fn active_mtu(&self) -> Mtu {
-        network_mtu(self.host.address)
+        self.host.active_mtu
     }
 
     fn host_named(&self, name: &str) -> Option<IpAddr> {
         self.hosts.iter().find(|host| host.name == name).map(|host| host.address)
     }
 
-    fn take_event(&self) -> Option<AsyncEvent> {
-        self.board.events.lock().pop_front()
-    }
-
-    fn events(&self) -> &Notifier {
-        &self.board.event_news
+    fn events(&self) -> &EventQueue {
+        &self.board.events
     }
 
     fn ring(&self, number: Qpn, send: &SendProducer) {

@@ -78,6 +78,17 @@ impl Folder {
         self.path.join(format!("{name}.lock"))
     }
 
+    /// The file that whoever connects to the daemon with this name, or starts it, keeps locked meanwhile. A daemon
+    /// that leaves because nobody needs it does so under this lock.
+    pub fn door(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.door"))
+    }
+
+    /// What a daemon that was started for programs writes to stderr.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.path.join(format!("{name}.log"))
+    }
+
     /// The names that have a socket here, in order. Some may have no daemon any more.
     pub fn names(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten().flatten();

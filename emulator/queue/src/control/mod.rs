@@ -11,16 +11,16 @@ pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, sen
 
 use crate::{
     Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
-    QpView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
+    QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -68,6 +68,8 @@ pub struct HostCard {
     pub device: String,
     /// Its address.
     pub address: IpAddr,
+    /// The largest path MTU that its network carries.
+    pub active_mtu: Mtu,
     /// What one client can have there.
     pub limits: Limits,
     /// What a lost packet does.
@@ -99,6 +101,17 @@ pub enum Place {
     },
 }
 
+/// The bytes of a region, and the addresses that it gives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Translation {
+    /// The address of the first byte, in the region's own terms; `None` leaves the choice to the card.
+    pub base: Option<u64>,
+    /// How many bytes.
+    pub length: u64,
+    /// Where they are.
+    pub place: Place,
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
@@ -117,18 +130,56 @@ pub enum Call {
     Watch,
     /// End the daemon.
     Stop,
+    /// Put fault rules on the cable of a host, behind those that are there. Without a name, of the own one.
+    AddRules {
+        host: Option<String>,
+        /// Decides the draws, if there were no rules before.
+        seed: u64,
+        /// The rules with their names, as the fabric writes them down.
+        rules: Vec<u8>,
+    },
+    /// Let the rules of a host know queue pairs by their roles.
+    AddFlows {
+        host: Option<String>,
+        seed: u64,
+        /// The flows, as the fabric writes them down.
+        flows: Vec<u8>,
+    },
+    /// Give these roles to the next queue pairs of a host that become ready to receive, each to the first of
+    /// its kind; all hosts of the daemon know them by it.
+    NameFlows {
+        host: Option<String>,
+        seed: u64,
+        roles: Vec<(QpKind, u32)>,
+    },
+    /// The rules of a host and how often each fired.
+    Rules {
+        host: Option<String>,
+    },
+    /// Take all rules, flows and names of a host away. What they hold back still arrives.
+    ClearRules {
+        host: Option<String>,
+    },
+    /// Write what the cards do to the descriptors that come with it, until this connection ends: first a
+    /// capture, then an event log, as far as they are asked for.
+    Record {
+        capture: bool,
+        log: bool,
+    },
+    /// End the records of this connection: everything has been written when the reply comes.
+    EndRecords,
     AllocateDomain,
     FreeDomain(PdId),
     Register {
         domain: PdId,
-        base: Option<u64>,
-        length: u64,
+        translation: Translation,
         access: Access,
-        place: Place,
     },
+    /// What is `Some` changes. A region that moves to shared memory brings its descriptor.
     Reregister {
         key: RemoteKey,
         domain: Option<PdId>,
+        translation: Option<Translation>,
         access: Option<Access>,
     },
     Deregister(RemoteKey),
@@ -154,6 +205,7 @@ pub enum Call {
         srq: SrqId,
         limit: u32,
     },
+    QuerySharedReceiveQueue(SrqId),
     DestroySharedReceiveQueue(SrqId),
     OpenXrcDomain,
     CloseXrcDomain(XrcdId),
@@ -214,6 +266,7 @@ pub enum Reply {
     CompletionQueue(CqId),
     /// With its ring.
     SharedReceiveQueue(SrqId),
+    SharedReceiveView(SharedReceiveView),
     XrcDomain(XrcdId),
     AddressHandle(AhId),
     /// With one memory for both rings, the send ring first.
@@ -222,6 +275,8 @@ pub enum Reply {
     View(QpView),
     Counters(Counters),
     Status(Status),
+    /// The rules and their tallies, as the fabric writes them down.
+    Rules(Vec<u8>),
     Cm(cm::Reply),
 }
 

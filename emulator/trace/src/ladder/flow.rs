@@ -20,7 +20,7 @@ struct Pending {
 
 /// Everything from one host, or one queue pair of it, to one queue pair.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(crate) struct Flow {
     pub from: IpAddr,
     pub from_qp: Option<Qpn>,
     pub to: Endpoint,
@@ -105,7 +105,7 @@ impl Flow {
 
 /// Every flow that was seen.
 #[derive(Debug, Default)]
-pub(super) struct Flows {
+pub(crate) struct Flows {
     flows: Vec<Flow>,
     by_key: BTreeMap<(IpAddr, Option<Qpn>, Endpoint), usize>,
     reverse: BTreeMap<usize, usize>,

@@ -1,14 +1,16 @@
 //! Maps events and faults to the names of the log. Every variant is here, or it does not compile.
 
-use super::vocabulary::{Change, PacketData, What};
+use super::provenance::Provenance;
+use super::vocabulary::{BufferData, Change, CulpritData, PacketData, QueueData, What};
 use crate::Cast;
 use crate::words::{self, slug};
-use softhca_engine::{AsyncEvent, Event, Packet, Reason};
-use softhca_fabric::{CableId, Cause, Effect, Fault};
+use softhca_engine::{AsyncEvent, Event, Packet, Profile, QpKind, Reason, Refusal};
+use softhca_fabric::{CableId, Cause, Culprit, Effect, FabricEvent, Fault, Node};
 use softhca_queue::{Completion, CompletionFlags};
-use softhca_wire::Syndrome;
+use softhca_wire::{Qpn, Syndrome};
 
-fn packet(packet: &Packet) -> PacketData {
+/// A packet as an entry has it.
+pub(super) fn packet(packet: &Packet) -> PacketData {
     let rnr_wait = match packet.syndrome {
         Some(Syndrome::RnrNak(timer)) => Some(timer.nanoseconds()),
         _ => None,
@@ -62,33 +64,77 @@ fn number(event: &AsyncEvent) -> Option<u32> {
     }
 }
 
+fn kind(kind: QpKind) -> &'static str {
+    match kind {
+        QpKind::Rc => "rc",
+        QpKind::Uc => "uc",
+        QpKind::Ud => "ud",
+        QpKind::XrcInitiator => "xrc-initiator",
+        QpKind::XrcTarget => "xrc-target",
+        QpKind::Gsi => "gsi",
+    }
+}
+
+fn configured(qp: Qpn, profile: &Profile) -> What {
+    let queue =
+        |queue: Option<(softhca_engine::CqId, u32)>| queue.map(|(cq, slots)| QueueData { cq: cq.0, slots });
+    let rights: Vec<&str> = profile.access.iter_names().map(|(name, _)| name).collect();
+    What::Configured {
+        qp: qp.value(),
+        kind: kind(profile.kind).into(),
+        recovery: profile.recovery.name().into(),
+        peer: profile.peer.map(|(address, _)| address),
+        dest_qp: profile.peer.map(|(_, number)| number.value()),
+        mtu: profile.mtu.bytes(),
+        first_psn: profile.psns[0].value(),
+        expected_psn: profile.psns[1].value(),
+        timeout: profile.timeout,
+        patience: profile.patience.map(|patience| patience.as_nanos() as u64),
+        retry_cnt: profile.retry_count,
+        rnr_retry: profile.rnr_retry,
+        access: rights.join("|"),
+        max_rd_atomic: profile.reads[0],
+        max_dest_rd_atomic: profile.reads[1],
+        send_slots: profile.slots[0],
+        receive_slots: profile.slots[1],
+        send_cq: queue(profile.completion_queues[0]),
+        receive_cq: queue(profile.completion_queues[1]),
+    }
+}
+
 /// The sentence of a reason, where there is something to say.
 fn why(reason: &Reason) -> Option<String> {
     (*reason != Reason::None).then(|| reason.to_string())
 }
 
 /// What an event is in the log, and why it happened.
-pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
+pub(super) fn of_event(event: &Event, provenance: &Provenance) -> (What, Option<String>) {
     let mut trigger = None;
     let what = match *event {
-        Event::WorkStarted { qp, id, operation, bytes, first, packets } => What::WorkStarted {
+        Event::Configured { qp, profile } => configured(qp, &profile),
+        Event::WorkStarted { qp, id, operation, bytes, first, packets, buffer } => What::WorkStarted {
             qp: qp.value(),
             id,
             operation: operation.name().into(),
             bytes,
             first_psn: first.value(),
             packets,
+            buffer: buffer.map(|sge| BufferData { key: sge.key.0, address: sge.address, length: sge.length }),
         },
         Event::PacketSent { qp, packet: sent, work, again } => {
-            What::PacketSent { qp: qp.value(), packet: packet(&sent), work, again }
+            let work = work.or_else(|| provenance.of_sent(&sent));
+            let cause = provenance.cause(qp, &sent, again);
+            What::PacketSent { qp: qp.value(), packet: packet(&sent), work, again, cause }
         }
         Event::PacketReceived { qp, packet: received } => {
-            What::PacketReceived { qp: qp.value(), packet: packet(&received) }
+            let work = provenance.of_received(qp, &received);
+            What::PacketReceived { qp: qp.value(), packet: packet(&received), work }
         }
         Event::PacketDropped { qp, packet: dropped, reason } => {
             trigger = Some(reason.to_string());
+            let work = dropped.as_ref().and_then(|dropped| provenance.of_received(qp, dropped));
             let packet = dropped.as_ref().map(packet);
-            What::PacketDropped { qp: qp.value(), packet, reason: slug(&reason).into() }
+            What::PacketDropped { qp: qp.value(), packet, work, reason: slug(&reason).into() }
         }
         Event::DuplicateAnswered { qp, psn, opcode } => {
             let opcode = opcode.to_string().into();
@@ -96,7 +142,16 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
         }
         Event::Refused { qp, psn, refusal } => {
             trigger = Some(refusal.to_string());
-            What::RequestRefused { qp: qp.value(), psn: psn.value(), reason: slug(&refusal).into() }
+            let missing_psn = match refusal {
+                Refusal::Gap { missing, .. } => Some(missing.value()),
+                _ => None,
+            };
+            What::RequestRefused {
+                qp: qp.value(),
+                psn: psn.value(),
+                missing_psn,
+                reason: slug(&refusal).into(),
+            }
         }
         Event::WentBack { qp, to, cause, retries_left } => {
             let cause = slug(&cause).into();
@@ -106,6 +161,16 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
             What::RnrWaitStarted { qp: qp.value(), psn: psn.value(), until: until.nanos(), retries_left }
         }
         Event::AckTimedOut { qp, oldest } => What::AckTimedOut { qp: qp.value(), oldest_psn: oldest.value() },
+        Event::CongestionSeen { qp, psn, notified } => {
+            What::MarkSeen { qp: qp.value(), psn: psn.value(), notified }
+        }
+        Event::RateChanged { qp, bits_per_second, target, alpha_millionths, cause } => What::RateChanged {
+            qp: qp.value(),
+            rate: bits_per_second,
+            target,
+            alpha: alpha_millionths,
+            cause: slug(&cause).into(),
+        },
         Event::MemoryWritten { qp, key, address, length, psn } => {
             What::MemoryWritten { qp: qp.value(), key, address, length, psn: psn.value() }
         }
@@ -152,6 +217,49 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
         },
     };
     (what, trigger)
+}
+
+fn culprit(culprit: &Culprit) -> CulpritData {
+    CulpritData {
+        source: culprit.source,
+        destination: culprit.destination,
+        dest_qp: culprit.packet.map(|(qpn, _)| qpn.value()),
+        psn: culprit.packet.map(|(_, psn)| psn.value()),
+    }
+}
+
+/// Where something happened in the fabric, what it is in the log, and why it happened.
+pub(super) fn of_fabric(event: &FabricEvent) -> (Node, What, Option<String>) {
+    let mut trigger = None;
+    let (node, what) = match *event {
+        FabricEvent::Marked { switch, cable: CableId(cable), priority, depth, culprit: of } => {
+            (Node::Switch(switch), What::EcnMarked { cable, priority, depth, packet: culprit(&of) })
+        }
+        FabricEvent::Lost { at, cable: CableId(cable), priority, cause, culprit: of } => {
+            trigger = Some(cause.to_string());
+            let (cause, packet) = (slug(&cause).into(), culprit(&of));
+            (at, What::FrameLost { cable, priority, cause, packet })
+        }
+        FabricEvent::PauseSent { at, cable: CableId(cable), priority, quanta, held } => {
+            (at, What::PauseSent { cable, priority, quanta, held })
+        }
+        FabricEvent::PauseReceived { at, cable: CableId(cable), priority, quanta, until_ns: until } => {
+            (at, What::PauseReceived { cable, priority, quanta, until })
+        }
+        FabricEvent::PauseEnded { at, cable: CableId(cable), priority, how } => {
+            (at, What::PauseEnded { cable, priority, how: slug(&how).into() })
+        }
+        FabricEvent::QueueSampled { switch, cable: CableId(cable), priority, depth } => {
+            (Node::Switch(switch), What::QueueSampled { cable, priority, depth })
+        }
+        FabricEvent::WatchdogFired { at, cable: CableId(cable), priority, lost } => {
+            (at, What::WatchdogFired { cable, priority, lost })
+        }
+        FabricEvent::WatchdogRestored { at, cable: CableId(cable), priority } => {
+            (at, What::WatchdogRestored { cable, priority })
+        }
+    };
+    (node, what, trigger)
 }
 
 fn change(effect: &Effect) -> Change {

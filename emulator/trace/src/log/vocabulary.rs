@@ -53,6 +53,52 @@ macro_rules! vocabulary {
 }
 
 vocabulary! {
+    /// A queue pair got ready to receive or to send: what it was told.
+    "qp:configured" Configured {
+        /// The queue pair.
+        qp: u32,
+        /// `rc`, `uc`, `ud`, `xrc-initiator`, `xrc-target` or `gsi`.
+        kind: Word,
+        /// What a lost packet does: `fatal`, `go-back-n` or `go-back-0`.
+        recovery: Word,
+        /// The host at the other end of the connection.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<IpAddr>,
+        /// The queue pair at the other end of the connection.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dest_qp: Option<u32>,
+        /// Payload bytes per packet.
+        mtu: u32,
+        /// The first PSN that it sends.
+        first_psn: u32,
+        /// The first PSN that it expects.
+        expected_psn: u32,
+        /// The exponent of 4.096 µs that an acknowledgement may take.
+        timeout: u8,
+        /// How long a silent peer is waited for before something is done about it, in nanoseconds; absent for ever.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patience: Option<u64>,
+        /// How often it tries again.
+        retry_cnt: u8,
+        /// How often it tries again when the receiver is not ready; 7 for ever.
+        rnr_retry: u8,
+        /// What the peer may do: rights with a `|` between them.
+        access: String,
+        /// Reads and atomics that it may have outstanding.
+        max_rd_atomic: u8,
+        /// Reads and atomics that the peer may have outstanding here.
+        max_dest_rd_atomic: u8,
+        /// Work requests that its send queue holds.
+        send_slots: u32,
+        /// Work requests that its own receive queue holds.
+        receive_slots: u32,
+        /// The completion queue of its sends.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        send_cq: Option<QueueData>,
+        /// The completion queue of its receives.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        receive_cq: Option<QueueData>,
+    }
     /// A send work request was taken from its ring and got its PSNs.
     "work:started" WorkStarted {
         /// The queue pair.
@@ -67,6 +113,9 @@ vocabulary! {
         first_psn: u32,
         /// How many PSNs it has.
         packets: u32,
+        /// Its first piece of local memory, unless the data stood in the request.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        buffer: Option<BufferData>,
     }
     /// A work request completed.
     "work:completed" WorkCompleted {
@@ -109,11 +158,13 @@ vocabulary! {
         qp: u32,
         /// The packet.
         packet: PacketData,
-        /// The id of the work request that it belongs to, if it is a request.
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
         #[serde(skip_serializing_if = "Option::is_none")]
         work: Option<u64>,
         /// Whether that PSN had left before.
         again: bool,
+        /// Why it left: `work`; for what is sent again `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for an answer `request`, `duplicate` or the reason of the refusal.
+        cause: Word,
     }
     /// A packet came and is for this queue pair.
     "transport:packet_received" PacketReceived {
@@ -121,6 +172,9 @@ vocabulary! {
         qp: u32,
         /// The packet.
         packet: PacketData,
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        work: Option<u64>,
     }
     /// A packet was not acted on.
     "transport:packet_dropped" PacketDropped {
@@ -129,6 +183,9 @@ vocabulary! {
         /// The packet, if it could be read.
         #[serde(skip_serializing_if = "Option::is_none")]
         packet: Option<PacketData>,
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        work: Option<u64>,
         /// Why.
         reason: Word,
     }
@@ -147,6 +204,9 @@ vocabulary! {
         qp: u32,
         /// The request's PSN.
         psn: u32,
+        /// The PSN that is missing, if there is a gap.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        missing_psn: Option<u32>,
         /// Why.
         reason: Word,
     }
@@ -178,6 +238,28 @@ vocabulary! {
         qp: u32,
         /// The oldest PSN without an answer.
         oldest_psn: u32,
+    }
+    /// A packet came with a congestion mark.
+    "congestion:mark_seen" MarkSeen {
+        /// The queue pair.
+        qp: u32,
+        /// The packet's PSN.
+        psn: u32,
+        /// Whether a notification (CNP) follows; if not, the last one was too short ago.
+        notified: bool,
+    }
+    /// Congestion control changed the rate of a queue pair.
+    "congestion:rate_changed" RateChanged {
+        /// The queue pair.
+        qp: u32,
+        /// Its rate now, in bits per second.
+        rate: u64,
+        /// The rate that it rises to next.
+        target: u64,
+        /// The estimate of congestion (DCQCN's alpha), in millionths.
+        alpha: u32,
+        /// What changed it.
+        cause: Word,
     }
     /// Local memory was written: by a peer, or by a receive, read response or atomic.
     "memory:written" MemoryWritten {
@@ -292,6 +374,84 @@ vocabulary! {
         /// Zero, a negative errno, or the reason of a refusal.
         status: i32,
     }
+    /// A switch marked a packet because of the queue before it.
+    "fabric:ecn_marked" EcnMarked {
+        /// The cable that it leaves over.
+        cable: u32,
+        /// Its priority.
+        priority: u8,
+        /// Bytes that waited before it.
+        depth: u64,
+        /// The packet.
+        packet: CulpritData,
+    }
+    /// A frame was lost in a switch, or at the port of a host.
+    "fabric:frame_lost" FrameLost {
+        /// The cable that it was to leave over, or that it came over.
+        cable: u32,
+        /// Its priority.
+        priority: u8,
+        /// Why.
+        cause: Word,
+        /// The packet.
+        packet: CulpritData,
+    }
+    /// A pause frame was sent.
+    "fabric:pause_sent" PauseSent {
+        /// The cable.
+        cable: u32,
+        /// The priority that is to stop.
+        priority: u8,
+        /// For so many times 512 bit times; 0 lets it go on.
+        quanta: u16,
+        /// Bytes of that priority that had come over the cable and were still there.
+        held: u64,
+    }
+    /// A pause frame came.
+    "fabric:pause_received" PauseReceived {
+        /// The cable.
+        cable: u32,
+        /// The priority that stops.
+        priority: u8,
+        /// For so many times 512 bit times; 0 lets it go on.
+        quanta: u16,
+        /// When it goes on by itself, in nanoseconds since the start.
+        until: u64,
+    }
+    /// A priority that was stopped goes on.
+    "fabric:pause_ended" PauseEnded {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// `resumed`, `expired`, or `overruled` by a watchdog.
+        how: Word,
+    }
+    /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
+    "fabric:queue_sampled" QueueSampled {
+        /// The cable that the queue leads to.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// Bytes that wait.
+        depth: u64,
+    }
+    /// A watchdog acted on a queue that a pause had stopped for too long, or on a host that had stopped others.
+    "fabric:watchdog_fired" WatchdogFired {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// Frames that it took out of the queue.
+        lost: u64,
+    }
+    /// A watchdog is done: everything is as before.
+    "fabric:watchdog_restored" WatchdogRestored {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+    }
     /// Something was done to a packet on a cable.
     "fabric:fault" Fault {
         /// The cable.
@@ -324,6 +484,30 @@ vocabulary! {
     }
 }
 
+impl What {
+    /// The queue pair that it happened at, if it is about one.
+    pub fn queue_pair(&self) -> Option<u32> {
+        match self {
+            What::Configured { qp, .. }
+            | What::WorkStarted { qp, .. }
+            | What::WorkCompleted { qp, .. }
+            | What::WorkRetired { qp, .. }
+            | What::PacketSent { qp, .. }
+            | What::PacketReceived { qp, .. }
+            | What::PacketDropped { qp, .. }
+            | What::DuplicateAnswered { qp, .. }
+            | What::RequestRefused { qp, .. }
+            | What::WentBack { qp, .. }
+            | What::RnrWaitStarted { qp, .. }
+            | What::AckTimedOut { qp, .. }
+            | What::MemoryWritten { qp, .. }
+            | What::StateChanged { qp, .. }
+            | What::ClientFaulted { qp, .. } => Some(*qp),
+            _ => None,
+        }
+    }
+}
+
 /// A packet in an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketData {
@@ -343,6 +527,41 @@ pub struct PacketData {
     pub rnr_wait: Option<u64>,
     /// The other host.
     pub peer: IpAddr,
+}
+
+/// A packet that something happened to in the fabric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CulpritData {
+    /// Who sent it.
+    pub source: IpAddr,
+    /// Whom it is for.
+    pub destination: IpAddr,
+    /// The queue pair that it is for, unless it is malformed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dest_qp: Option<u32>,
+    /// Its PSN, unless it is malformed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psn: Option<u32>,
+}
+
+/// A piece of memory in an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferData {
+    /// The region.
+    pub key: u32,
+    /// The first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+/// A completion queue in an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueData {
+    /// Its number.
+    pub cq: u32,
+    /// How many completions it holds.
+    pub slots: u32,
 }
 
 /// What a fault did to a packet.

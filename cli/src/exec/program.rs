@@ -1,0 +1,117 @@
+//! The program: finding it, and running it as if we were not there.
+
+use rustix::process::{Pid, Signal, kill_process};
+use softhca_daemon::Signals;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+
+/// Why a program is not run, and the exit code that says so.
+pub struct Refusal {
+    pub code: u8,
+    pub message: String,
+}
+
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+fn refusal(code: u8, program: &Path, why: &str) -> Refusal {
+    Refusal { code, message: format!("{}: {why}", program.display()) }
+}
+
+/// The file of a program, found as a shell does.
+pub fn find(name: &OsStr) -> Result<PathBuf, Refusal> {
+    let path = if name.as_bytes().contains(&b'/') {
+        PathBuf::from(name)
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_else(|| "/usr/local/bin:/usr/bin:/bin".into());
+        let candidates = std::env::split_paths(&folders).map(|folder| folder.join(name));
+        let files: Vec<PathBuf> = candidates.filter(|path| path.is_file()).collect();
+        let found = files.iter().find(|path| is_executable(path)).or(files.first());
+        found.cloned().ok_or_else(|| refusal(NOT_FOUND, Path::new(name), "no such program in PATH"))?
+    };
+    match std::fs::metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(refusal(NOT_FOUND, &path, "no such file"))
+        }
+        Err(error) => Err(refusal(CANNOT_RUN, &path, &error.to_string())),
+        Ok(found) if found.is_dir() => Err(refusal(CANNOT_RUN, &path, "is a folder")),
+        Ok(_) if !is_executable(&path) => Err(refusal(CANNOT_RUN, &path, "is not executable")),
+        Ok(found) if found.permissions().mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() => {
+            let why = "runs with another user's rights, so the loader ignores our library: run a copy of it";
+            Err(refusal(super::FAILED, &path, why))
+        }
+        Ok(_) if is_static(&path) => {
+            let why = "is a static binary: it has its own libibverbs inside, which no library can replace. \
+                       Link it dynamically";
+            Err(refusal(super::FAILED, &path, why))
+        }
+        Ok(_) => Ok(path),
+    }
+}
+
+fn is_executable(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 != 0)
+}
+
+/// Whether a file is an ELF program that names no loader.
+fn is_static(path: &Path) -> bool {
+    const HEADER: usize = 64;
+    const LOADER: u32 = 3;
+    let mut start = Vec::new();
+    let Ok(file) = File::open(path) else { return false };
+    if file.take(64 << 10).read_to_end(&mut start).is_err() || start.len() < HEADER {
+        return false;
+    }
+    // 64 bits, little-endian; whatever else there is, the kernel judges.
+    if !start.starts_with(b"\x7fELF\x02\x01") {
+        return false;
+    }
+    let half = |at: usize| usize::from(u16::from_le_bytes([start[at], start[at + 1]]));
+    let table = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes")) as usize;
+    let (size, count) = (half(54), half(56));
+    !(0..count).any(|index| {
+        let kind = table.checked_add(index * size).and_then(|at| start.get(at..at + 4));
+        kind.is_none_or(|kind| u32::from_le_bytes(kind.try_into().expect("four bytes")) == LOADER)
+    })
+}
+
+/// Runs the program to its end, and returns its exit code. Signals that a process sends us are passed on; those of
+/// the terminal it gets itself.
+pub fn run(path: &Path, words: &[OsString], variables: &[(&'static str, OsString)]) -> Result<u8, Refusal> {
+    let ours = |error: io::Error| refusal(super::FAILED, path, &error.to_string());
+    let signals = Signals::take_all().map_err(ours)?;
+    let mut command = Command::new(path);
+    command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+    signals.leave_to(&mut command);
+    let mut child = command.spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => refusal(NOT_FOUND, path, "its interpreter is not there"),
+        _ => refusal(CANNOT_RUN, path, &error.to_string()),
+    })?;
+    let process = Pid::from_child(&child);
+    loop {
+        let came = signals.wait().map_err(ours)?;
+        let Some(signal) = Signal::from_named_raw(came.number) else { continue };
+        if signal == Signal::CHILD {
+            if let Some(status) = child.try_wait().map_err(ours)? {
+                return Ok(code(status));
+            }
+        } else if came.from_process {
+            let _ = kill_process(process, signal);
+        }
+    }
+}
+
+/// The exit code that a shell would tell.
+fn code(status: ExitStatus) -> u8 {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => code as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => super::FAILED,
+    }
+}

@@ -1,0 +1,72 @@
+//! What `softhca report` makes of files that are whole, broken or nothing of the kind.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn report(arguments: &[&Path]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
+    command.arg("report").args(arguments).output().expect("the command runs")
+}
+
+fn capture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name).with_extension("pcap")
+}
+
+fn scratch(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("report-{name}"))
+}
+
+/// Exit code, standard output and standard error.
+fn told(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn a_capture_becomes_one_file_that_fetches_nothing() {
+    let page = scratch("ops.html");
+    let output = report(&[&capture("vt_ops"), Path::new("-o"), &page]);
+    assert_eq!(told(&output), (0, format!("report: {}\n", page.display()), String::new()));
+    let html = std::fs::read_to_string(page).expect("a page");
+    assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
+    for outside in ["http://", "https://", "src=", "href=", "@import", "url("] {
+        let used = html.replace("http://www.w3.org/2000/svg", "").contains(outside);
+        assert!(!used, "{outside} leads out of the page");
+    }
+}
+
+#[test]
+fn what_cannot_be_shown_is_refused_with_a_sentence() {
+    let empty = scratch("empty");
+    std::fs::create_dir_all(&empty).expect("a folder");
+    let text = scratch("text.txt");
+    std::fs::write(&text, "neither log nor capture").expect("a file");
+    let other = scratch("other.jsonl");
+    std::fs::write(&other, "{\"format\":\"something\"}\n").expect("a file");
+    for (file, wanted) in [
+        (
+            PathBuf::from("not-there"),
+            "give an event log, a folder that `softhca run --out` wrote, or a pcap or pcapng file",
+        ),
+        (empty, "there is no events.jsonl and no capture in this folder"),
+        (text, "this is neither pcap nor pcapng"),
+        (other, "line 1: this is no event log"),
+    ] {
+        let (code, stdout, stderr) = told(&report(&[&file, Path::new("-o"), &scratch("never.html")]));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
+        assert!(stderr.contains(wanted) && stderr.contains(&file.display().to_string()), "{stderr}");
+    }
+}
+
+#[test]
+fn a_cut_capture_is_shown_up_to_the_cut_and_said_to_be_cut() {
+    let cut = scratch("cut.pcap");
+    let whole = std::fs::read(capture("vt_ops")).expect("a capture");
+    std::fs::write(&cut, &whole[..whole.len() - 100]).expect("a file");
+    let (code, stdout, stderr) = told(&report(&[&cut, Path::new("-o"), &scratch("cut.html")]));
+    assert_eq!(code, 0);
+    assert!(
+        stdout.starts_with("report: ") && stderr.contains("The capture cannot be read beyond offset"),
+        "{stderr}"
+    );
+}

@@ -1,0 +1,347 @@
+// The page: its frame, its keys, and the view at hand.
+
+import { el, replace } from "./dom.js";
+import { countText, plural } from "./words.js";
+import { CLASSES, KIND, Run } from "./run.js";
+import { emptyRuns, readFile, readMeta, readRuns } from "./data.js";
+import { app, currentConnection, currentRun, filteredEvents, isFiltered, linkOf, look, readLink, redraw } from "./state.js";
+import { sentence, whoOf } from "./say.js";
+import { Ladder, anchor, rowOf } from "./ladder.js";
+import { Sequence } from "./sequence.js";
+import { Timeline } from "./timeline.js";
+import { Machines } from "./machines.js";
+import { MemoryView } from "./memory.js";
+import { Why } from "./why.js";
+import { PacketView } from "./packet.js";
+import { Events } from "./events.js";
+import { Compare } from "./compare.js";
+import { Inspector } from "./inspector.js";
+import { Overview } from "./overview.js";
+import { followEvents, liveRun } from "./live.js";
+import { Playground } from "./playground.js";
+
+const VIEWS = [
+  ["ladder", "Ladder", "Who told whom what"], ["sequence", "PSNs", "PSNs over time, and the ACK line"],
+  ["timeline", "Timeline", "Throughput, rates, queues, pauses, CNPs"], ["states", "States", "The state machines of both ends"],
+  ["memory", "Memory", "Which bytes were written when, by whom"], ["why", "Why", "The chain of causes of a failure"],
+  ["packet", "Bytes", "The bytes of a packet, field by field"], ["compare", "Compare", "Two runs side by side"],
+  ["events", "Events", "Every event, one line each"],
+];
+const PLAYGROUND = ["playground", "Playground", "Edit a scenario and run it here"];
+
+const KEYS = [
+  ["1 … 9", "the views"], ["↓ ↑, j k", "next and previous event of the ladder"], ["n p", "next and previous packet"],
+  ["f", "next fault, NAK or failure"], ["s", "step mode: show the run up to the selection only"], ["[ ]", "previous and next connection"],
+  ["/", "search"], ["Esc", "leave the search, clear filters, end step mode"], ["t", "light or dark"], ["+ −", "larger and smaller"],
+  ["c", "copy a link to this view"], ["?", "this help"],
+];
+
+const filePicker = el("input", { type: "file", accept: ".jsonl,.json", class: "sr", tabindex: "-1", "aria-label": "Open an event log" });
+const ladderView = new Ladder(() => ({ run: currentRun(), connection: currentConnection(), number: app.state.run }));
+const views = {
+  ladder: ladderView, sequence: new Sequence(), timeline: new Timeline(), states: new Machines(), memory: new MemoryView(),
+  why: new Why(), packet: new PacketView(), compare: new Compare(() => filePicker.click()), events: new Events(),
+};
+const playground = new Playground();
+const inspector = new Inspector();
+const overview = new Overview();
+
+const page = {
+  title: el("h1", {}),
+  status: el("span", { class: "status", role: "status" }),
+  notes: el("div", { class: "notes", role: "alert" }),
+  tabs: el("nav", { class: "tabs", "aria-label": "Views" }),
+  filters: el("div", { class: "filters" }),
+  caption: el("div", { class: "caption" }),
+  view: el("main", { class: "view" }),
+  help: el("dialog", { class: "help" }),
+};
+const search = el("input", { type: "search", placeholder: "search ( / )", "aria-label": "Search", class: "search" });
+const choices = {};
+
+function build(root) {
+  if (app.meta.playground) {
+    VIEWS.push(PLAYGROUND);
+    views.playground = playground;
+  }
+  for (const [at, [name, label, about]] of VIEWS.entries()) {
+    page.tabs.append(el("button", { class: "tab", id: "tab-" + name, title: `${about} (${(at + 1) % 10})`, onclick: () => look({ view: name }) },
+      el("kbd", {}, (at + 1) % 10), label));
+  }
+  let pause = 0;
+  search.addEventListener("input", () => {
+    clearTimeout(pause);
+    pause = setTimeout(() => look({ q: search.value.trim() }), 180);
+  });
+  for (const [name, label] of [["run", "run"], ["conn", "connection"], ["host", "host"], ["qp", "queue pair"], ["opcode", "opcode"], ["cls", "class"]]) {
+    choices[name] = el("select", { "aria-label": label, onchange: (event) => {
+      const value = event.target.value;
+      look(name === "run" ? { run: Number(value), conn: 0, sel: -1, from: -1, to: -1 } : name === "conn" ? { conn: Number(value), sel: -1 } : { [name]: value });
+    } });
+  }
+  const step = el("button", { class: "button", title: "Step mode: one packet after the other (s)", onclick: toggleStep }, "Step");
+  page.step = step;
+  const clear = el("button", { class: "button", title: "Clear search and filters (Esc)", onclick: clearFilters }, "Clear");
+  page.clear = clear;
+  page.filters.append(choices.run, choices.conn, search, choices.host, choices.qp, choices.opcode, choices.cls, clear,
+    el("span", { class: "spring" }),
+    el("button", { class: "button", title: "Previous packet (p)", onclick: () => stepPacket(-1) }, "‹"),
+    step,
+    el("button", { class: "button", title: "Next packet (n)", onclick: () => stepPacket(1) }, "Next packet ›"));
+  replace(page.help, el("h2", {}, "Keys"), el("table", {}, el("tbody", {}, KEYS.map(([keys, about]) => el("tr", {}, el("th", {}, keys), el("td", {}, about))))),
+    el("h2", {}, "Signs"), el("p", {}, "✕ lost or failed · ⊘ NAK · ↻ sent again · ⚡ a rule did something · △ odd · ✓ done · ⚑ marked CE · ◆ CNP"),
+    el("h2", {}, "Search"), el("p", {}, "Words are looked for in the lines of the log; +12 is a PSN counted from the connection's first."),
+    el("form", { method: "dialog" }, el("button", { class: "button" }, "Close")));
+  root.append(
+    el("header", { class: "top" }, el("span", { class: "logo", "aria-hidden": "true" }, "⇄"), page.title, page.status, el("span", { class: "spring" }),
+      el("button", { class: "button", title: "Open an event log beside this one", onclick: () => filePicker.click() }, "Open…"),
+      el("button", { class: "button", title: "Copy a link to this view (c)", onclick: copyLink }, "Link"),
+      el("button", { class: "button", title: "Larger (+)", onclick: () => scale(1) }, "A+"),
+      el("button", { class: "button", title: "Smaller (−)", onclick: () => scale(-1) }, "A−"),
+      el("button", { class: "button", title: "Light or dark (t)", onclick: turnTheme }, "◐"),
+      el("button", { class: "button", title: "Help (?)", onclick: () => page.help.showModal() }, "?")),
+    page.tabs, page.filters, page.notes,
+    el("div", { class: "middle" }, page.view, inspector.element),
+    page.caption, overview.canvas, page.help, filePicker, inspector.live);
+}
+
+let drawnView = null;
+
+function draw() {
+  const run = currentRun();
+  const view = views[app.state.view] ? app.state.view : "ladder";
+  document.title = run.title + " — SoftHCA explorer";
+  page.title.textContent = run.title || run.name;
+  page.status.textContent = statusText(run);
+  replace(page.notes, app.runs.flatMap((run) => run.notes).map((note) => el("p", { class: "note-bar" }, "⚠ ", note)));
+  for (const [name] of VIEWS) {
+    const tab = document.getElementById("tab-" + name);
+    tab.classList.toggle("on", name === view);
+    tab.setAttribute("aria-current", name === view ? "page" : "false");
+  }
+  drawFilters(run);
+  if (drawnView !== view) {
+    drawnView = view;
+    replace(page.view, views[view].element);
+  }
+  document.body.classList.toggle("wide", ["packet", "compare", "playground"].includes(view));
+  if (run.length === 0 && run.isComplete && view !== "compare" && view !== "playground") {
+    drawnView = null;
+    replace(page.view, el("p", { class: "empty big" }, "There is no event to show."));
+  } else views[view].draw();
+  page.step.classList.toggle("on", Boolean(app.state.step));
+  page.caption.hidden = !app.state.step;
+  if (app.state.step && app.state.sel >= 0 && app.state.sel < run.length) {
+    replace(page.caption, el("b", {}, whoOf(run, app.state.sel)), " ", sentence(run, app.state.sel));
+  }
+  inspector.draw();
+  overview.draw();
+}
+
+function statusText(run) {
+  if (app.connection) return `${app.connection}: ${plural(run.length, "event")}, ${plural(run.connections.length, "connection")}`;
+  if (!run.isComplete) {
+    const share = run.expected ? ` of ${countText(run.expected)}` : "";
+    return `reading… ${countText(run.length)}${share} events`;
+  }
+  return `${plural(run.length, "event")}, ${plural(run.connections.length, "connection")}` + (run.source === "capture" ? ", from a capture" : "");
+}
+
+function setOptions(select, options, value) {
+  const stamp = JSON.stringify([options, value]);
+  if (select.dataset.stamp === stamp) return;
+  select.dataset.stamp = stamp;
+  replace(select, options.map(([key, text]) => el("option", { value: key }, text)));
+  select.value = value;
+}
+
+function drawFilters(run) {
+  const { state } = app;
+  setOptions(choices.run, app.runs.map((run, at) => [String(at), run.title || run.name]), String(state.run));
+  choices.run.hidden = app.runs.length < 2;
+  setOptions(choices.conn, run.connections.slice(0, 2000).map((connection) => [String(connection.index), connectionText(run, connection)]), String(state.conn));
+  const some = (label, words) => [["", label], ...words.map((word) => [word, word])];
+  setOptions(choices.host, some("any host", run.hosts.words.filter(Boolean).slice(0, 2000)), state.host);
+  setOptions(choices.qp, some("any queue pair", run.ends.map((end) => end.name).slice(0, 2000)), state.qp);
+  setOptions(choices.opcode, some("any opcode", run.opcodes.words.filter(Boolean)), state.opcode);
+  setOptions(choices.cls, some("any class", ["fault", "retransmission", ...CLASSES.filter((name) => !["other", "fault", "received"].includes(name))]), state.cls);
+  if (document.activeElement !== search) search.value = state.q;
+  page.clear.hidden = !isFiltered();
+}
+
+function connectionText(run, { ends, service, packets, troubles }) {
+  return `${run.ends[ends[0]].name} ↔ ${run.ends[ends[1]].name} · ${service} · ${plural(packets, "packet")}${troubles ? " · " + troubles + " ✕" : ""}`;
+}
+
+/** The rows of the ladder as the filters leave them. */
+function ladderRows() {
+  const run = currentRun();
+  const connection = currentConnection();
+  if (!connection) return { events: [], length: 0 };
+  return filteredEvents(run, "ladder" + connection.index, connection.rows.values, connection.rows.length);
+}
+
+/** Moves the selection by rows to the next that `wanted` takes. */
+function move(direction, wanted = () => true) {
+  const run = currentRun();
+  if (app.state.view === "events") {
+    const list = filteredEvents(run, "events", null, run.length);
+    return moveIn(list.events ? list : { events: { get: (row) => row }, length: list.length, plain: true }, direction, wanted);
+  }
+  moveIn(ladderRows(), direction, wanted);
+}
+
+function moveIn(list, direction, wanted) {
+  const run = currentRun();
+  const at = (row) => (list.plain ? row : list.events[row]);
+  const selected = app.state.sel < 0 ? -1 : anchor(run, app.state.sel);
+  let row = selected < 0 ? (direction > 0 ? -1 : 0) : list.plain ? selected : rowOf(list, selected);
+  if (direction < 0 && row >= 0 && at(row) !== selected) row++;
+  for (row += direction; row >= 0 && row < list.length; row += direction) {
+    if (wanted(at(row))) return look({ sel: at(row) });
+  }
+}
+
+function stepPacket(direction) {
+  const run = currentRun();
+  move(direction, (event) => run.kind.values[event] === KIND.SENT);
+}
+
+function nextTrouble() {
+  const run = currentRun();
+  const isTrouble = (event) => run.flags.values[event] & 22 || run.kind.values[event] === KIND.REFUSED || run.kind.values[event] === KIND.FAULT
+    || (run.syndrome.values[event] > 0 && run.syndromes.words[run.syndrome.values[event]] !== "ack");
+  for (let event = app.state.sel + 1; event < run.length; event++) if (isTrouble(event)) return look({ sel: event });
+  for (let event = 0; event < Math.min(run.length, app.state.sel); event++) if (isTrouble(event)) return look({ sel: event });
+}
+
+function toggleStep() {
+  const list = ladderRows();
+  look({ step: app.state.step ? 0 : 1, view: "ladder", sel: app.state.sel < 0 && list.length > 0 ? list.events[0] : app.state.sel });
+}
+
+function clearFilters() {
+  search.value = "";
+  look({ q: "", host: "", qp: "", opcode: "", cls: "" });
+}
+
+function turnTheme() {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  keep("theme", root.dataset.theme);
+  redraw();
+}
+
+function scale(direction) {
+  const root = document.documentElement;
+  const size = Math.min(28, Math.max(11, (parseFloat(getComputedStyle(root).fontSize) || 15) + direction * 1.5));
+  root.style.fontSize = size + "px";
+  keep("size", size);
+  redraw();
+}
+
+/** Remembers a taste where the browser lets pages from disk do so. */
+function keep(name, value) {
+  try {
+    localStorage.setItem("softhca-" + name, value);
+  } catch {
+    // Then not.
+  }
+}
+
+function recall() {
+  try {
+    const [theme, size] = [localStorage.getItem("softhca-theme"), Number(localStorage.getItem("softhca-size"))];
+    if (theme === "dark" || theme === "light") document.documentElement.dataset.theme = theme;
+    if (size >= 11 && size <= 28) document.documentElement.style.fontSize = size + "px";
+  } catch {
+    // Then not.
+  }
+}
+
+async function copyLink() {
+  const link = location.href.split("#")[0] + "#" + linkOf(app.state);
+  try {
+    await navigator.clipboard.writeText(link);
+    page.status.textContent = "link copied";
+  } catch {
+    page.status.textContent = "the link is in the address bar";
+  }
+}
+
+function onKey(event) {
+  const isTyping = event.target instanceof HTMLInputElement || event.target instanceof HTMLSelectElement || event.target instanceof HTMLTextAreaElement;
+  if (event.key === "Escape") {
+    if (page.help.open) return;
+    document.activeElement?.blur();
+    if (isFiltered()) clearFilters();
+    else if (app.state.step) look({ step: 0 });
+    return;
+  }
+  if (isTyping || event.ctrlKey || event.metaKey || event.altKey || page.help.open) return;
+  const act = {
+    ArrowDown: () => move(1), ArrowUp: () => move(-1), j: () => move(1), k: () => move(-1), n: () => stepPacket(1), p: () => stepPacket(-1),
+    f: nextTrouble, s: toggleStep, t: turnTheme, c: copyLink, "/": () => search.focus(), "?": () => page.help.showModal(),
+    "+": () => scale(1), "=": () => scale(1), "-": () => scale(-1), "[": () => look({ conn: Math.max(0, app.state.conn - 1), sel: -1 }),
+    "]": () => look({ conn: Math.min(currentRun().connections.length - 1, app.state.conn + 1), sel: -1 }),
+    PageDown: () => pageBy(1), PageUp: () => pageBy(-1), Home: () => pageBy(-Infinity), End: () => pageBy(Infinity),
+  }[event.key] ?? (/^\d$/.test(event.key) && VIEWS[(Number(event.key) + 9) % 10] && (() => look({ view: VIEWS[(Number(event.key) + 9) % 10][0] })));
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function pageBy(direction) {
+  const rows = views[app.state.view]?.rows;
+  if (rows) rows.scrollTo(direction === Infinity ? rows.limit() : direction === -Infinity ? 0 : rows.top + direction * (rows.visible() - 2));
+}
+
+async function openFile(file) {
+  const run = await readFile(file, redraw);
+  if (run.length === 0) {
+    currentRun().notes.push(...run.notes);
+    return redraw();
+  }
+  app.runs = [app.runs[0], run];
+  look({ view: "compare" });
+}
+
+async function begin() {
+  const root = document.getElementById("app");
+  try {
+    if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old for this page; any of the last years' will do");
+    app.meta = readMeta();
+    app.runs = app.meta.live ? [liveRun(app.meta.live)] : emptyRuns(app.meta);
+    // A page without a run is there to make one.
+    if (app.runs.length === 0) {
+      app.runs = [new Run("playground", "log")];
+      app.runs[0].isComplete = true;
+    }
+    recall();
+    build(root);
+    readLink();
+    app.listeners.push(draw);
+    window.addEventListener("hashchange", readLink);
+    window.addEventListener("keydown", onKey);
+    new ResizeObserver(redraw).observe(page.view);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+    filePicker.addEventListener("change", () => filePicker.files[0] && openFile(filePicker.files[0]));
+    window.addEventListener("dragover", (event) => event.preventDefault());
+    window.addEventListener("drop", (event) => {
+      event.preventDefault();
+      if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]);
+    });
+    if (app.meta.playground && app.runs[0].length === 0 && app.meta.runs.length === 0 && !location.hash) look({ view: "playground" });
+    draw();
+    if (app.meta.live) followEvents(app.runs[0]);
+    else await readRuns(app.meta, app.runs, redraw);
+    app.readAt = performance.now();
+    redraw();
+  } catch (error) {
+    replace(root, el("p", { class: "empty big" }, "This page cannot show its run: " + error.message));
+    throw error;
+  }
+}
+
+begin();

@@ -1,0 +1,125 @@
+// Words and numbers: opcodes, times, PSNs, and what the terms of RoCE mean.
+
+export const PSN_SPACE = 0x1000000;
+
+/** The signed distance from `zero` to `psn`, in -2^23..2^23. */
+export function psnDistance(psn, zero) {
+  const distance = (psn - zero) & 0xffffff;
+  return distance >= 0x800000 ? distance - PSN_SPACE : distance;
+}
+
+export function relativePsn(psn, zero) {
+  if (zero < 0) return String(psn);
+  const distance = psnDistance(psn, zero);
+  return distance < 0 ? "−" + -distance : "+" + distance;
+}
+
+/** A time in nanoseconds in the unit that fits `span`. */
+export function timeText(ns, span = ns) {
+  const [unit, name] = timeUnit(Math.max(Math.abs(span), Math.abs(ns)));
+  return (ns / unit).toFixed(unit === 1 ? 0 : 3) + " " + name;
+}
+
+export function timeUnit(span) {
+  if (span < 1e3) return [1, "ns"];
+  if (span < 1e6) return [1e3, "µs"];
+  if (span < 1e9) return [1e6, "ms"];
+  return [1e9, "s"];
+}
+
+export function countText(count) {
+  return count.toLocaleString("en");
+}
+
+export function plural(count, one, many = one + "s") {
+  return countText(count) + " " + (count === 1 ? one : many);
+}
+
+export function bytesText(count) {
+  if (count < 10240) return count + " B";
+  if (count < 10 * 1048576) return (count / 1024).toFixed(1) + " KiB";
+  if (count < 10 * 1073741824) return (count / 1048576).toFixed(1) + " MiB";
+  return (count / 1073741824).toFixed(1) + " GiB";
+}
+
+export function rateText(bitsPerSecond) {
+  const short = (value) => String(Number(value.toPrecision(3)));
+  if (bitsPerSecond >= 1e9) return short(bitsPerSecond / 1e9) + " Gbit/s";
+  if (bitsPerSecond >= 1e6) return short(bitsPerSecond / 1e6) + " Mbit/s";
+  if (bitsPerSecond >= 1e3) return short(bitsPerSecond / 1e3) + " kbit/s";
+  return short(bitsPerSecond) + " bit/s";
+}
+
+export function hex(value, digits = 0) {
+  return "0x" + value.toString(16).padStart(digits, "0");
+}
+
+/** `RC WRITE_FIRST` without its service. */
+export function opcodeName(opcode) {
+  const space = opcode.indexOf(" ");
+  return space < 0 ? opcode : opcode.slice(space + 1);
+}
+
+/** Whether a packet answers one of the other side, by its opcode. */
+export function isResponse(opcode) {
+  const name = opcodeName(opcode);
+  return name === "ACKNOWLEDGE" || name === "ATOMIC_ACKNOWLEDGE" || name.startsWith("READ_RESPONSE") || name === "CNP";
+}
+
+const MEANINGS = {
+  SEND: "A SEND carries data into whatever buffer the receiver has posted next.",
+  WRITE: "An RDMA WRITE puts data straight into the peer's memory; the peer's program takes no part.",
+  READ_REQUEST: "An RDMA READ asks the peer's card for a stretch of its memory.",
+  READ_RESPONSE: "The peer's card answers an RDMA READ with data. Responses use the PSNs that the request reserved.",
+  ACKNOWLEDGE: "An acknowledgement covers its PSN and every one before it. With a NAK syndrome it refuses instead.",
+  ATOMIC_ACKNOWLEDGE: "The answer to an atomic: the value that was there before.",
+  COMPARE_SWAP: "An atomic: replace eight bytes at the peer if they have the expected value.",
+  FETCH_ADD: "An atomic: add to eight bytes at the peer.",
+  CNP: "A congestion notification: the receiver saw a CE mark and tells the sender to slow down.",
+  FLUSH: "Asks that earlier writes be visible or persistent.",
+  ATOMIC_WRITE: "Writes eight bytes at once.",
+};
+
+const POSITIONS = {
+  FIRST: "It is the first packet of its message.",
+  MIDDLE: "It is neither the first nor the last packet of its message.",
+  LAST: "It is the last packet of its message.",
+  ONLY: "It is the whole message.",
+};
+
+export function opcodeMeaning(opcode) {
+  const name = opcodeName(opcode);
+  const key = Object.keys(MEANINGS).sort((a, b) => b.length - a.length).find((key) => name.startsWith(key));
+  const position = name.match(/_(FIRST|MIDDLE|LAST|ONLY)/);
+  return (key ? MEANINGS[key] : "") + (position && key !== "READ_REQUEST" ? " " + POSITIONS[position[1]] : "");
+}
+
+const SYNDROMES = {
+  "ack": "Everything up to this PSN has arrived.",
+  "rnr-nak": "Receiver not ready: no receive is posted. The sender waits and tries again.",
+  "nak/sequence-error": "The responder expected another PSN: a packet is missing.",
+  "nak/invalid-request": "The request makes no sense to the responder.",
+  "nak/remote-access": "The key, the range or the rights do not allow this access.",
+  "nak/remote-operation": "The responder failed on its own side.",
+  "nak/invalid-rd-request": "Reliable datagram only.",
+};
+
+export function syndromeText(syndrome) {
+  if (syndrome === "ack") return "ACK";
+  if (syndrome === "rnr-nak") return "RNR NAK";
+  return "NAK " + syndrome.slice(syndrome.indexOf("/") + 1).replaceAll("-", " ");
+}
+
+export function syndromeMeaning(syndrome) {
+  return SYNDROMES[syndrome] ?? "The responder refuses the request.";
+}
+
+export const STATE_MEANINGS = {
+  RESET: "Just created: nothing can be posted.",
+  INIT: "Receives can be posted; packets are not taken yet.",
+  RTR: "Ready to receive: the peer is known, requests are answered.",
+  RTS: "Ready to send: works in both directions.",
+  SQD: "Send queue draining: no new send starts.",
+  SQE: "Send queue error: sends failed, receives go on.",
+  ERR: "Error: everything that was posted is flushed.",
+};

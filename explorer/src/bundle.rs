@@ -1,0 +1,114 @@
+//! The page's scripts as one.
+//!
+//! Each file is an ES module of its own, so that editors and people see what it needs. A page that is opened
+//! from disk cannot import files, so they are put into one scope in order: lines that import go, the word
+//! `export` goes. A name may therefore be declared at the top level of one file only; a test watches.
+
+const MODULES: &[(&str, &str)] = &[
+    ("words.js", include_str!("../page/words.js")),
+    ("dom.js", include_str!("../page/dom.js")),
+    ("dissect.js", include_str!("../page/dissect.js")),
+    ("run.js", include_str!("../page/run.js")),
+    ("data.js", include_str!("../page/data.js")),
+    ("state.js", include_str!("../page/state.js")),
+    ("say.js", include_str!("../page/say.js")),
+    ("rows.js", include_str!("../page/rows.js")),
+    ("chart.js", include_str!("../page/chart.js")),
+    ("ladder.js", include_str!("../page/ladder.js")),
+    ("sequence.js", include_str!("../page/sequence.js")),
+    ("timeline.js", include_str!("../page/timeline.js")),
+    ("machines.js", include_str!("../page/machines.js")),
+    ("memory.js", include_str!("../page/memory.js")),
+    ("why.js", include_str!("../page/why.js")),
+    ("packet.js", include_str!("../page/packet.js")),
+    ("events.js", include_str!("../page/events.js")),
+    ("compare.js", include_str!("../page/compare.js")),
+    ("inspector.js", include_str!("../page/inspector.js")),
+    ("overview.js", include_str!("../page/overview.js")),
+    ("live.js", include_str!("../page/live.js")),
+    ("playground.js", include_str!("../page/playground.js")),
+    ("main.js", include_str!("../page/main.js")),
+];
+
+/// The style sheet.
+pub(crate) const STYLE: &str = include_str!("../page/style.css");
+
+/// All scripts, in the order of their needs.
+pub(crate) fn script() -> String {
+    let mut script = String::from("\"use strict\";\n");
+    for (name, source) in MODULES {
+        script.push_str("\n// ");
+        script.push_str(name);
+        script.push('\n');
+        for line in source.lines().filter(|line| !line.starts_with("import ")) {
+            script.push_str(line.strip_prefix("export ").unwrap_or(line));
+            script.push('\n');
+        }
+    }
+    script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn no_name_is_declared_in_two_files() {
+        let mut owners = BTreeMap::new();
+        for (file, source) in MODULES {
+            for line in source.lines() {
+                let line = line.strip_prefix("export ").unwrap_or(line);
+                let Some(rest) = ["function* ", "async function ", "function ", "class ", "const ", "let "]
+                    .iter()
+                    .find_map(|word| line.strip_prefix(word))
+                else {
+                    continue;
+                };
+                let name: String = rest
+                    .chars()
+                    .take_while(|c| c.is_ascii_alphanumeric() || *c == '_' || *c == '$')
+                    .collect();
+                if let Some(other) = owners.insert(name.clone(), file) {
+                    panic!("{name} is declared in {other} and in {file}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_module_imports_only_what_stands_before_it_and_is_exported_there() {
+        for (index, (file, source)) in MODULES.iter().enumerate() {
+            for line in source.lines().filter(|line| line.starts_with("import ")) {
+                let (names, from) = line
+                    .strip_prefix("import { ")
+                    .and_then(|rest| rest.strip_suffix("\";"))
+                    .and_then(|rest| rest.split_once(" } from \"./"))
+                    .unwrap_or_else(|| panic!("{file}: `{line}` is not in the one form that is known"));
+                let (_, exporter) = MODULES[..index]
+                    .iter()
+                    .find(|(name, _)| *name == from)
+                    .unwrap_or_else(|| panic!("{file}: {from} does not stand before it"));
+                for name in names.split(", ") {
+                    let is_exported = exporter.lines().any(|line| {
+                        line.strip_prefix("export ").is_some_and(|rest| {
+                            rest.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '$'))
+                                .any(|word| word == name)
+                        })
+                    });
+                    assert!(is_exported, "{file}: {from} does not export {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_in_the_script_can_end_its_element_or_turn_text_into_markup() {
+        let script = script();
+        for forbidden in
+            ["</script", "<!--", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
+        {
+            assert!(!script.contains(forbidden), "{forbidden}");
+        }
+    }
+}

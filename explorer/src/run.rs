@@ -1,0 +1,383 @@
+//! What there is to see: an event log, a capture, or a folder with the files of a run.
+
+use crate::section::Section;
+use softhca_trace::log::{Conversion, Entry, Header, LogError, What};
+use softhca_trace::{Capture, CaptureError, Contents, EventLogReader, LinkType, Packet, Record, Tally};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The name of a run's event log in its folder.
+const EVENTS: &str = "events.jsonl";
+/// More events than a browser holds with ease. A longer log is shown up to here.
+const MOST_EVENTS: u64 = 4_000_000;
+/// How much of a frame is kept: every header, and a whole management datagram.
+const KEPT: usize = 384;
+/// How much of all frames is kept.
+const MOST_FRAME_BYTES: usize = 256 << 20;
+
+/// Why there is nothing to show at all.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The operating system says no.
+    #[error("{}: {cause}; give an event log, a folder that `softhca run --out` wrote, or a pcap or pcapng file", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        #[source]
+        cause: io::Error,
+    },
+    /// A folder without an event log or capture.
+    #[error("{}: there is no events.jsonl and no capture in this folder; `softhca run --out` writes them", path.display())]
+    EmptyFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A folder with several captures and no log.
+    #[error("{}: there is no events.jsonl and more than one capture in this folder; name one of them", path.display())]
+    ManyCaptures {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A log whose first line cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        cause: LogError,
+    },
+    /// A capture whose start cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Capture {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        cause: CaptureError,
+    },
+}
+
+/// What a run was read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Log,
+    Capture,
+}
+
+impl Source {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Log => "log",
+            Source::Capture => "capture",
+        }
+    }
+}
+
+/// A run, read and packed for a page.
+pub struct Run {
+    pub(crate) name: String,
+    pub(crate) source: Source,
+    /// The event log, line by line.
+    pub(crate) lines: Section,
+    /// The bytes of packets: see [`Packer::frame`].
+    pub(crate) frames: Vec<u8>,
+    pub(crate) frame_count: u64,
+    pub(crate) events: u64,
+    /// What the reader of the page should know: what was left out, what is broken.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Run {
+    /// Reads a log, a capture or a folder. What is broken half way is shown up to there, and noted.
+    pub fn open(path: &Path) -> Result<Run, OpenError> {
+        if path.is_dir() {
+            return Run::open_folder(path);
+        }
+        let io = |cause| OpenError::Io { path: path.into(), cause };
+        let mut file = BufReader::new(File::open(path).map_err(io)?);
+        if file.fill_buf().map_err(io)?.first() == Some(&b'{') {
+            Run::open_log(path, None)
+        } else {
+            Run::open_capture(path)
+        }
+    }
+
+    /// The notes: what was left out, what is broken.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The bytes of packets, as the page reads them.
+    pub fn frames(&self) -> &[u8] {
+        &self.frames
+    }
+
+    fn open_folder(path: &Path) -> Result<Run, OpenError> {
+        let io = |cause| OpenError::Io { path: path.into(), cause };
+        let mut captures = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(io)? {
+            let file = entry.map_err(io)?.path();
+            let extension = file.extension().and_then(|extension| extension.to_str());
+            if matches!(extension, Some("pcap" | "pcapng")) {
+                captures.push(file);
+            }
+        }
+        captures.sort();
+        let events = path.join(EVENTS);
+        match (events.is_file(), &captures[..]) {
+            (true, [capture]) => Run::open_log(&events, Some(capture)),
+            (true, []) => Run::open_log(&events, None),
+            (true, _) => {
+                let mut run = Run::open_log(&events, None)?;
+                run.notes.push(
+                    "The folder has more than one capture, so packets are shown without their bytes.".into(),
+                );
+                Ok(run)
+            }
+            (false, [capture]) => Run::open_capture(capture),
+            (false, []) => Err(OpenError::EmptyFolder { path: path.into() }),
+            (false, _) => Err(OpenError::ManyCaptures { path: path.into() }),
+        }
+    }
+
+    fn open_log(path: &Path, capture: Option<&Path>) -> Result<Run, OpenError> {
+        let open = |path: &Path| File::open(path).map_err(|cause| OpenError::Io { path: path.into(), cause });
+        let capture = capture.map(open).transpose()?.map(BufReader::new);
+        Run::of_log(&name_of(path), BufReader::new(open(path)?), capture)
+            .map_err(|cause| OpenError::Log { path: path.into(), cause })
+    }
+
+    /// Reads an event log, and the bytes of its packets from a capture of the same run.
+    pub fn of_log(name: &str, log: impl BufRead, capture: Option<impl Read>) -> Result<Run, LogError> {
+        let reader = EventLogReader::new(log)?;
+        let mut packer = Packer::new(name, Source::Log, reader.header());
+        let mut bytes = capture.map(Bytes::read);
+        for entry in reader {
+            match entry {
+                Ok(_) if packer.is_full() => break,
+                Ok(entry) => {
+                    if let Some(record) = bytes.as_mut().and_then(|bytes| bytes.of(&entry)) {
+                        packer.frame(&record);
+                    }
+                    packer.entry(&entry);
+                }
+                Err(error) => {
+                    packer.notes.push(format!(
+                        "The log cannot be read beyond {error}. What is shown ends there; was the run or the file cut off?"
+                    ));
+                    break;
+                }
+            }
+        }
+        packer.notes.extend(bytes.and_then(|bytes| bytes.note));
+        Ok(packer.finish())
+    }
+
+    fn open_capture(path: &Path) -> Result<Run, OpenError> {
+        let wrong = |cause| OpenError::Capture { path: path.into(), cause };
+        let mut conversion = Conversion::default();
+        let mut records = BTreeMap::new();
+        let (mut tally, mut start_ns, mut kept) = (Tally::default(), None, 0);
+        let (mut others, mut notes) = (BTreeMap::<String, u64>::new(), Vec::new());
+        for record in Capture::open(path).map_err(wrong)? {
+            let mut record = match record {
+                Ok(record) => record,
+                Err(error) => {
+                    notes.push(format!(
+                        "The capture cannot be read beyond {error}. What is shown ends there."
+                    ));
+                    break;
+                }
+            };
+            let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
+            match &packet.contents {
+                Contents::Other(what) => *others.entry(what.to_string()).or_default() += 1,
+                Contents::Pause(_) => *others.entry("pause frames".into()).or_default() += 1,
+                _ => {}
+            }
+            let is_told = matches!(packet.contents, Contents::Roce(_) | Contents::Malformed(..));
+            let is_intact = matches!(&packet.contents, Contents::Roce(roce) if roce.intact);
+            conversion.packet(&packet);
+            tally.count(&packet);
+            if is_told && kept < MOST_FRAME_BYTES {
+                record.data.truncate(KEPT);
+                kept += record.data.len();
+                records.insert(tally.packets - 1, (record, is_intact));
+            }
+            if tally.roce() >= MOST_EVENTS / 4 {
+                notes.push(format!(
+                    "The capture is longer: the first {} RoCE packets are shown.",
+                    tally.roce()
+                ));
+                break;
+            }
+        }
+        notes.extend(other_traffic(&tally, &others));
+        let (header, entries) = conversion.finish(&name_of(path));
+        let mut packer = Packer::new(&name_of(path), Source::Capture, &header);
+        packer.notes = notes;
+        for (number, entry) in entries {
+            if let Some((record, is_intact)) = number.and_then(|number| records.remove(&number)) {
+                packer.frame(&Kept::new(&record, is_intact));
+            }
+            packer.entry(&entry);
+        }
+        Ok(packer.finish())
+    }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// A sentence about what else is in a capture.
+fn other_traffic(tally: &Tally, others: &BTreeMap<String, u64>) -> Option<String> {
+    let count: u64 = others.values().sum();
+    if tally.roce() == 0 {
+        let packets = tally.packets;
+        return Some(format!(
+            "There is no RoCE packet among the {packets} of this capture. RoCEv2 is UDP to port 4791; was it captured on the right interface?"
+        ));
+    }
+    let mut kinds: Vec<(&String, &u64)> = others.iter().collect();
+    kinds.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let named: Vec<String> = kinds.iter().take(3).map(|(what, count)| format!("{count} × {what}")).collect();
+    let more = if kinds.len() > 3 { ", …" } else { "" };
+    (count > 0).then(|| {
+        format!(
+            "{count} of {} packets are of other protocols and left out: {}{more}.",
+            tally.packets,
+            named.join(", ")
+        )
+    })
+}
+
+/// A frame as the page gets it.
+struct Kept {
+    link: LinkType,
+    is_intact: bool,
+    original_length: u32,
+    data: Vec<u8>,
+}
+
+impl Kept {
+    fn new(record: &Record, is_intact: bool) -> Kept {
+        let data = record.data[..record.data.len().min(KEPT)].to_vec();
+        Kept { link: record.link, is_intact, original_length: record.original_length as u32, data }
+    }
+}
+
+/// Writes the sections of a run.
+struct Packer {
+    run: Run,
+    notes: Vec<String>,
+}
+
+impl Packer {
+    fn new(name: &str, source: Source, header: &Header) -> Packer {
+        let (lines, frames) = (Section::new(), Vec::new());
+        let name = name.into();
+        let run = Run { name, source, lines, frames, frame_count: 0, events: 0, notes: Vec::new() };
+        let mut packer = Packer { run, notes: Vec::new() };
+        packer.line(header);
+        packer
+    }
+
+    fn line(&mut self, object: &impl serde::Serialize) {
+        serde_json::to_writer(&mut self.run.lines, object).expect("a vector takes everything");
+        self.run.lines.write_all(b"\n").expect("a vector takes everything");
+    }
+
+    fn is_full(&mut self) -> bool {
+        let is_full = self.run.events >= MOST_EVENTS;
+        if is_full {
+            self.notes.push(format!("The log is longer: its first {MOST_EVENTS} events are shown."));
+        }
+        is_full
+    }
+
+    fn entry(&mut self, entry: &Entry) {
+        self.line(entry);
+        self.run.events += 1;
+    }
+
+    /// The bytes of the packet that the next entry is about: the number of its event, its original length (both 32
+    /// bits), the bytes kept (16), its link (8), whether its ICRC is right (8), all little-endian, then the bytes.
+    fn frame(&mut self, kept: &Kept) {
+        let link: u8 = match kept.link {
+            LinkType::Ethernet => 0,
+            LinkType::Ip => 1,
+            LinkType::Loopback => 2,
+            LinkType::Cooked => 3,
+            LinkType::Cooked2 => 4,
+        };
+        let bytes = &mut self.run.frames;
+        bytes.extend((self.run.events as u32).to_le_bytes());
+        bytes.extend(kept.original_length.to_le_bytes());
+        bytes.extend((kept.data.len() as u16).to_le_bytes());
+        bytes.extend([link, u8::from(kept.is_intact)]);
+        bytes.extend(&kept.data);
+        self.run.frame_count += 1;
+    }
+
+    fn finish(self) -> Run {
+        Run { notes: self.notes, ..self.run }
+    }
+}
+
+/// What a packet is known by in both a log and a capture.
+type Key = (IpAddr, u32, u32, String);
+
+/// The frames of a capture, to be found by what the log says of them. A packet that went twice was captured twice, in
+/// the same order.
+struct Bytes {
+    waiting: BTreeMap<Key, VecDeque<Kept>>,
+    note: Option<String>,
+}
+
+impl Bytes {
+    fn read(capture: impl Read) -> Bytes {
+        let mut bytes = Bytes { waiting: BTreeMap::new(), note: None };
+        if let Err(error) = bytes.fill(capture) {
+            bytes.note =
+                Some(format!("The capture cannot be read beyond {error}; later packets have no bytes."));
+        }
+        bytes
+    }
+
+    fn fill(&mut self, capture: impl Read) -> Result<(), CaptureError> {
+        let mut kept = 0;
+        for record in Capture::new(capture)? {
+            let record = record?;
+            let packet = Packet::new(&record, 0);
+            let Contents::Roce(roce) = &packet.contents else { continue };
+            let bth = &roce.transport.header.bth;
+            let key = (
+                roce.frame.network.destination(),
+                bth.destination.value(),
+                bth.psn.value(),
+                bth.opcode.to_string(),
+            );
+            let frame = Kept::new(&record, roce.intact);
+            kept += frame.data.len();
+            if kept > MOST_FRAME_BYTES {
+                self.note = Some("The capture is long: only its first packets have their bytes here.".into());
+                break;
+            }
+            self.waiting.entry(key).or_default().push_back(frame);
+        }
+        Ok(())
+    }
+
+    fn of(&mut self, entry: &Entry) -> Option<Kept> {
+        let What::PacketSent { packet, .. } = &entry.what else { return None };
+        let key = (packet.peer, packet.dest_qp, packet.psn, packet.opcode.to_string());
+        self.waiting.get_mut(&key)?.pop_front()
+    }
+}

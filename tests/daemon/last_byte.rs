@@ -1,0 +1,128 @@
+//! Programs spin on the last byte of a buffer, and then read all of it: whoever sees the last byte of a packet
+//! sees the rest. In memory of the card's own process, in memory shared with a daemon, and in memory of a
+//! client that the daemon reaches into.
+
+use crate::data::{ALL, End};
+use crate::process::{PATIENCE, TestDaemon};
+use softhca::{Device, MemoryRegion, Mtu, Path, SendRequest};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// Buffers in a region, and bytes of each: as many writes are under way at once.
+const SLOTS: u64 = 32;
+const SLOT: u64 = 8192;
+const QUICK: u64 = 20_000;
+const MILLION: u64 = 1_000_000;
+
+/// The size of a write, from 1 to 8192 bytes, and what it is filled with. Never zero: that is what the reader
+/// leaves behind.
+fn plan(round: u64) -> (usize, u8) {
+    let mixed = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let bits = 1 + (mixed >> 60) % 13;
+    let size = 1 + (mixed >> 20) % (1 << bits).min(SLOT);
+    (size as usize, 1 + (round % 255) as u8)
+}
+
+/// Writes `rounds` buffers at one end, and reads each at the other as soon as its last byte is there.
+fn whoever_sees_the_last_byte_sees_all(a: &End, b: &End, target: &MemoryRegion, rounds: u64) {
+    a.pair.connect_both(&b.pair, &Path { mtu: Mtu::B4096, ..Path::default() }).unwrap();
+    let read = AtomicU64::new(0);
+    let wait = |what: &str, held: &mut dyn FnMut() -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        for turn in 1u64.. {
+            if held() {
+                return;
+            }
+            if turn % 64 == 0 {
+                std::thread::yield_now();
+                assert!(Instant::now() < deadline, "{what}");
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 0..rounds {
+                let (at, (size, fill)) = (round % SLOTS * SLOT, plan(round));
+                wait("the last byte never came", &mut || target.read_at(at + size as u64 - 1, 1) == [fill]);
+                let seen = target.read_at(at, size);
+                let stale = seen.iter().position(|byte| *byte != fill);
+                assert_eq!(stale, None, "round {round}, {size} bytes: an early byte came late");
+                target.write_at(at, &vec![0; size]);
+                read.store(round + 1, Ordering::Release);
+            }
+        });
+        for first in (0..rounds).step_by(SLOTS as usize) {
+            let batch = first..(first + SLOTS).min(rounds);
+            for round in batch.clone() {
+                let (at, (size, fill)) = (round % SLOTS * SLOT, plan(round));
+                a.region.write_at(at, &vec![fill; size]);
+                let entries = [a.region.entry(at, size as u32)];
+                a.pair.post(&SendRequest::write(round, &entries, target.remote(at))).unwrap();
+            }
+            for _ in batch.clone() {
+                a.finish();
+            }
+            wait("the reader stopped", &mut || read.load(Ordering::Acquire) == batch.end);
+        }
+    });
+}
+
+fn in_own_memory(rounds: u64) {
+    let [a, b] = [(); 2].map(|()| End::new(&Device::embedded().unwrap(), (SLOTS * SLOT) as usize));
+    whoever_sees_the_last_byte_sees_all(&a, &b, &b.region, rounds);
+}
+
+fn ends(daemon: &TestDaemon) -> [End; 2] {
+    ["alice", "bob"].map(|host| End::new(&daemon.open(host), (SLOTS * SLOT) as usize))
+}
+
+fn in_shared_memory(rounds: u64) {
+    let daemon = TestDaemon::start();
+    let [a, b] = ends(&daemon);
+    whoever_sees_the_last_byte_sees_all(&a, &b, &b.region, rounds);
+}
+
+#[allow(unsafe_code)]
+fn in_a_clients_memory(rounds: u64) {
+    let daemon = TestDaemon::start();
+    let [a, b] = ends(&daemon);
+    let memory: &'static mut [u8] = vec![0u8; (SLOTS * SLOT) as usize].leak();
+    let base = NonNull::new(memory.as_mut_ptr()).unwrap();
+    // SAFETY: the memory is never freed, and from here on nobody has a reference to it.
+    let own = unsafe { b.domain.register_foreign(base, (SLOTS * SLOT) as usize, ALL) }.unwrap();
+    whoever_sees_the_last_byte_sees_all(&a, &b, &own, rounds);
+}
+
+#[test]
+fn the_last_byte_comes_last_in_own_memory() {
+    in_own_memory(QUICK);
+}
+
+#[test]
+fn the_last_byte_comes_last_in_shared_memory() {
+    in_shared_memory(QUICK);
+}
+
+#[test]
+fn the_last_byte_comes_last_in_a_clients_memory() {
+    in_a_clients_memory(QUICK);
+}
+
+#[test]
+#[ignore = "a million rounds take a while"]
+fn a_million_last_bytes_come_last_in_own_memory() {
+    in_own_memory(MILLION);
+}
+
+#[test]
+#[ignore = "a million rounds take a while"]
+fn a_million_last_bytes_come_last_in_shared_memory() {
+    in_shared_memory(MILLION);
+}
+
+#[test]
+#[ignore = "a million rounds take a while"]
+fn a_million_last_bytes_come_last_in_a_clients_memory() {
+    in_a_clients_memory(MILLION);
+}

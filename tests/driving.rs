@@ -1,0 +1,328 @@
+//! Who drives a card: callers while they poll, its own thread when nobody does, and never a future. Whoever
+//! takes a turn, the packets stay in order; and a card that has nothing to do does nothing.
+
+use softhca::{
+    Access, Completion, CompletionQueue, Context, Device, EmbeddedOptions, Event, Instant, MemoryRegion, Mtu,
+    Path, QpKind, QueuePair, SendRequest, Witness,
+};
+use softhca_tests::process::{self, PATIENCE, Process, hear, say};
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// What this binary is when a test started it.
+#[test]
+fn role() {
+    match process::role().as_deref() {
+        Some("idle") => be_idle(),
+        Some("idle pair") => be_idle_pair(),
+        Some("idle daemon") => be_idle_daemon(),
+        _ => {}
+    }
+}
+
+struct End {
+    context: Context,
+    queue: CompletionQueue,
+    region: MemoryRegion,
+    pair: QueuePair,
+}
+
+impl End {
+    fn new(device: &Device) -> End {
+        let context = device.open();
+        let domain = context.allocate_domain().unwrap();
+        let queue = context.create_completion_queue(1024).unwrap();
+        let region = domain.register(1 << 20, ALL).unwrap();
+        let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
+        End { context, queue, region, pair }
+    }
+
+    fn write(&self, id: u64, length: u32, to: &End) {
+        let entries = [self.region.entry(0, length)];
+        self.pair.post(&SendRequest::write(id, &entries, to.region.remote(0))).unwrap();
+    }
+
+    fn succeed(&self) -> Completion {
+        let completion = self.queue.wait_for(PATIENCE).expect("a completion");
+        assert!(completion.status.is_success(), "{completion:?}");
+        completion
+    }
+}
+
+fn connect(devices: &[Device; 2], path: &Path) -> [End; 2] {
+    let ends = [0, 1].map(|index| End::new(&devices[index]));
+    ends[0].pair.connect_both(&ends[1].pair, path).unwrap();
+    ends
+}
+
+fn connected() -> [End; 2] {
+    connect(&[(); 2].map(|()| Device::embedded().unwrap()), &Path::default())
+}
+
+/// Comes back when `held` does, or fails in the end.
+fn until(what: &str, mut held: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !held() {
+        assert!(std::time::Instant::now() < deadline, "{what}");
+    }
+}
+
+#[test]
+fn a_target_that_spins_on_its_own_memory_is_served() {
+    let [a, b] = connected();
+    thread::scope(|scope| {
+        scope.spawn(|| until("the last byte never came", || b.region.read_at(99, 1) == [7]));
+        a.region.write_at(0, &[7; 100]);
+        a.write(1, 100, &b);
+        a.succeed();
+    });
+    assert_eq!(b.region.read_at(0, 100), [7; 100]);
+}
+
+#[test]
+fn a_target_that_sleeps_is_served() {
+    let [a, b] = connected();
+    for round in 1..50 {
+        a.region.write_at(0, &[round; 5000]);
+        a.write(1, 5000, &b);
+        a.pair.post(&SendRequest::read(2, &[a.region.entry(8192, 5000)], b.region.remote(0))).unwrap();
+        a.succeed();
+        a.succeed();
+        assert_eq!(a.region.read_at(8192, 5000), vec![round; 5000]);
+    }
+}
+
+#[test]
+fn two_threads_post_to_and_poll_one_queue_pair() {
+    const EACH: u64 = 2000;
+    let [a, b] = connected();
+    let done = AtomicU64::new(0);
+    let ids = Mutex::new(BTreeSet::new());
+    thread::scope(|scope| {
+        for thread in 0..2 {
+            let (a, b, done, ids) = (&a, &b, &done, &ids);
+            scope.spawn(move || {
+                let mut posted = 0;
+                until("not everything completed", || {
+                    // Both stay within the queue of 128.
+                    if posted < EACH && posted < done.load(Ordering::Relaxed) / 2 + 50 {
+                        a.write(thread * EACH + posted, 64, b);
+                        posted += 1;
+                    }
+                    if let Some(completion) = a.queue.poll() {
+                        assert!(completion.status.is_success(), "{completion:?}");
+                        assert!(ids.lock().unwrap().insert(completion.id));
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                    done.load(Ordering::Relaxed) == 2 * EACH
+                });
+            });
+        }
+    });
+    assert_eq!(ids.lock().unwrap().len() as u64, 2 * EACH);
+}
+
+#[test]
+fn a_caller_that_polls_once_and_sleeps_is_not_waited_for() {
+    let [a, b] = connected();
+    for round in 1..20 {
+        a.region.write_at(0, &[round; 9000]);
+        a.write(u64::from(round), 9000, &b);
+        let early = a.queue.poll();
+        until("the data never came", || {
+            thread::sleep(Duration::from_millis(2));
+            b.region.read_at(8999, 1) == [round]
+        });
+        // The acknowledgement needs no caller either.
+        let completion = early.unwrap_or_else(|| {
+            let mut found = None;
+            until("the completion never came", || {
+                thread::sleep(Duration::from_millis(2));
+                found = a.queue.poll();
+                found.is_some()
+            });
+            found.unwrap()
+        });
+        assert_eq!(completion.id, u64::from(round));
+    }
+}
+
+#[test]
+fn eight_callers_use_one_card_at_once() {
+    let devices = [(); 2].map(|()| Device::embedded().unwrap());
+    thread::scope(|scope| {
+        for caller in 0..8u8 {
+            let devices = &devices;
+            scope.spawn(move || {
+                let [a, b] = connect(devices, &Path::default());
+                for round in 0..200 {
+                    a.region.write_at(0, &[caller ^ round; 3000]);
+                    a.write(u64::from(round), 3000, &b);
+                    assert_eq!(a.succeed().id, u64::from(round));
+                    assert_eq!(b.region.read_at(0, 3000), [caller ^ round; 3000]);
+                }
+            });
+        }
+    });
+}
+
+/// Which threads the card's events came from.
+#[derive(Clone, Default)]
+struct Threads(Arc<Mutex<Vec<ThreadId>>>);
+
+impl Witness for Threads {
+    fn card(&mut self, _: Instant, _: &Event) {
+        self.0.lock().unwrap().push(thread::current().id());
+    }
+}
+
+#[test]
+fn futures_never_drive() {
+    let threads = Threads::default();
+    let options = EmbeddedOptions { witness: Box::new(threads.clone()), ..EmbeddedOptions::default() };
+    let devices = [Device::embedded_with(options).unwrap(), Device::embedded().unwrap()];
+    let [a, b] = connect(&devices, &Path::default());
+    // Control verbs are calls; what follows is not.
+    threads.0.lock().unwrap().clear();
+    for id in 0..100 {
+        a.write(id, 5000, &b);
+        let mut next = pin!(a.queue.next());
+        let mut context = std::task::Context::from_waker(Waker::noop());
+        until("the future never ended", || match next.as_mut().poll(&mut context) {
+            Poll::Ready(completion) => {
+                assert_eq!((completion.id, completion.status.is_success()), (id, true));
+                true
+            }
+            Poll::Pending => {
+                thread::yield_now();
+                false
+            }
+        });
+    }
+    let seen = threads.0.lock().unwrap();
+    assert!(!seen.is_empty());
+    assert!(!seen.contains(&thread::current().id()), "the polling thread drove the card");
+}
+
+/// Eight threads take turns as driver of both cards. Their sends run on whichever processor they are on, and
+/// still the engines never see a packet before its turn.
+#[test]
+fn packets_stay_in_order_whoever_drives() {
+    let devices = [(); 2].map(|()| Device::embedded().unwrap());
+    let [a, b] = connect(&devices, &Path::default());
+    let [back_a, back_b] = connect(&devices, &Path { mtu: Mtu::B256, ..Path::default() });
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for driver in 0..8 {
+            let (a, b, stop) = (&a, &b, &stop);
+            scope.spawn(move || {
+                // An empty poll is a turn; these queues stay empty.
+                let end = if driver % 2 == 0 { a } else { b };
+                let empty = end.context.create_completion_queue(1).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(empty.poll(), None);
+                }
+            });
+        }
+        for _ in 0..150 {
+            for id in 0..16 {
+                a.write(id, 100_000, &b);
+                back_b.write(id, 3000, &back_a);
+                let entries = [a.region.entry(1 << 18, 50_000)];
+                a.pair.post(&SendRequest::read(100 + id, &entries, b.region.remote(0))).unwrap();
+            }
+            for _ in 0..32 {
+                a.succeed();
+            }
+            for _ in 0..16 {
+                back_b.succeed();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    for end in [&a, &b] {
+        let counters = end.context.counters();
+        let seen = [counters.out_of_sequence, counters.packet_seq_err, counters.implied_nak_seq_err];
+        assert_eq!(seen, [0; 3], "{counters:?}");
+        println!("{} packets, {} put in order", counters.rcvd_pkts, counters.host_reordered);
+    }
+}
+
+/// CPU time that all threads of a process have used, in nanoseconds.
+fn processor_time(process: u32) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of_task = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(path.join("schedstat")).unwrap();
+        text.split(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    tasks.map(|task| of_task(task.unwrap().path())).sum()
+}
+
+/// An idle process uses less than one hundredth of a processor.
+fn is_idle(role: &str) {
+    const SECONDS: u64 = 3;
+    let mut idle = Process::start(&mut process::command(&[], role));
+    assert_eq!(idle.hear(), "ready");
+    // What starting left to do is done.
+    thread::sleep(Duration::from_secs(1));
+    let before = processor_time(idle.number());
+    thread::sleep(Duration::from_secs(SECONDS));
+    let used = processor_time(idle.number()) - before;
+    println!("{role}: {} us of CPU time in {SECONDS} s", used / 1000);
+    assert!(used < SECONDS * 10_000_000, "{role} used {used} ns");
+}
+
+#[test]
+fn an_idle_card_uses_less_than_a_hundredth_of_a_processor() {
+    is_idle("idle");
+}
+
+#[test]
+fn two_idle_cards_with_a_connection_use_less_than_a_hundredth_of_a_processor() {
+    is_idle("idle pair");
+}
+
+#[test]
+fn an_idle_daemon_uses_less_than_a_hundredth_of_a_processor() {
+    is_idle("idle daemon");
+}
+
+fn be_idle() {
+    let device = Device::embedded().unwrap();
+    let _context = device.open();
+    say("ready");
+    while hear().is_some() {}
+}
+
+fn be_idle_pair() {
+    let [a, b] = connected();
+    a.write(1, 5000, &b);
+    a.succeed();
+    say("ready");
+    while hear().is_some() {}
+}
+
+fn be_idle_daemon() {
+    let config = softhca_daemon::Config {
+        name: format!("idle-{}", std::process::id()),
+        hosts: ["alice", "bob"]
+            .map(|name| softhca_daemon::HostConfig { name: name.into(), address: None })
+            .into(),
+        ..softhca_daemon::Config::default()
+    };
+    let mut daemon = softhca_daemon::Daemon::start(config).unwrap();
+    say("ready");
+    thread::spawn(|| {
+        while hear().is_some() {}
+        std::process::exit(0);
+    });
+    daemon.run(None).unwrap();
+}

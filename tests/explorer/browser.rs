@@ -1,0 +1,194 @@
+//! A headless browser, spoken to over its two pipes: JSON messages with a zero byte behind each.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// What runs the page.
+pub const PROGRAM: &str = "chromium";
+/// How long a busy machine may take for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One browser at a time: several would only wait for each other.
+static TURN: Mutex<()> = Mutex::new(());
+
+pub struct Browser {
+    process: Child,
+    input: ChildStdin,
+    messages: Receiver<Value>,
+    session: Option<String>,
+    profile: PathBuf,
+    calls: u64,
+    complaints: Vec<String>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Browser {
+    /// Starts a browser with a window of this size and an empty page.
+    pub fn start(width: u32, height: u32) -> Browser {
+        // A test that failed has told so; the next one may still run.
+        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let profile = scratch(&format!("browser-{}", std::process::id()));
+        // The pipes of the protocol are descriptors 3 and 4.
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$@\" 3<&0 4>&1 0</dev/null 1>/dev/null", "sh", PROGRAM]);
+        command.args(["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]);
+        command.args(["--force-device-scale-factor=1", "--enable-precise-memory-info", "--no-first-run"]);
+        command.arg(format!("--window-size={width},{height}"));
+        command.arg(format!("--user-data-dir={}", profile.display()));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut process = command.spawn().expect("the browser starts");
+        let input = process.stdin.take().expect("a pipe");
+        let mut output = BufReader::new(process.stdout.take().expect("a pipe"));
+        let (sender, messages) = channel();
+        std::thread::spawn(move || {
+            loop {
+                let mut message = Vec::new();
+                if output.read_until(0, &mut message).is_err() || message.pop() != Some(0) {
+                    return;
+                }
+                let message = serde_json::from_slice(&message).expect("the browser speaks JSON");
+                if sender.send(message).is_err() {
+                    return;
+                }
+            }
+        });
+        let (session, calls, complaints) = (None, 0, Vec::new());
+        let mut browser =
+            Browser { process, input, messages, session, profile, calls, complaints, _turn: turn };
+        let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
+        let attached =
+            browser.call("Target.attachToTarget", json!({"targetId": target["targetId"], "flatten": true}));
+        browser.session = Some(attached["sessionId"].as_str().expect("a session").into());
+        for domain in ["Page", "Runtime", "Log"] {
+            browser.call(&format!("{domain}.enable"), json!({}));
+        }
+        browser
+    }
+
+    fn call(&mut self, method: &str, parameters: Value) -> Value {
+        self.calls += 1;
+        let mut message = json!({"id": self.calls, "method": method, "params": parameters});
+        if let Some(session) = &self.session {
+            message["sessionId"] = json!(session);
+        }
+        let mut bytes = serde_json::to_vec(&message).expect("JSON");
+        bytes.push(0);
+        self.input.write_all(&bytes).expect("the browser listens");
+        loop {
+            let answer = self.messages.recv_timeout(PATIENCE).expect("the browser answers");
+            if answer["id"] == json!(self.calls) {
+                assert!(answer.get("error").is_none(), "{method}: {answer}");
+                return answer["result"].clone();
+            }
+            self.heard(&answer);
+        }
+    }
+
+    /// Keeps what the page complains about: exceptions, errors, warnings, blocked requests.
+    fn heard(&mut self, event: &Value) {
+        let parameters = &event["params"];
+        match event["method"].as_str() {
+            Some("Runtime.exceptionThrown") => {
+                self.complaints.push(parameters["exceptionDetails"].to_string())
+            }
+            Some("Log.entryAdded") => self.complaints.push(parameters["entry"].to_string()),
+            Some("Runtime.consoleAPICalled")
+                if matches!(parameters["type"].as_str(), Some("error" | "warning" | "assert")) =>
+            {
+                self.complaints.push(parameters["args"].to_string());
+            }
+            _ => {}
+        }
+    }
+
+    /// The value of an expression in the page; promises are awaited.
+    pub fn value(&mut self, expression: &str) -> Value {
+        let parameters = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
+        let answer = self.call("Runtime.evaluate", parameters);
+        assert!(answer.get("exceptionDetails").is_none(), "{expression}: {answer}");
+        answer["result"]["value"].clone()
+    }
+
+    pub fn text(&mut self, expression: &str) -> String {
+        self.value(expression).as_str().unwrap_or_else(|| panic!("{expression} is no text")).into()
+    }
+
+    pub fn number(&mut self, expression: &str) -> f64 {
+        self.value(expression).as_f64().unwrap_or_else(|| panic!("{expression} is no number"))
+    }
+
+    /// Waits until an expression is true.
+    pub fn wait(&mut self, expression: &str) {
+        let start = Instant::now();
+        while self.value(expression) != json!(true) {
+            assert!(start.elapsed() < PATIENCE, "`{expression}` does not become true: {:?}", self.complaints);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // What was asked to be drawn is drawn.
+        self.value(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
+        );
+    }
+
+    /// Opens a page from disk and waits until it has read everything.
+    pub fn open(&mut self, page: &Path, link: &str) {
+        self.visit("about:blank");
+        self.visit(&format!("file://{}{link}", page.display()));
+        self.wait("document.readyState === 'complete' && typeof app === 'object' && app.readAt > 0");
+    }
+
+    /// Goes to an address.
+    pub fn visit(&mut self, address: &str) {
+        self.call("Page.navigate", json!({"url": address}));
+    }
+
+    pub fn click(&mut self, selector: &str) {
+        self.value(&format!("document.querySelector({selector:?}).click()"));
+        self.value(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
+        );
+    }
+
+    pub fn press(&mut self, key: &str) {
+        let text = if key.chars().count() == 1 { key } else { "" };
+        self.call("Input.dispatchKeyEvent", json!({"type": "keyDown", "key": key, "text": text}));
+        self.call("Input.dispatchKeyEvent", json!({"type": "keyUp", "key": key}));
+        self.value(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))",
+        );
+    }
+
+    /// A picture for people, if SOFTHCA_SCREENSHOTS names a folder.
+    pub fn picture(&mut self, name: &str) {
+        let Some(folder) = std::env::var_os("SOFTHCA_SCREENSHOTS") else { return };
+        let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
+        let data = answer["data"].as_str().expect("a picture");
+        let png = base64::Engine::decode(&base64::engine::general_purpose::STANDARD, data).expect("base64");
+        std::fs::write(Path::new(&folder).join(name).with_extension("png"), png).expect("a picture");
+    }
+
+    /// Asserts that nothing was complained about so far.
+    pub fn is_content(&mut self) {
+        self.value("1");
+        assert!(self.complaints.is_empty(), "the page complains: {}", self.complaints.join("\n"));
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        // Its own children may still write there for a moment; what is left is in the target folder.
+        let _ = std::fs::remove_dir_all(&self.profile);
+    }
+}
+
+/// A path in the target folder.
+pub fn scratch(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("explorer-{name}"))
+}

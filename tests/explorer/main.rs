@@ -1,0 +1,461 @@
+//! The explorer's page in a real browser: every view drawn, every link and key, and no complaint.
+
+mod browser;
+mod stories;
+
+use browser::{Browser, PROGRAM, scratch};
+use serde_json::{Value, json};
+use softhca_engine::Recovery;
+use softhca_explorer::{Feed, LiveServer};
+use softhca_tests::pair::Setup;
+use softhca_tests::{captures_folder, tools};
+use softhca_trace::{Capture, Packet};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+fn main() -> ExitCode {
+    let needs = |name, test| tools::needs(PROGRAM, name, test);
+    let slow = |name, test| tools::needs(PROGRAM, name, test).with_ignored_flag(true);
+    tools::run(vec![
+        needs("every_view_draws_without_a_complaint", every_view),
+        needs("a_ladder_has_arrows_brackets_losses_and_reasons", ladder),
+        needs("a_selection_is_shared_by_all_views", selection),
+        needs("a_link_brings_the_same_view_back", links),
+        needs("keys_step_through_a_run", keys),
+        needs("search_and_filters_leave_what_was_asked_for", filters),
+        needs("two_runs_stand_side_by_side", compare),
+        needs("the_page_reads_every_field_as_trace_does", fields),
+        needs("what_is_broken_is_said_in_the_page", broken),
+        needs("text_never_becomes_markup", markup),
+        needs("a_file_can_be_opened_in_the_page", open_file),
+        needs("a_run_that_goes_on_is_followed", live),
+        slow("a_million_events_open_and_scroll", million),
+    ])
+}
+
+const VIEWS: [&str; 9] =
+    ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"];
+
+/// How many dots of a canvas are not empty.
+fn painted(browser: &mut Browser, selector: &str) -> f64 {
+    browser.number(&format!(
+        "(() => {{ const canvas = document.querySelector({selector:?}); const copy = document.createElement('canvas'); \
+         [copy.width, copy.height] = [canvas.width, canvas.height]; const context = copy.getContext('2d', {{ willReadFrequently: true }}); \
+         context.drawImage(canvas, 0, 0); const data = context.getImageData(0, 0, copy.width, copy.height).data; let count = 0; \
+         for (let at = 3; at < data.length; at += 4) if (data[at]) count++; return count; }})()"
+    ))
+}
+
+fn every_view() {
+    let mut browser = Browser::start(1440, 900);
+    let pages = [
+        stories::page(&stories::fatal_loss()),
+        stories::page(&stories::recovered_loss(Recovery::GoBackN)),
+        stories::page(&captures_folder().join("vt_loss_write.pcap")),
+        stories::page(&captures_folder().join("rping.pcap")),
+        stories::page(&captures_folder().join("udaddy.pcap")),
+    ];
+    for (number, page) in pages.iter().enumerate() {
+        browser.open(page, "");
+        browser.press("n");
+        for theme in ["light", "dark"] {
+            browser.value(&format!("document.documentElement.dataset.theme = {theme:?}; redraw()"));
+            for view in VIEWS {
+                browser.click(&format!("#tab-{view}"));
+                assert_eq!(browser.text("app.state.view"), view);
+                assert!(
+                    browser.number("document.querySelector('.view').textContent.length") > 0.0,
+                    "{view} is blank"
+                );
+                if matches!(view, "sequence" | "timeline") {
+                    assert!(painted(&mut browser, ".chart") > 500.0, "{view} is blank");
+                }
+                browser.picture(&format!("{number}-{view}-{theme}"));
+                browser.is_content();
+            }
+        }
+        assert!(painted(&mut browser, ".overview") > 20.0);
+    }
+}
+
+fn ladder() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::fatal_loss()), "");
+    let sheet = "document.querySelector('.ladder-sheet').textContent";
+    let mut text = browser.text(sheet);
+    assert_eq!(browser.number("document.querySelectorAll('.cross').length"), 1.0);
+    assert!(browser.number("document.querySelectorAll('.bracket').length") > 8.0);
+    browser.press("End");
+    text += &browser.text(sheet);
+    for part in [
+        "WRITE #3, 4000 B in 4 packets",
+        "SEND_ONLY +0",
+        "dropped by \"lose one\"",
+        "NAK sequence error +5",
+        "PSN +5 is missing, +6 came",
+        "retry-exceeded",
+        "async event QP_FATAL",
+    ] {
+        assert!(text.contains(part), "{part:?} is not in {text}");
+    }
+    browser.open(&stories::page(&stories::recovered_loss(Recovery::GoBackN)), "#q=%2B20");
+    let text = browser.text(sheet);
+    assert!(text.contains("✕ WRITE_MIDDLE +20") && text.contains("↻ WRITE_MIDDLE +20"), "{text}");
+    browser.is_content();
+}
+
+fn selection() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::fatal_loss()), "");
+    browser.press("f");
+    let selected = browser.number("app.state.sel");
+    assert!(
+        browser.text("document.querySelector('.inspector').textContent").contains("dropped by \"lose one\"")
+    );
+    assert_eq!(browser.number("document.querySelectorAll('.step.selected').length"), 1.0);
+    browser.press("7");
+    let packet = browser.text("document.querySelector('.packet').textContent");
+    for field in ["destination QP", "PSN", "P_Key", "ICRC", "time to live", "ack request"] {
+        assert!(packet.contains(field), "{field}");
+    }
+    browser.press("9");
+    assert_eq!(browser.number("document.querySelectorAll('.line.selected').length"), 1.0);
+    assert_eq!(browser.number("app.state.sel"), selected);
+    browser.press("4");
+    assert!(browser.text("document.querySelector('.machines').textContent").contains("RTS → ERR"));
+    browser.press("5");
+    browser.value("document.querySelector('.memory .line').click()");
+    browser.wait("run_is_memory = currentRun().kind.values[app.state.sel] === KIND.WRITTEN");
+    browser.is_content();
+}
+
+fn links() {
+    let mut browser = Browser::start(1440, 900);
+    let page = stories::page(&stories::recovered_loss(Recovery::GoBackN));
+    browser.open(&page, "");
+    browser.press("f");
+    browser.press("2");
+    browser.value("look({ from: 1000, to: 900000, cls: 'nak' })");
+    let (state, link) = (browser.text("JSON.stringify(app.state)"), browser.text("location.hash"));
+    browser.open(&page, &link);
+    assert_eq!(browser.text("JSON.stringify(app.state)"), state);
+    browser.open(&page, "#view=nonsense&sel=99999999&conn=77&q=%E0%A4%A&from=x");
+    browser.wait("document.querySelector('.view').textContent.length > 0");
+    browser.is_content();
+}
+
+fn keys() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::fatal_loss()), "");
+    browser.press("s");
+    let shown = "document.querySelectorAll('.step').length";
+    let first = browser.number(shown);
+    browser.press("n");
+    browser.press("n");
+    let later = browser.number(shown);
+    assert!(first >= 1.0 && later > first, "step mode shows {first}, then {later} rows");
+    assert!(browser.text("document.querySelector('.caption').textContent").contains("WRITE_FIRST"));
+    browser.press("Escape");
+    assert!(browser.number(shown) > later);
+    let before = browser.number("app.state.sel");
+    browser.press("ArrowDown");
+    browser.press("k");
+    assert_eq!(browser.number("app.state.sel"), before);
+    browser.press("t");
+    browser.press("+");
+    browser.press("?");
+    assert_eq!(browser.value("document.querySelector('dialog').open"), json!(true));
+    browser.value("document.querySelector('dialog').close()");
+    browser.press("/");
+    assert_eq!(browser.value("document.activeElement.type"), json!("search"));
+    browser.is_content();
+}
+
+fn filters() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::recovered_loss(Recovery::GoBackN)), "#view=events");
+    let shown = "filteredEvents(currentRun(), 'events', null, currentRun().length).length";
+    let all = browser.number(shown);
+    for (filter, least, most) in [
+        ("{ q: 'sequence-error' }", 2.0, 4.0),
+        ("{ q: '', cls: 'retransmission' }", 2.0, 60.0),
+        ("{ cls: 'fault' }", 1.0, 3.0),
+        ("{ cls: '', host: 'bob' }", 10.0, all - 1.0),
+        ("{ host: '', opcode: 'RC FETCH_ADD' }", 1.0, 4.0),
+        ("{ opcode: '', qp: 'alice.1', q: '+20' }", 2.0, 8.0),
+        ("{ qp: '', q: 'nothing has this' }", 0.0, 0.0),
+        ("{ q: '' }", all, all),
+    ] {
+        browser.value(&format!("look({filter})"));
+        let count = browser.number(shown);
+        assert!((least..=most).contains(&count), "{filter} leaves {count} of {all}");
+    }
+    browser.is_content();
+}
+
+fn compare() {
+    let mut browser = Browser::start(1440, 900);
+    let [n, zero] = [Recovery::GoBackN, Recovery::GoBack0].map(stories::recovered_loss);
+    browser.open(&stories::page_of(&[&n, &zero]), "#view=compare");
+    browser.wait("document.querySelectorAll('.compare .ladder-sheet').length === 2");
+    let table = browser.text("document.querySelector('.compare-table').textContent");
+    assert!(
+        table.contains("go-back-n") && table.contains("go-back-0") && table.contains("≠ of these again"),
+        "{table}"
+    );
+    let again: Value = browser.value("app.runs.map((run) => figures(run)[1][1])");
+    assert!(again[0].as_f64() < again[1].as_f64(), "go-back-0 repeats more: {again}");
+    browser.picture("compare");
+    browser.is_content();
+}
+
+/// The headers that the page finds in every frame, in the words of `softhca trace --json`.
+const READ_FIELDS: &str = "(() => { const run = currentRun(); const all = []; \
+    for (let event = 0; event < run.length; event++) { \
+        if (!run.frames?.at.has(event)) continue; \
+        const frame = run.frame(event); const found = {}; \
+        for (const header of dissect(frame)) for (const field of header.fields) found[header.name + '.' + field.name] = field.value; \
+        all.push([found, frame.intact]); } \
+    return all; })()";
+
+fn fields() {
+    let mut browser = Browser::start(1440, 900);
+    let mut compared = 0;
+    let mut files: Vec<_> = std::fs::read_dir(captures_folder())
+        .expect("captures")
+        .map(|file| file.expect("a file").path())
+        .collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "pcap"));
+    files.sort();
+    for file in files {
+        browser.open(&stories::page(&file), "");
+        let read = browser.value(READ_FIELDS);
+        let read = read.as_array().expect("a list");
+        let mut wanted = Vec::new();
+        for record in Capture::open(&file).expect("a capture") {
+            let record = record.expect("a record");
+            let packet = serde_json::to_value(Packet::new(&record, 0)).expect("JSON");
+            if packet.get("other").is_none() {
+                wanted.push(packet);
+            }
+        }
+        assert_eq!(read.len(), wanted.len(), "{}", file.display());
+        for (read, packet) in read.iter().zip(&wanted) {
+            if packet.get("malformed").is_none() {
+                agree(&read[0], packet, &file);
+                assert_eq!(read[1], json!(packet["icrc"] == "ok"));
+                compared += 1;
+            }
+        }
+        browser.is_content();
+    }
+    assert!(compared > 2500, "{compared} packets compared");
+}
+
+/// Asserts that a packet has the same fields in the page and in JSON.
+fn agree(read: &Value, packet: &Value, file: &Path) {
+    let text = |key: &str| {
+        read[key].as_str().unwrap_or_else(|| panic!("{}: no {key} in {read}", file.display())).to_owned()
+    };
+    let hex = |value: &Value| format!("{:#x}", value.as_u64().expect("a number"));
+    let wide = |value: &Value, digits: usize| {
+        format!("{:#0width$x}", value.as_u64().expect("a number"), width = digits + 2)
+    };
+    assert!(text("BTH.opcode").starts_with(packet["opcode"].as_str().expect("text")), "{read} {packet}");
+    assert_eq!(text("BTH.PSN"), wide(&packet["psn"], 6));
+    assert_eq!(text("BTH.pad count"), packet["pad"].to_string());
+    assert_eq!(text("BTH.ack request"), if packet["ack_req"] == true { "yes" } else { "no" });
+    assert!(text("BTH.destination QP").starts_with(&packet["dest_qp"].to_string()));
+    let network = if packet["src"].as_str().expect("text").contains(':') { "IPv6" } else { "IPv4" };
+    assert_eq!(text(&format!("{network}.source")), packet["src"].as_str().expect("text"));
+    assert_eq!(text(&format!("{network}.destination")), packet["dst"].as_str().expect("text"));
+    let pairs = [
+        ("reth", "va", "RETH.virtual address", 16),
+        ("reth", "rkey", "RETH.R_Key", 8),
+        ("deth", "qkey", "DETH.Q_Key", 8),
+        ("deth", "src_qp", "DETH.source QP", 6),
+        ("aeth", "msn", "AETH.MSN", 6),
+    ];
+    for (header, field, name, digits) in pairs {
+        if let Some(object) = packet.get(header) {
+            assert_eq!(text(name), wide(&object[field], digits), "{name}");
+        }
+        assert_eq!(packet.get(header).is_some(), read.get(name).is_some(), "{name}: {packet}");
+    }
+    if let Some(aeth) = packet.get("aeth") {
+        let kind = if aeth["kind"] == "rnr" {
+            "RNR NAK".into()
+        } else {
+            aeth["kind"].as_str().expect("text").to_uppercase()
+        };
+        assert!(text("AETH.syndrome").starts_with(&kind), "{read}");
+    }
+    if let Some(atomic) = packet.get("atomic") {
+        let (name, value) = match atomic.get("original") {
+            Some(original) => ("AtomicAckETH.original", original),
+            None => ("AtomicETH.swap or add", &atomic["swap_or_add"]),
+        };
+        assert_eq!(text(name), wide(value, 16));
+    }
+    if let Some(immediate) = packet.get("imm") {
+        assert_eq!(text("ImmDt.immediate"), wide(immediate, 8));
+    }
+    if let Some(key) = packet.get("ieth") {
+        assert_eq!(
+            u32::from_str_radix(&text("IETH.R_Key")[2..], 16).ok(),
+            key.as_u64().map(|key| key as u32),
+            "{}",
+            hex(key)
+        );
+    }
+}
+
+fn broken() {
+    let mut browser = Browser::start(1440, 900);
+    let whole = std::fs::read(stories::fatal_loss().join("events.jsonl")).expect("a log");
+    let capture = std::fs::read(captures_folder().join("rc_pp.pcap")).expect("a capture");
+    let header = whole.split(|byte| *byte == b'\n').next().expect("a line").to_vec();
+    let mut foreign = capture[..24].to_vec();
+    foreign.extend([1, 0, 0, 0, 0, 0, 0, 0, 42, 0, 0, 0, 42, 0, 0, 0]);
+    foreign.extend([[0xff; 12].as_slice(), &[8, 6], &[0; 28]].concat());
+    let cases = [
+        ("cut.jsonl", whole[..whole.len() / 2].to_vec(), "The log cannot be read beyond line", true),
+        ("nothing.jsonl", header, "There is no event to show", false),
+        ("cut.pcap", capture[..capture.len() / 2].to_vec(), "The capture cannot be read beyond offset", true),
+        (
+            "mixed.pcap",
+            [&foreign[..], &capture[24..]].concat(),
+            "packets are of other protocols and left out",
+            true,
+        ),
+        ("foreign.pcap", foreign, "There is no RoCE packet among the 1 of this capture", false),
+    ];
+    for (name, bytes, message, has_events) in cases {
+        let file = scratch(name);
+        std::fs::write(&file, bytes).expect("a file");
+        browser.open(&stories::page(&file), "");
+        let text = browser.text("document.body.innerText");
+        assert!(text.contains(message), "{name}: {message:?} is not in {text}");
+        assert_eq!(browser.number("currentRun().length") > 0.0, has_events, "{name}");
+        browser.is_content();
+    }
+}
+
+fn markup() {
+    let hostile =
+        "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">";
+    let folder = stories::story("markup", hostile, Setup::default(), |pair| pair.post_write(1, 0, 0, 100));
+    let log = std::fs::read_to_string(folder.join("events.jsonl")).expect("a log");
+    let name = serde_json::to_string(hostile).expect("JSON");
+    let file = scratch("markup.jsonl");
+    std::fs::write(&file, log.replace("\"alice\"", &name).replace("RC WRITE_ONLY", &name[1..name.len() - 1]))
+        .expect("a file");
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&file), "#sel=1");
+    for view in VIEWS {
+        browser.click(&format!("#tab-{view}"));
+        assert_eq!(browser.number("document.querySelectorAll('img').length"), 0.0, "{view}");
+        assert!(browser.text("document.title").starts_with("</script>"), "{view}");
+    }
+    browser.is_content();
+}
+
+fn open_file() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::fatal_loss()), "");
+    let other = std::fs::read_to_string(stories::recovered_loss(Recovery::GoBackN).join("events.jsonl"))
+        .expect("a log");
+    let text = serde_json::to_string(&other).expect("JSON");
+    browser.value(&format!("openFile(new File([{text}], 'other.jsonl'))"));
+    browser.wait("app.runs.length === 2 && app.runs[1].isComplete && app.runs[1].length > 100");
+    browser.value("openFile(new File(['\\u0000\\u0001binary'], 'capture.pcap'))");
+    browser.wait("document.querySelector('.notes').textContent.includes('softhca report capture.pcap')");
+    browser.value("openFile(new File(['{\"format\":\"other\"}'], 'other.json'))");
+    browser.wait("document.querySelector('.notes').textContent.includes('this is no event log')");
+    browser.is_content();
+}
+
+fn live() {
+    let log = std::fs::read_to_string(stories::fatal_loss().join("events.jsonl")).expect("a log");
+    let lines: Vec<&str> = log.lines().collect();
+    let feed = Feed::default();
+    let server = LiveServer::bind(0, "0123456789abcdef", "a live run", feed.clone()).expect("a port");
+    let link = server.link();
+    std::thread::spawn(move || server.serve());
+    let mut browser = Browser::start(1440, 900);
+    browser.visit(&link);
+    browser
+        .wait("typeof app === 'object' && document.querySelector('.status')?.textContent.startsWith('live')");
+    for (number, line) in lines.iter().enumerate() {
+        feed.push(line);
+        if number == 20 {
+            browser.wait("currentRun().length === 20 && document.querySelectorAll('.step').length > 5");
+        }
+    }
+    feed.end();
+    browser.wait(&format!("currentRun().length === {} && currentRun().isComplete", lines.len() - 1));
+    assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
+    browser.is_content();
+}
+
+/// Prints how long a log of a million events takes, and how much memory.
+fn million() {
+    let folder = stories::story(
+        "million",
+        "A million events",
+        Setup::default().slow().recovery(Recovery::GoBackN),
+        |pair| {
+            for round in 0..280 {
+                for id in 0..16 {
+                    pair.post_write(round * 16 + id, 0, id * 60_000, 60_000);
+                }
+                pair.world.run();
+                let end = pair.a;
+                pair.completions(end);
+            }
+        },
+    );
+    let log = folder.join("events.jsonl");
+    let events = std::fs::read_to_string(&log).expect("a log").lines().count() - 1;
+    let start = Instant::now();
+    let page = stories::page(&log);
+    eprintln!(
+        "{events} events, log {} MiB: the page takes {:?} and {} MiB",
+        mib(&log),
+        start.elapsed(),
+        mib(&page)
+    );
+    let mut browser = Browser::start(1440, 900);
+    let start = Instant::now();
+    browser.open(&page, "");
+    eprintln!("opened and read after {:?}", start.elapsed());
+    assert_eq!(browser.number("currentRun().length"), events as f64);
+    let memory = browser.number("performance.memory.usedJSHeapSize / 1048576");
+    eprintln!(
+        "heap {memory:.0} MiB, read {:.0} ms after the start of the page",
+        browser.number("app.readAt")
+    );
+    for view in ["ladder", "events", "sequence", "timeline", "memory"] {
+        browser.click(&format!("#tab-{view}"));
+        let first = browser.number(
+            "(() => { const start = performance.now(); draw(); return performance.now() - start; })()",
+        );
+        let frames = browser.value(
+            "new Promise((done) => { const target = document.querySelector('.rows, .chart'); const gaps = []; let count = 0; let last = performance.now(); \
+             const step = () => { const now = performance.now(); gaps.push(now - last); last = now; \
+             target.dispatchEvent(new WheelEvent('wheel', { deltaY: target.className === 'chart' ? -20 : 900, cancelable: true })); \
+             if (++count < 120) requestAnimationFrame(step); else { gaps.sort((a, b) => a - b); done([gaps[60], gaps[114]]); } }; \
+             requestAnimationFrame(step); })",
+        );
+        eprintln!("{view}: drawn in {first:.1} ms; scrolling, a frame takes {frames} ms (median, 95 %)");
+    }
+    browser.value("look({ view: 'events', q: 'psn\":77,' })");
+    browser.wait("document.querySelectorAll('.line').length > 0");
+    browser.picture("million");
+    browser.is_content();
+}
+
+fn mib(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("a file").len() >> 20
+}

@@ -1,0 +1,186 @@
+//! Unmodified programs of Debian on emulated hosts: both ends on this machine, through `softhca exec`.
+
+mod rig;
+
+use rig::{Rig, pair};
+use softhca_tests::tools;
+use std::process::ExitCode;
+use std::time::Duration;
+
+fn main() -> ExitCode {
+    if !cfg!(target_os = "linux") {
+        return ExitCode::SUCCESS;
+    }
+    let mut tests = vec![
+        tools::needs("ibv_devices", "the_device_is_listed", the_device_is_listed),
+        tools::needs("ibv_devinfo", "the_device_is_described", the_device_is_described),
+        tools::needs("sh", "exit_codes_are_those_of_env", exit_codes_are_those_of_env),
+        tools::needs("sh", "settings_of_a_running_daemon_stay", settings_of_a_running_daemon_stay),
+        tools::needs(
+            "ibv_rc_pingpong",
+            "a_peer_that_is_killed_is_an_error",
+            a_peer_that_is_killed_is_an_error,
+        ),
+        tools::needs(
+            "ibv_rc_pingpong",
+            "a_daemon_that_is_killed_is_an_error",
+            a_daemon_that_is_killed_is_an_error,
+        ),
+        tools::needs("ib_write_bw", "eight_pairs_run_at_once", eight_pairs_run_at_once),
+        tools::needs("ibv_devices", "packets_are_captured", packets_are_captured),
+        tools::needs("mckey", "a_group_hears_what_is_sent_to_it", a_group_hears_what_is_sent_to_it),
+        tools::needs("cmtime", "connections_are_timed", connections_are_timed),
+    ];
+    for words in PAIRS {
+        let program = words.split(' ').next().expect("a program");
+        let name = words.replace(' ', "_");
+        tests.push(tools::needs_with(program, &name, move || pair(&mut Rig::new(), words)));
+    }
+    tools::run(tests)
+}
+
+/// What runs once as a server and once as a client. Programs of librdmacm-utils take the address with `-s`.
+const PAIRS: &[&str] = &[
+    "ibv_rc_pingpong -g 0 -n 200",
+    "ibv_rc_pingpong -g 0 -n 200 -e",
+    "ibv_rc_pingpong -g 0 -n 200 -N",
+    "ibv_rc_pingpong -g 0 -n 200 -c",
+    "ibv_rc_pingpong -g 0 -s 1048576 -n 20",
+    "ibv_uc_pingpong -g 0 -n 200",
+    "ibv_ud_pingpong -g 0 -n 200",
+    "ibv_srq_pingpong -g 0 -n 200",
+    "ibv_xsrq_pingpong -g 0 -n 200",
+    "ib_send_bw -n 100",
+    "ib_send_bw -n 100 -c UC",
+    "ib_send_bw -n 100 -c UD",
+    "ib_send_bw -n 100 -e",
+    "ib_send_bw -n 100 -b",
+    "ib_send_bw -n 100 --use-srq -q 2",
+    "ib_send_bw -n 100 -R",
+    "ib_send_lat -n 100",
+    "ib_send_lat -n 100 -c UC",
+    "ib_send_lat -n 100 -c UD",
+    "ib_send_lat -n 100 -s 64 -I 64",
+    "ib_write_bw -n 100",
+    "ib_write_bw -n 100 -c UC",
+    "ib_write_bw -n 50 -q 8",
+    "ib_write_bw -n 10 -a",
+    "ib_write_bw -n 100 -R",
+    "ib_write_lat -n 50",
+    "ib_read_bw -n 100",
+    "ib_read_lat -n 100",
+    "ib_read_lat -n 100 -R",
+    "ib_atomic_bw -n 100",
+    "ib_atomic_lat -n 100",
+    "rping -C 100 -v -V",
+    "ucmatose",
+    "udaddy",
+    "rdma_server",
+    "rdma_xserver",
+];
+
+fn the_device_is_listed() {
+    let mut rig = Rig::new();
+    let seen = rig.run(&["ibv_devices"]);
+    assert!(seen.success && seen.text.contains("softhca0"), "{seen:?}");
+    let other = rig.run_on("bob", &["ibv_devices"]);
+    assert!(other.text.contains("softhca1") && !other.text.contains("softhca0"), "{other:?}");
+}
+
+fn the_device_is_described() {
+    let seen = Rig::new().run(&["ibv_devinfo", "-v"]);
+    for line in ["board_id:\t\t\tSoftHCA", "state:\t\t\tPORT_ACTIVE (4)", "RoCE v2", "MEM_WINDOW_TYPE_2B"] {
+        assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+    }
+}
+
+fn exit_codes_are_those_of_env() {
+    let mut rig = Rig::new();
+    for (words, code) in [
+        (&["sh", "-c", "exit 7"][..], 7),
+        (&["sh", "-c", "kill -9 $$"], 137),
+        (&["/nowhere/at/all"], 127),
+        (&["no-such-program-anywhere"], 127),
+        (&["/etc/passwd"], 126),
+        (&["/"], 126),
+    ] {
+        let seen = rig.run(words);
+        assert_eq!(seen.code, Some(code), "{words:?}: {seen:?}");
+    }
+}
+
+fn settings_of_a_running_daemon_stay() {
+    let mut rig = Rig::new();
+    let _holder = rig.start(&["sh", "-c", "echo here; read line"]);
+    let seen = rig.exec(&["--recovery", "go-back-n"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");
+    assert_eq!(rig.exec(&["--recovery", "fatal"], &["true"]).code, Some(0));
+    let seen = rig.exec(&["--host", "nobody"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+}
+
+/// The program that is left ends by itself, and not well.
+fn a_peer_that_is_killed_is_an_error() {
+    let mut rig = Rig::new();
+    let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000"];
+    let (server, mut client) = rig.start_pair(&words);
+    std::thread::sleep(Duration::from_millis(500));
+    server.kill();
+    let left = client.wait();
+    assert!(!left.success, "{left:?}");
+}
+
+fn a_daemon_that_is_killed_is_an_error() {
+    let mut rig = Rig::new();
+    let words = ["ibv_rc_pingpong", "-g", "0", "-n", "100000000"];
+    let (mut server, mut client) = rig.start_pair(&words);
+    std::thread::sleep(Duration::from_millis(500));
+    rig.kill_daemon();
+    for left in [server.wait(), client.wait()] {
+        assert!(!left.success, "{left:?}");
+    }
+}
+
+fn packets_are_captured() {
+    let mut rig = Rig::new();
+    let file = rig.file("capture.pcapng");
+    let both = "ibv_rc_pingpong -g 0 -n 10 -p 18599 > /dev/null & sleep 1; \
+                ibv_rc_pingpong -g 0 -n 10 -p 18599 localhost; code=$?; wait; exit $code";
+    let seen = rig.exec(&["--capture", &file], &["sh", "-c", both]);
+    assert!(seen.success, "{seen:?}");
+    let packets = std::fs::metadata(&file).expect("the capture").len();
+    // Ten messages of 4096 bytes each way, and their acknowledgements.
+    assert!(packets > 20 * 4096, "{packets} bytes");
+}
+
+/// What is sent before the receiver is a member is lost: it is sent again until it has heard enough.
+fn a_group_hears_what_is_sent_to_it() {
+    let mut rig = Rig::new();
+    let mut receiver = rig.start(&["mckey", "-m", "239.7.7.7", "-C", "10"]);
+    while !receiver.has_ended() {
+        let sender = rig.run(&["mckey", "-m", "239.7.7.7", "-C", "10", "-s"]);
+        assert!(sender.success, "{sender:?}");
+    }
+    let seen = receiver.wait();
+    assert!(seen.success, "{seen:?}");
+}
+
+/// The server of cmtime stays.
+fn connections_are_timed() {
+    let mut rig = Rig::new();
+    let _server = rig.start(&["cmtime"]);
+    std::thread::sleep(Duration::from_secs(1));
+    let client = rig.run(&["cmtime", "-s", "127.0.0.1", "-c", "10"]);
+    assert!(client.success && client.text.contains("disconnect"), "{client:?}");
+}
+
+fn eight_pairs_run_at_once() {
+    let mut rig = Rig::new();
+    let pairs: Vec<_> = (0..8).map(|_| rig.start_pair(&["ib_write_bw", "-n", "50", "-s", "4096"])).collect();
+    for (mut server, mut client) in pairs {
+        for seen in [client.wait(), server.wait()] {
+            assert!(seen.success, "{seen:?}");
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! A daemon of the test's own, and programs on its hosts.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes longer, on a machine that does other things too.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a program left.
+#[derive(Debug)]
+pub struct Seen {
+    pub success: bool,
+    pub code: Option<i32>,
+    /// Both outputs, in this order.
+    pub text: String,
+}
+
+/// A runtime folder, in which `softhca exec` keeps its daemon.
+pub struct Rig {
+    folder: PathBuf,
+}
+
+impl Rig {
+    pub fn new() -> Rig {
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("softhca-programs-{}-{serial}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&folder, mode).expect("it is ours");
+        Rig { folder }
+    }
+
+    /// A place for a file of the test's own.
+    pub fn file(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    fn command(&self, options: &[&str], words: &[&str]) -> Command {
+        let mut command = Command::new(softhca());
+        command.arg("exec").args(options).arg("--").args(words);
+        command.env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON").env_remove("SOFTHCA_HOST");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts a program, and waits until it wrote something.
+    pub fn start(&mut self, words: &[&str]) -> Running {
+        Running::new(self.command(&[], words))
+    }
+
+    /// Runs a program to its end.
+    pub fn exec(&mut self, options: &[&str], words: &[&str]) -> Seen {
+        Running::new(self.command(options, words)).wait()
+    }
+
+    pub fn run(&mut self, words: &[&str]) -> Seen {
+        self.exec(&[], words)
+    }
+
+    pub fn run_on(&mut self, host: &str, words: &[&str]) -> Seen {
+        self.exec(&["--host", host], words)
+    }
+
+    /// Starts a server and a client that meet at a TCP port.
+    pub fn start_pair(&mut self, words: &[&str]) -> (Running, Running) {
+        let port = free_port().to_string();
+        let shared = [words, &["-p", &port]].concat();
+        let server = Running::new(self.command(&[], &shared));
+        await_listener(port.parse().expect("a port"));
+        let client = Running::new(self.command(&[], &[&shared[..], &["localhost"]].concat()));
+        (server, client)
+    }
+
+    /// Kills the daemon as it stands.
+    pub fn kill_daemon(&mut self) {
+        let output = Command::new(softhca())
+            .args(["status"])
+            .env("XDG_RUNTIME_DIR", &self.folder)
+            .output()
+            .expect("the command runs");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let process = text.split_whitespace().nth(1).expect("`daemon PID version …`").to_string();
+        let killed = Command::new("kill").args(["-9", &process]).status().expect("kill runs");
+        assert!(killed.success(), "{text}");
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        // It may have left already.
+        let _ = Command::new(softhca())
+            .arg("stop")
+            .env("XDG_RUNTIME_DIR", &self.folder)
+            .stderr(Stdio::null())
+            .stdout(Stdio::null())
+            .status();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The command, beside the folder that this test runs from.
+fn softhca() -> PathBuf {
+    let own = std::env::current_exe().expect("a test runs from a file");
+    let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");
+    assert!(command.is_file(), "{} is not there: cargo build", command.display());
+    command
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
+}
+
+/// Waits until somebody listens at a TCP port, without connecting to it.
+fn await_listener(port: u16) {
+    let wanted = format!(":{port:04X} ");
+    let until = Instant::now() + PATIENCE;
+    while Instant::now() < until {
+        let listens = ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|file| {
+            let text = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
+            text.lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().unwrap_or_default();
+                let state = words.nth(1).unwrap_or_default();
+                format!("{local} ").ends_with(&wanted) && state == "0A"
+            })
+        });
+        if listens {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("nobody listens at port {port}");
+}
+
+/// A program that runs.
+pub struct Running {
+    child: Child,
+    words: String,
+    readers: Vec<std::thread::JoinHandle<String>>,
+}
+
+impl Running {
+    fn new(mut command: Command) -> Running {
+        let words = format!("{command:?}");
+        let mut child = command.spawn().expect("the command runs");
+        let streams: [Box<dyn Read + Send>; 2] = [
+            Box::new(child.stdout.take().expect("it is piped")),
+            Box::new(child.stderr.take().expect("it is piped")),
+        ];
+        let readers = streams.map(|mut stream| {
+            std::thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _ = stream.read_to_end(&mut bytes);
+                String::from_utf8_lossy(&bytes).into_owned()
+            })
+        });
+        Running { child, words, readers: readers.into() }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|status| status.is_some())
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> Seen {
+        let until = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("it is a child of ours") {
+                break status;
+            }
+            if Instant::now() > until {
+                let _ = self.child.kill();
+                let text = self.text();
+                panic!("{} does not end: {text}", self.words);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        Seen { success: status.success(), code: status.code(), text: self.text() }
+    }
+
+    fn text(&mut self) -> String {
+        let texts = self.readers.drain(..).map(|reader| reader.join().unwrap_or_default());
+        texts.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Kills the program itself: `softhca exec` passes the signal on.
+    pub fn kill(mut self) {
+        let process = self.child.id().to_string();
+        let _ = Command::new("kill").args(["-TERM", &process]).status();
+        let _ = self.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs both ends of a program, and wants both to end well.
+pub fn pair(rig: &mut Rig, words: &str) {
+    let words: Vec<&str> = words.split(' ').collect();
+    let port = free_port().to_string();
+    let and = |more: &[&'static str]| [&words[..], more].concat();
+    let (server, client) = match words[0] {
+        "rping" => (and(&["-s"]), and(&["-c", "-a", "127.0.0.1"])),
+        "ucmatose" | "udaddy" => (words.clone(), and(&["-s", "127.0.0.1"])),
+        "rdma_server" => (words.clone(), vec!["rdma_client", "-s", "127.0.0.1"]),
+        "rdma_xserver" => (words.clone(), vec!["rdma_xclient", "-s", "127.0.0.1"]),
+        // These meet by connection management alone.
+        _ if words.contains(&"-R") => {
+            let shared = [&words[..], &["-p", &port]].concat();
+            (shared.clone(), [&shared[..], &["127.0.0.1"]].concat())
+        }
+        _ => {
+            let (mut server, mut client) = rig.start_pair(&words);
+            let seen = [client.wait(), server.wait()];
+            assert!(seen.iter().all(|seen| seen.success), "{words:?}: {seen:?}");
+            return;
+        }
+    };
+    by_address(rig, &server, &client);
+}
+
+/// Runs a server and a client that meet at a port of the emulated host. Nobody can see when the server listens: a
+/// client that was refused tries again.
+fn by_address(rig: &mut Rig, server: &[&str], client: &[&str]) {
+    let mut server = rig.start(server);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let seen = rig.run(client);
+        if seen.success {
+            break;
+        }
+        if server.has_ended() || Instant::now() > until {
+            panic!("{client:?}: {seen:?}, and the server: {:?}", server.wait());
+        }
+    }
+    let seen = server.wait();
+    assert!(seen.success, "{seen:?}");
+}

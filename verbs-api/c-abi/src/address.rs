@@ -1,0 +1,206 @@
+//! Address handles and addresses.
+
+use crate::abi::*;
+use crate::protection::{self, Hold};
+use crate::{errno, object};
+use core::ffi::{c_int, c_uint};
+use core::mem::zeroed;
+use softhca::{AddressHandle, AddressVector, Gid};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// What is behind an `ibv_ah`.
+pub struct Ah {
+    pub handle: AddressHandle,
+    _domain: Hold,
+}
+
+object::kinds! {
+    Ah = ibv_ah;
+}
+
+fn bytes_of(gid: [u64; 2]) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&gid[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&gid[1].to_ne_bytes());
+    bytes
+}
+
+pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
+    [0, 8].map(|at| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes")))
+}
+
+/// Where an address points to; `None` if it has no global route: RoCE needs one.
+pub fn vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
+    if attr.is_global == 0 || attr.port_num > 1 {
+        return None;
+    }
+    Some(AddressVector {
+        destination: Gid(bytes_of(attr.grh.dgid)),
+        source_index: attr.grh.sgid_index,
+        traffic_class: attr.grh.traffic_class,
+        flow_label: attr.grh.flow_label & 0xf_ffff,
+        hop_limit: attr.grh.hop_limit,
+        service_level: attr.sl,
+    })
+}
+
+pub fn attribute(vector: &AddressVector) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: words_of(vector.destination.0),
+            flow_label: vector.flow_label,
+            sgid_index: vector.source_index,
+            hop_limit: vector.hop_limit,
+            traffic_class: vector.traffic_class,
+        },
+        dlid: 0,
+        sl: vector.service_level,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: u8::from(!vector.destination.is_unspecified()),
+        port_num: 1,
+    }
+}
+
+pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    // SAFETY: a domain of ours.
+    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &*attr };
+    let Some(vector) = vector(attr).filter(|_| attr.port_num == 1) else { return errno::null(libc::EINVAL) };
+    match domain.domain.create_address_handle(vector) {
+        Ok(handle) => {
+            // SAFETY: a domain of ours.
+            let context = unsafe { (*pd).context };
+            object::create(
+                ibv_ah { context, pd, handle: handle.number() },
+                Ah { handle, _domain: domain.hold() },
+            )
+        }
+        Err(error) => errno::null(errno::of("ibv_create_ah", &error)),
+    }
+}
+
+pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    // SAFETY: a handle of ours.
+    if unsafe { object::destroy::<Ah>(ah) }.is_some() { 0 } else { libc::EINVAL }
+}
+
+/// The sender and the receiver of a datagram, by the 40 bytes before it: an IPv6 header, or an IPv4 header in the
+/// last half.
+fn ends(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
+    if header[0] >> 4 == 6 {
+        let address = |at: usize| {
+            let bytes: [u8; 16] = header[at..at + 16].try_into().expect("sixteen bytes");
+            IpAddr::V6(Ipv6Addr::from(bytes))
+        };
+        let class = header[0] << 4 | header[1] >> 4;
+        return Some((address(8), address(24), class));
+    }
+    (header[20] >> 4 == 4).then(|| {
+        let address = |at: usize| {
+            let bytes: [u8; 4] = header[at..at + 4].try_into().expect("four bytes");
+            IpAddr::V4(Ipv4Addr::from(bytes))
+        };
+        (address(32), address(36), header[21])
+    })
+}
+
+pub unsafe extern "C" fn init_ah_from_wc(
+    context: *mut ibv_context,
+    port: u8,
+    wc: *mut ibv_wc,
+    grh: *mut [u8; 40],
+    attr: *mut ibv_ah_attr,
+) -> c_int {
+    // SAFETY: a context of ours, and the caller's completion.
+    let (Some(open), wc) = (unsafe { crate::context::of(context) }, unsafe { &*wc }) else {
+        return errno::minus(libc::EINVAL);
+    };
+    if port != 1 || wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: the caller's buffer.
+    let Some((from, to, class)) = ends(unsafe { &*grh }) else { return errno::minus(libc::EINVAL) };
+    let own = Gid::from(to);
+    // A datagram to a group is answered from the first address of its kind.
+    let index = (0..open.card.gids()).find(|index| open.card.gid(*index) == Some(own)).or_else(|| {
+        (0..open.card.gids())
+            .find(|index| open.card.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4()))
+    });
+    let Some(index) = index else { return errno::minus(libc::ENOENT) };
+    let vector = AddressVector {
+        source_index: index as u8,
+        traffic_class: class,
+        hop_limit: 0xff,
+        service_level: wc.sl,
+        ..AddressVector::to(Gid::from(from))
+    };
+    // SAFETY: the caller's own.
+    unsafe { *attr = attribute(&vector) };
+    0
+}
+
+pub unsafe extern "C" fn create_ah_from_wc(
+    pd: *mut ibv_pd,
+    wc: *mut ibv_wc,
+    grh: *mut [u8; 40],
+    port: u8,
+) -> *mut ibv_ah {
+    // SAFETY: a domain of ours.
+    if unsafe { protection::of(pd) }.is_none() {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: zero is valid for every field.
+    let mut attr: ibv_ah_attr = unsafe { zeroed() };
+    // SAFETY: as the caller says.
+    unsafe {
+        if init_ah_from_wc((*pd).context, port, wc, grh, &mut attr) != 0 {
+            return core::ptr::null_mut();
+        }
+        create_ah(pd, &mut attr)
+    }
+}
+
+/// There is no Ethernet layer here whose addresses a GID could be resolved to.
+pub unsafe extern "C" fn resolve_eth_l2_from_gid(
+    _: *mut ibv_context,
+    _: *mut ibv_ah_attr,
+    mac: *mut [u8; 6],
+    vlan: *mut u16,
+) -> c_int {
+    // SAFETY: the caller's own, if given.
+    unsafe {
+        if let Some(mac) = mac.as_mut() {
+            *mac = [0; 6];
+        }
+        if let Some(vlan) = vlan.as_mut() {
+            *vlan = u16::MAX;
+        }
+    }
+    0
+}
+
+/// The IP address in a socket address.
+///
+/// # Safety
+/// `address` is null or a socket address as long as its family says.
+pub unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    match c_uint::from(unsafe { (*address).sa_family }) as c_int {
+        libc::AF_INET => {
+            // SAFETY: as the caller says.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in>() };
+            Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as the caller says.
+            let address = unsafe { &*address.cast::<libc::sockaddr_in6>() };
+            Some(IpAddr::V6(Ipv6Addr::from(address.sin6_addr.s6_addr)))
+        }
+        _ => None,
+    }
+}

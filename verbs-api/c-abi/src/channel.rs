@@ -1,0 +1,124 @@
+//! Completion channels, and the events that programs take and acknowledge.
+
+use crate::abi::*;
+use crate::completion_queue::Cq;
+use crate::{context, descriptor, errno, object};
+use core::ffi::{c_int, c_uint, c_void};
+use parking_lot::{Condvar, Mutex};
+use softhca::CompletionChannel;
+use std::collections::BTreeMap;
+
+/// What is behind an `ibv_comp_channel`.
+pub struct Channel {
+    pub channel: CompletionChannel,
+    /// Its queues, by number.
+    pub queues: Mutex<BTreeMap<u32, usize>>,
+}
+
+object::kinds! {
+    Channel = ibv_comp_channel;
+}
+
+/// Events that were given out and not yet acknowledged. What they are about is not destroyed before that.
+#[derive(Default)]
+pub struct Unacknowledged {
+    count: Mutex<u32>,
+    changed: Condvar,
+}
+
+impl Unacknowledged {
+    pub fn give_out(&self) {
+        *self.count.lock() += 1;
+    }
+
+    pub fn acknowledge(&self, events: u32) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(events);
+        self.changed.notify_all();
+    }
+
+    /// Waits until all are acknowledged.
+    pub fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count > 0 {
+            self.changed.wait(&mut count);
+        }
+    }
+}
+
+pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    let channel = match open.card.create_completion_channel() {
+        Ok(channel) => channel,
+        Err(error) => return errno::null(errno::of("ibv_create_comp_channel", &error)),
+    };
+    match descriptor::watching(&std::os::fd::AsFd::as_fd(&channel)) {
+        Ok(fd) => object::create(
+            ibv_comp_channel { context, fd, refcnt: 0 },
+            Channel { channel, queues: Mutex::default() },
+        ),
+        Err(code) => errno::null(code),
+    }
+}
+
+pub unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: a channel of ours.
+    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else { return libc::EINVAL };
+    if !state.queues.lock().is_empty() {
+        return libc::EBUSY;
+    }
+    // SAFETY: as above.
+    let fd = unsafe { (*channel).fd };
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Channel>(channel) });
+    descriptor::close(fd);
+    0
+}
+
+pub unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: a channel of ours.
+    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else {
+        return errno::minus(libc::EINVAL);
+    };
+    // SAFETY: as above.
+    let fd = unsafe { (*channel).fd };
+    // SAFETY: a channel of ours has a context of ours.
+    let is_own =
+        unsafe { context::of((*channel).context) }.is_some_and(|open| open.card.check_process().is_ok());
+    if !is_own {
+        return errno::minus(libc::EINVAL);
+    }
+    let found = descriptor::wait_on(fd, || {
+        let queue = state.channel.poll()?;
+        let queues = state.queues.lock();
+        let found = *queues.get(&queue.number())? as *mut ibv_cq;
+        // SAFETY: a queue that is on the channel is not destroyed yet: it is taken off first, under this lock.
+        unsafe { object::state::<Cq>(found.cast()) }?.events.give_out();
+        Some(found)
+    });
+    match found {
+        Ok(found) => {
+            // SAFETY: the caller's own; the event that was given out keeps the queue.
+            unsafe {
+                *cq = found;
+                *cq_context = (*found).cq_context;
+            }
+            0
+        }
+        Err(code) => errno::minus(code),
+    }
+}
+
+pub unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+    // SAFETY: a queue of ours.
+    if let Some(state) = unsafe { object::state::<Cq>(cq.cast()) } {
+        state.events.acknowledge(events);
+        // SAFETY: as above; the count is for those who look at it.
+        unsafe { (*cq).comp_events_completed += events };
+    }
+}

@@ -1,0 +1,208 @@
+//! Completion queues, and the way completions are told.
+
+use crate::abi::*;
+use crate::channel::{Channel, Unacknowledged};
+use crate::extended_poll::{self, Polling};
+use crate::{context, errno, object};
+use core::ffi::{c_int, c_void};
+use softhca::{Completion, CompletionFlags, CompletionOperation, CompletionQueue, Notify};
+
+/// What is behind an `ibv_cq`, extended or not.
+pub struct Cq {
+    pub queue: CompletionQueue,
+    pub events: Unacknowledged,
+    pub async_events: Unacknowledged,
+    pub polling: Polling,
+}
+
+object::kinds! {
+    Cq = ibv_cq_ex;
+}
+
+/// The queue behind a pointer that may be null.
+///
+/// # Safety
+/// `cq` is null or a queue of ours.
+pub unsafe fn of<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+    // SAFETY: as the caller says: every queue is extended.
+    unsafe { object::state::<Cq>(cq.cast()) }
+}
+
+/// The queue behind a pointer, unless it is that of a process which this one was forked from.
+///
+/// # Safety
+/// As [`of`].
+pub unsafe fn of_own<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+    // SAFETY: as the caller says.
+    unsafe { of(cq) }.filter(|state| state.queue.check_process().is_ok())
+}
+
+/// Creates a queue of either kind.
+///
+/// # Safety
+/// The pointers are objects of ours; `channel` may be null.
+pub unsafe fn create(
+    verb: &str,
+    context: *mut ibv_context,
+    cqe: u32,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: u32,
+) -> *mut ibv_cq_ex {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    if cqe == 0 || cqe > open.attributes.limits.completions || comp_vector != 0 {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: a channel of ours, or null.
+    let on = unsafe { object::state::<Channel>(channel) };
+    if on.is_none() && !channel.is_null() {
+        return errno::null(libc::EINVAL);
+    }
+    let result = match on {
+        Some(on) => open.card.create_completion_queue_on(cqe, &on.channel),
+        None => open.card.create_completion_queue(cqe),
+    };
+    let queue = match result {
+        Ok(queue) => queue,
+        Err(error) => return errno::null(errno::of(verb, &error)),
+    };
+    let number = queue.number();
+    let abi = extended_poll::structure(context, channel, cq_context, number, cqe);
+    let state = Cq {
+        queue,
+        events: Unacknowledged::default(),
+        async_events: Unacknowledged::default(),
+        polling: Polling::default(),
+    };
+    let cq = object::create(abi, state);
+    open.named.lock().completion_queues.insert(number, cq as usize);
+    if let Some(on) = on {
+        on.queues.lock().insert(number, cq as usize);
+        // SAFETY: as above; the count is for those who look at it.
+        unsafe { (*channel).refcnt += 1 };
+    }
+    cq
+}
+
+pub unsafe extern "C" fn create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    if cqe < 0 || comp_vector < 0 {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: as the caller says.
+    unsafe { create("ibv_create_cq", context, cqe as u32, cq_context, channel, comp_vector as u32) }.cast()
+}
+
+pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(cq) }).filter(|_| cqe > 0) else { return libc::EINVAL };
+    let code = errno::code("ibv_resize_cq", state.queue.resize(cqe as u32));
+    if code == 0 {
+        // SAFETY: as above.
+        unsafe { (*cq).cqe = cqe };
+    }
+    code
+}
+
+pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(cq) }) else { return libc::EINVAL };
+    if state.queue.is_shared() {
+        return libc::EBUSY;
+    }
+    let number = state.queue.number();
+    // SAFETY: as above.
+    let (context, channel) = unsafe { ((*cq).context, (*cq).channel) };
+    // SAFETY: objects of ours.
+    if let Some(on) = unsafe { object::state::<Channel>(channel) } {
+        on.queues.lock().remove(&number);
+        // SAFETY: as above.
+        unsafe { (*channel).refcnt -= 1 };
+    }
+    // SAFETY: a context of ours.
+    if let Some(open) = unsafe { context::of(context) } {
+        open.named.lock().completion_queues.remove(&number);
+    }
+    state.events.wait();
+    state.async_events.wait();
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Cq>(cq.cast()) });
+    0
+}
+
+pub fn opcode(operation: CompletionOperation) -> c_int {
+    match operation {
+        CompletionOperation::Receive => IBV_WC_RECV,
+        CompletionOperation::ReceiveWriteImmediate => IBV_WC_RECV_RDMA_WITH_IMM,
+        // The others have the numbers of the headers.
+        operation => operation as c_int,
+    }
+}
+
+pub fn flags(flags: CompletionFlags) -> u32 {
+    let mut bits = 0;
+    for (flag, bit) in [
+        (CompletionFlags::GRH, IBV_WC_GRH),
+        (CompletionFlags::IMMEDIATE, IBV_WC_WITH_IMM),
+        (CompletionFlags::INVALIDATED, IBV_WC_WITH_INV),
+    ] {
+        if flags.contains(flag) {
+            bits |= bit;
+        }
+    }
+    bits
+}
+
+/// Immediate data in network order, or a key in the host's.
+pub fn immediate(completion: &Completion) -> u32 {
+    if completion.flags.contains(CompletionFlags::INVALIDATED) {
+        completion.immediate
+    } else {
+        completion.immediate.to_be()
+    }
+}
+
+fn told(completion: &Completion) -> ibv_wc {
+    ibv_wc {
+        wr_id: completion.id,
+        status: completion.status as c_int,
+        opcode: opcode(completion.operation),
+        vendor_err: completion.vendor_error,
+        byte_len: completion.bytes,
+        imm_data: immediate(completion),
+        qp_num: completion.queue_pair.value(),
+        src_qp: completion.source.value(),
+        wc_flags: flags(completion.flags),
+        pkey_index: 0,
+        slid: 0,
+        sl: completion.service_level,
+        dlid_path_bits: 0,
+    }
+}
+
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ibv_wc) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of_own(cq) }) else { return -libc::EINVAL };
+    let taken = state.queue.poll_each(most.max(0) as usize, |completion| {
+        // SAFETY: the caller's array has `most` entries, and there are no more completions than that.
+        unsafe {
+            *into = told(&completion);
+            into = into.add(1);
+        }
+    });
+    taken as c_int
+}
+
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of_own(cq) }) else { return libc::EINVAL };
+    let notify = if solicited_only == 0 { Notify::Next } else { Notify::Solicited };
+    state.queue.request_notification(notify);
+    0
+}

@@ -1,0 +1,148 @@
+//! Opening and closing a device.
+
+use crate::abi::*;
+use crate::device::Device;
+use crate::{
+    completion_queue, dead, descriptor, device, errno, extended_poll, object, post, protection, query,
+    queue_pair, shared_receive,
+};
+use core::ffi::{c_int, c_void};
+use parking_lot::Mutex;
+use softhca::{DeviceAttributes, PortAttributes};
+use std::collections::BTreeMap;
+
+/// What is behind an `ibv_context`.
+pub struct Open {
+    pub card: softhca::Context,
+    pub device: &'static Device,
+    pub attributes: DeviceAttributes,
+    pub port: PortAttributes,
+    /// What asynchronous events name, by number.
+    pub named: Mutex<Named>,
+}
+
+/// Objects by the numbers that the card knows them by.
+#[derive(Default)]
+pub struct Named {
+    pub completion_queues: BTreeMap<u32, usize>,
+    pub queue_pairs: BTreeMap<u32, usize>,
+    pub shared_receive_queues: BTreeMap<u32, usize>,
+}
+
+object::kinds! {
+    Open = verbs_context;
+}
+
+/// Where the object of a context begins.
+fn whole(context: *mut ibv_context) -> *mut verbs_context {
+    if context.is_null() {
+        return core::ptr::null_mut();
+    }
+    context.wrapping_byte_sub(core::mem::offset_of!(verbs_context, context)).cast()
+}
+
+/// What is behind a context; `None` if it was closed.
+///
+/// # Safety
+/// `context` is null, the dead one, or was given out by [`open_device`].
+pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a Open> {
+    if context == dead::context() {
+        return None;
+    }
+    // SAFETY: as the caller says.
+    unsafe { object::state::<Open>(whole(context)) }
+}
+
+fn verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
+    let mut verbs = dead::blank();
+    verbs.query_port = query::query_port_sized;
+    verbs.query_device_ex = query::query_device_ex;
+    verbs.alloc_parent_domain = protection::alloc_parent_domain;
+    verbs.alloc_td = protection::alloc_td;
+    verbs.dealloc_td = protection::dealloc_td;
+    verbs.create_cq_ex = extended_poll::create_cq_ex;
+    verbs.create_qp_ex = queue_pair::create_qp_ex;
+    verbs.get_srq_num = shared_receive::get_srq_num;
+    verbs.create_srq_ex = shared_receive::create_srq_ex;
+    verbs.open_xrcd = shared_receive::open_xrcd;
+    verbs.close_xrcd = shared_receive::close_xrcd;
+    verbs.context.device = device;
+    verbs.context.async_fd = events;
+    verbs.context.cmd_fd = command;
+    verbs.context.num_comp_vectors = 1;
+    let ops = &mut verbs.context.ops;
+    ops.alloc_mw = protection::alloc_mw;
+    ops.bind_mw = post::bind_mw;
+    ops.dealloc_mw = protection::dealloc_mw;
+    ops.poll_cq = completion_queue::poll_cq;
+    ops.req_notify_cq = completion_queue::req_notify_cq;
+    ops.post_srq_recv = shared_receive::post_srq_recv;
+    ops.post_send = post::post_send;
+    ops.post_recv = post::post_recv;
+    verbs
+}
+
+pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    if device.is_null() {
+        return errno::null(libc::EINVAL);
+    }
+    // SAFETY: a device of ours.
+    let known = unsafe { device::of(device) };
+    let opened = match softhca::Device::daemon_host(None, Some(&known.host.name)) {
+        Ok(opened) => opened,
+        Err(error) => return errno::null(errno::of("ibv_open_device", &error)),
+    };
+    let card = opened.open();
+    let events = match card.event_descriptor() {
+        Ok(inner) => descriptor::watching(&inner),
+        Err(error) => Err(errno::of("ibv_open_device", &error)),
+    };
+    let events = match events {
+        Ok(events) => events,
+        Err(code) => return errno::null(code),
+    };
+    let open = Open {
+        card,
+        device: known,
+        attributes: opened.attributes(),
+        port: opened.port(),
+        named: Mutex::default(),
+    };
+    // Programs may duplicate and pass it on; nothing can be asked of it.
+    let command = descriptor::idle();
+    let verbs = object::create(verbs(device, command, events), open);
+    // SAFETY: it was just made.
+    unsafe { &raw mut (*verbs).context }
+}
+
+pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
+    // SAFETY: a context of ours, as the caller says.
+    if unsafe { of(context) }.is_none() {
+        return errno::minus(libc::EINVAL);
+    }
+    let verbs = whole(context);
+    // SAFETY: it is open, so it is there.
+    let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };
+    // SAFETY: as above; whoever calls the context's verbs from now on is refused.
+    let Some(open) = (unsafe {
+        let open = object::destroy::<Open>(verbs);
+        verbs.write(dead::blank());
+        open
+    }) else {
+        return errno::minus(libc::EINVAL);
+    };
+    descriptors.into_iter().for_each(descriptor::close);
+    drop(open);
+    0
+}
+
+/// There is no file behind a context that another process could open.
+pub unsafe extern "C" fn import_device(_: c_int) -> *mut ibv_context {
+    errno::null(libc::EOPNOTSUPP)
+}
+
+pub unsafe extern "C" fn import_none(_: *mut c_void, _: u32) -> *mut c_void {
+    errno::null(libc::EOPNOTSUPP)
+}
+
+pub unsafe extern "C" fn unimport(_: *mut c_void) {}

@@ -1,0 +1,209 @@
+//! The list of devices: a process sees the one of its host.
+
+use crate::abi::*;
+use crate::errno;
+use core::ffi::{CStr, c_char, c_int};
+use parking_lot::Mutex;
+use softhca::HostCard;
+use std::collections::BTreeMap;
+use std::sync::Once;
+
+/// A device, and what programs of older providers look for behind it.
+#[repr(C)]
+pub struct Device {
+    abi: ibv_device,
+    /// Providers compare a pointer here with null.
+    behind: [usize; 8],
+    pub host: HostCard,
+    guid: u64,
+}
+
+/// The device behind a pointer of a list.
+///
+/// # Safety
+/// `device` is one of [`get_device_list`]; those live for ever.
+pub unsafe fn of<'a>(device: *mut ibv_device) -> &'a Device {
+    // SAFETY: as the caller says: it is the beginning of a leaked `Device`.
+    unsafe { &*device.cast::<Device>() }
+}
+
+fn fill(field: &mut [c_char], text: &str) {
+    let room = field.len() - 1;
+    for (to, from) in field[..room].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+}
+
+/// The number in a device's name: `softhca1` has 1.
+fn number(name: &str) -> u32 {
+    name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+}
+
+/// The device of a host: always the same one.
+fn device(host: HostCard) -> *mut ibv_device {
+    static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+    let key = format!("{} {}", host.device, host.address);
+    let mut known = KNOWN.lock();
+    let address = *known.entry(key).or_insert_with(|| {
+        let mut abi = ibv_device {
+            ops: [0; 2],
+            node_type: IBV_NODE_CA,
+            transport_type: IBV_TRANSPORT_IB,
+            name: [0; 64],
+            dev_name: [0; 64],
+            dev_path: [0; 256],
+            ibdev_path: [0; 256],
+        };
+        let verbs = format!("uverbs{}", number(&host.device));
+        fill(&mut abi.name, &host.device);
+        fill(&mut abi.dev_name, &verbs);
+        fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
+        fill(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{}", host.device));
+        let guid = softhca::Gid::from(host.address).guid();
+        Box::into_raw(Box::new(Device { abi, behind: [0; 8], host, guid })) as usize
+    });
+    address as *mut ibv_device
+}
+
+/// The device of this process's host, or none, with a sentence on stderr the first time.
+pub fn own() -> Option<*mut ibv_device> {
+    static TOLD: Once = Once::new();
+    let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
+    let found = match softhca::Device::list(None) {
+        Ok(hosts) => {
+            let names: Vec<_> = hosts.iter().map(|host| host.name.clone()).collect();
+            hosts.into_iter().find(|host| wanted.as_ref().is_none_or(|name| host.name == *name)).ok_or_else(
+                || format!("there is no host {:?}, only {}", wanted.unwrap_or_default(), names.join(", ")),
+            )
+        }
+        Err(error) => Err(error.to_string()),
+    };
+    match found {
+        Ok(host) => Some(device(host)),
+        Err(why) => {
+            TOLD.call_once(|| eprintln!("softhca: no device: {why}"));
+            None
+        }
+    }
+}
+
+pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let found = own();
+    // SAFETY: plain allocation, checked below; programs give it back to `free_device_list`.
+    let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
+    if list.is_null() {
+        return errno::null(libc::ENOMEM);
+    }
+    if let Some(device) = found {
+        // SAFETY: the list has two places, the last of which stays null.
+        unsafe { *list = device };
+    }
+    if !count.is_null() {
+        // SAFETY: the caller's own.
+        unsafe { *count = c_int::from(found.is_some()) };
+    }
+    list
+}
+
+pub unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: it came from `get_device_list`.
+    unsafe { libc::free(list.cast()) };
+}
+
+pub unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    if device.is_null() {
+        return core::ptr::null();
+    }
+    // SAFETY: a device of ours; the name is a part of it.
+    unsafe { (&raw const (*device).name).cast() }
+}
+
+pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: a device of ours.
+    if device.is_null() { 0 } else { unsafe { of(device) }.guid.to_be() }
+}
+
+pub unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: a device of ours.
+    if device.is_null() { -1 } else { number(&unsafe { of(device) }.host.device) as c_int }
+}
+
+impl Device {
+    pub fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// What a file of the device's folder in sysfs would say.
+    fn file(&self, name: &str) -> Option<String> {
+        let guid = self.guid;
+        let dotted = || {
+            let [a, b, c, d] = [guid >> 48, guid >> 32 & 0xffff, guid >> 16 & 0xffff, guid & 0xffff];
+            format!("{a:04x}:{b:04x}:{c:04x}:{d:04x}")
+        };
+        Some(match name {
+            "board_id" => "SoftHCA".into(),
+            "hca_type" => "SoftHCA".into(),
+            "fw_ver" => env!("CARGO_PKG_VERSION").into(),
+            "hw_rev" => "0".into(),
+            "node_type" => "1: CA".into(),
+            "node_desc" => format!("SoftHCA {}", self.host.name),
+            "node_guid" | "sys_image_guid" => dotted(),
+            _ => return None,
+        })
+    }
+}
+
+/// Reads a file below a folder of sysfs: our devices have none there, and answer from what they know.
+pub unsafe extern "C" fn read_sysfs_file(
+    folder: *const c_char,
+    file: *const c_char,
+    into: *mut c_char,
+    size: usize,
+) -> c_int {
+    if folder.is_null() || file.is_null() || into.is_null() || size == 0 {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: strings of the caller's.
+    let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
+    let ours = own().filter(|device| {
+        // SAFETY: a device of ours; the path is a string in it.
+        folder == unsafe { CStr::from_ptr((&raw const (**device).ibdev_path).cast()) }.to_string_lossy()
+    });
+    let text = match ours {
+        // SAFETY: a device of ours.
+        Some(device) => unsafe { of(device) }.file(&file).ok_or(libc::ENOENT),
+        None => std::fs::read_to_string(format!("{folder}/{file}"))
+            .map(|text| text.trim_end_matches('\n').into())
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EIO)),
+    };
+    match text {
+        Ok(text) => {
+            let length = text.len().min(size - 1);
+            // SAFETY: the caller's buffer has `size` bytes.
+            unsafe {
+                core::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), length);
+                *into.add(length) = 0;
+            }
+            length as c_int
+        }
+        Err(code) => errno::minus(code),
+    }
+}
+
+pub unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// The daemon reaches the memory of the process that registered it, whatever its children do: nothing has to
+/// be done before a fork.
+pub unsafe extern "C" fn fork_init() -> c_int {
+    0
+}
+
+pub unsafe extern "C" fn is_fork_initialized() -> c_int {
+    IBV_FORK_UNNEEDED
+}
+
+pub unsafe extern "C" fn fork_range(_: *mut core::ffi::c_void, _: usize) -> c_int {
+    0
+}

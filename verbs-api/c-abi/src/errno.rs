@@ -1,0 +1,46 @@
+//! How calls fail: by a returned errno, by a null pointer with errno set, or by −1 with errno set.
+
+use core::ffi::c_int;
+use softhca::Error;
+use std::sync::LazyLock;
+
+/// Set, it has every refused call told on stderr, with the reason.
+const EXPLAIN: &str = "SOFTHCA_EXPLAIN";
+
+pub fn set(errno: c_int) {
+    // SAFETY: the location is this thread's own.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// A null pointer, with errno set.
+pub fn null<T>(errno: c_int) -> *mut T {
+    set(errno);
+    core::ptr::null_mut()
+}
+
+/// −1, with errno set.
+pub fn minus(errno: c_int) -> c_int {
+    set(errno);
+    -1
+}
+
+/// The errno of a refused call.
+pub fn of(verb: &str, error: &Error) -> c_int {
+    static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN).is_some());
+    if *EXPLAINED {
+        eprintln!("softhca: {verb}: {error}");
+    }
+    error.errno()
+}
+
+/// What a verb that returns an errno returns.
+pub fn code(verb: &str, result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => {
+            let errno = of(verb, &error);
+            set(errno);
+            errno
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Asynchronous events.
+
+use crate::abi::*;
+use crate::channel::Unacknowledged;
+use crate::completion_queue::Cq;
+use crate::context::{self, Open};
+use crate::queue_pair::Qp;
+use crate::shared_receive::Srq;
+use crate::{descriptor, errno, object};
+use core::ffi::c_int;
+use softhca::AsyncEvent;
+
+const CQ_ERR: c_int = 0;
+const QP_FATAL: c_int = 1;
+const QP_REQ_ERR: c_int = 2;
+const QP_ACCESS_ERR: c_int = 3;
+const COMM_EST: c_int = 4;
+const SQ_DRAINED: c_int = 5;
+const DEVICE_FATAL: c_int = 8;
+const PORT_ACTIVE: c_int = 9;
+const PORT_ERR: c_int = 10;
+const SRQ_ERR: c_int = 14;
+const SRQ_LIMIT_REACHED: c_int = 15;
+const QP_LAST_WQE_REACHED: c_int = 16;
+const GID_CHANGE: c_int = 18;
+
+/// What an event is about: a number, and of what.
+enum About {
+    Queue(u32),
+    Pair(u32),
+    Shared(u32),
+    Port,
+}
+
+fn split(event: AsyncEvent) -> (c_int, About) {
+    use AsyncEvent::*;
+    match event {
+        CompletionQueueError(cq) => (CQ_ERR, About::Queue(cq.0)),
+        QueuePairFatal(qp) => (QP_FATAL, About::Pair(qp.value())),
+        QueuePairRequestError(qp) => (QP_REQ_ERR, About::Pair(qp.value())),
+        QueuePairAccessError(qp) => (QP_ACCESS_ERR, About::Pair(qp.value())),
+        CommunicationEstablished(qp) => (COMM_EST, About::Pair(qp.value())),
+        SendQueueDrained(qp) => (SQ_DRAINED, About::Pair(qp.value())),
+        LastWorkRequestReached(qp) => (QP_LAST_WQE_REACHED, About::Pair(qp.value())),
+        SharedReceiveQueueError(srq) => (SRQ_ERR, About::Shared(srq.0)),
+        SharedReceiveQueueLimit(srq) => (SRQ_LIMIT_REACHED, About::Shared(srq.0)),
+        PortActive => (PORT_ACTIVE, About::Port),
+        PortDown => (PORT_ERR, About::Port),
+        GidChange => (GID_CHANGE, About::Port),
+        DeviceFatal => (DEVICE_FATAL, About::Port),
+    }
+}
+
+/// The event as programs see it; `None` if what it is about was destroyed meanwhile.
+fn told(open: &Open, event: AsyncEvent) -> Option<ibv_async_event> {
+    let (event_type, about) = split(event);
+    let named = open.named.lock();
+    let element = match about {
+        About::Queue(number) => Element { cq: *named.completion_queues.get(&number)? as *mut ibv_cq },
+        About::Pair(number) => Element { qp: *named.queue_pairs.get(&number)? as *mut ibv_qp },
+        About::Shared(number) => Element { srq: *named.shared_receive_queues.get(&number)? as *mut ibv_srq },
+        About::Port => Element { port_num: 1 },
+    };
+    let event = ibv_async_event { element, event_type };
+    // SAFETY: the element is named, so it is not destroyed: that takes its name away first, under this lock.
+    if let Some(owed) = unsafe { owed(&event) } {
+        owed.give_out();
+    }
+    Some(event)
+}
+
+/// What has to be acknowledged before the element of an event is destroyed.
+///
+/// # Safety
+/// The event is one that was told, and its element is not destroyed.
+unsafe fn owed<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
+    // SAFETY: the type says which element it is.
+    unsafe {
+        match event.event_type {
+            CQ_ERR => object::state::<Cq>(event.element.cq.cast()).map(|cq| &cq.async_events),
+            QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => {
+                object::state::<Qp>(event.element.qp.cast()).map(|qp| &qp.events)
+            }
+            SRQ_ERR | SRQ_LIMIT_REACHED => object::state::<Srq>(event.element.srq).map(|srq| &srq.events),
+            _ => None,
+        }
+    }
+}
+
+pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
+    // SAFETY: a context of ours.
+    let own = unsafe { context::of(context) }.filter(|open| open.card.check_process().is_ok());
+    let Some(open) = own else { return errno::minus(libc::EINVAL) };
+    // SAFETY: as above.
+    let fd = unsafe { (*context).async_fd };
+    let found = descriptor::wait_on(fd, || {
+        loop {
+            if let Some(event) = told(open, open.card.poll_event()?) {
+                return Some(event);
+            }
+        }
+    });
+    match found {
+        Ok(event) => {
+            // SAFETY: the caller's own.
+            unsafe { *into = event };
+            0
+        }
+        Err(code) => errno::minus(code),
+    }
+}
+
+pub unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: an event of ours, which keeps what it is about.
+    if let Some(owed) = unsafe { owed(&*event) } {
+        owed.acknowledge(1);
+    }
+}

@@ -1,0 +1,192 @@
+//! Extended completion queues: completions are read field by field.
+
+use crate::abi::*;
+use crate::completion_queue::{self, Cq};
+use crate::{errno, object};
+use core::ffi::{c_int, c_uint, c_void};
+use core::ptr::null;
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use softhca::{Completion, Status};
+use std::cell::UnsafeCell;
+
+/// The completion that is being read, from `start_poll` to `end_poll`.
+pub struct Polling {
+    /// Held in between.
+    turn: RawMutex,
+    present: UnsafeCell<Option<Completion>>,
+}
+
+impl Default for Polling {
+    fn default() -> Polling {
+        Polling { turn: RawMutex::INIT, present: UnsafeCell::new(None) }
+    }
+}
+
+// SAFETY: the completion is reached by whoever has the turn.
+unsafe impl Sync for Polling {}
+
+pub unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    const FIELDS: u64 = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+    const MASK: u32 = IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD;
+    const FLAGS: u32 = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &*attr };
+    let has_flags = attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
+    if attr.comp_mask & !MASK != 0 {
+        return errno::null(libc::EINVAL);
+    }
+    if attr.wc_flags & !FIELDS != 0 || has_flags && attr.flags & !FLAGS != 0 {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: as the caller says.
+    unsafe {
+        completion_queue::create(
+            "ibv_create_cq_ex",
+            context,
+            attr.cqe,
+            attr.cq_context,
+            attr.channel,
+            attr.comp_vector,
+        )
+    }
+}
+
+/// The structure of a new queue.
+pub fn structure(
+    context: *mut ibv_context,
+    channel: *mut ibv_comp_channel,
+    cq_context: *mut c_void,
+    handle: u32,
+    cqe: u32,
+) -> ibv_cq_ex {
+    ibv_cq_ex {
+        context,
+        channel,
+        cq_context,
+        handle,
+        cqe: cqe as c_int,
+        mutex: [0; 5],
+        cond: [0; 6],
+        comp_events_completed: 0,
+        async_events_completed: 0,
+        comp_mask: 0,
+        status: 0,
+        wr_id: 0,
+        start_poll,
+        next_poll,
+        end_poll,
+        read_opcode,
+        read_vendor_err,
+        read_byte_len,
+        read_imm_data,
+        read_qp_num,
+        read_src_qp,
+        read_wc_flags,
+        read_slid,
+        read_sl,
+        read_dlid_path_bits,
+        read_completion_ts,
+        read_cvlan: null(),
+        read_flow_tag: null(),
+        read_tm_info: null(),
+        read_completion_wallclock_ns: null(),
+    }
+}
+
+/// Takes the next completion, for whoever has the turn.
+unsafe fn advance(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
+    let mut next = None;
+    state.queue.poll_each(1, |completion| next = Some(completion));
+    let Some(completion) = next else { return libc::ENOENT };
+    // SAFETY: the caller has the turn; the structure is the queue's own.
+    unsafe {
+        *state.polling.present.get() = Some(completion);
+        (*cq).status = completion.status as c_int;
+        (*cq).wr_id = completion.id;
+    }
+    0
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: a queue of ours, and the caller's attributes.
+    let Some(state) =
+        (unsafe { completion_queue::of_own(cq.cast()) }).filter(|_| unsafe { (*attr).comp_mask } == 0)
+    else {
+        return libc::EINVAL;
+    };
+    state.polling.turn.lock();
+    // SAFETY: the turn is ours.
+    let code = unsafe { advance(cq, state) };
+    if code != 0 {
+        // SAFETY: it was locked above.
+        unsafe { state.polling.turn.unlock() };
+    }
+    code
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return libc::EINVAL };
+    // SAFETY: the caller has the turn since `start_poll`.
+    unsafe { advance(cq, state) }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return };
+    // SAFETY: the caller has the turn since `start_poll`, and gives it back.
+    unsafe {
+        *state.polling.present.get() = None;
+        if state.polling.turn.is_locked() {
+            state.polling.turn.unlock();
+        }
+    }
+}
+
+/// The completion that is being read.
+unsafe fn present(cq: *mut ibv_cq_ex) -> Completion {
+    const NOTHING: Completion = Completion {
+        id: 0,
+        status: Status::General,
+        operation: softhca::CompletionOperation::Send,
+        flags: softhca::CompletionFlags::empty(),
+        bytes: 0,
+        immediate: 0,
+        queue_pair: softhca::Qpn::new(0),
+        source: softhca::Qpn::new(0),
+        service_level: 0,
+        vendor_error: 0,
+        timestamp: 0,
+    };
+    // SAFETY: a queue of ours, whose turn the caller has.
+    unsafe { object::state::<Cq>(cq).and_then(|state| *state.polling.present.get()) }.unwrap_or(NOTHING)
+}
+
+/// Readers of one field each.
+macro_rules! readers {
+    ($($name:ident: $kind:ty = |$completion:ident| $value:expr;)*) => {
+        $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $kind {
+            // SAFETY: as the caller says.
+            let $completion = unsafe { present(cq) };
+            $value
+        })*
+    };
+}
+
+readers! {
+    read_opcode: c_int = |completion| completion_queue::opcode(completion.operation);
+    read_vendor_err: u32 = |completion| completion.vendor_error;
+    read_byte_len: u32 = |completion| completion.bytes;
+    read_imm_data: u32 = |completion| completion_queue::immediate(&completion);
+    read_qp_num: u32 = |completion| completion.queue_pair.value();
+    read_src_qp: u32 = |completion| completion.source.value();
+    read_wc_flags: c_uint = |completion| completion_queue::flags(completion.flags);
+    read_slid: u32 = |_completion| 0;
+    read_sl: u8 = |completion| completion.service_level;
+    read_dlid_path_bits: u8 = |_completion| 0;
+    read_completion_ts: u64 = |completion| completion.timestamp;
+}

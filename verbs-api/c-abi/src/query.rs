@@ -1,0 +1,276 @@
+//! What a device, its port and its tables are like.
+
+use crate::abi::*;
+use crate::{context, errno};
+use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::mem::zeroed;
+use softhca::Gid;
+
+/// The only partition: the default one, with full membership.
+const PARTITION: u16 = 0xffff;
+
+fn number(value: usize) -> c_int {
+    value.min(c_int::MAX as usize) as c_int
+}
+
+fn attributes(open: &context::Open) -> ibv_device_attr {
+    let limits = &open.attributes.limits;
+    // SAFETY: zero is valid for every field.
+    let mut attr: ibv_device_attr = unsafe { zeroed() };
+    for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as c_char;
+    }
+    attr.node_guid = open.device.guid().to_be();
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = 1 << 46;
+    attr.page_size_cap = 0xffff_f000;
+    // No assigned vendor.
+    attr.vendor_id = 0x00ff_ffff;
+    attr.max_qp = number(limits.queue_pairs);
+    attr.max_qp_wr = number(limits.work_requests as usize);
+    attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT
+        | IBV_DEVICE_SYS_IMAGE_GUID
+        | IBV_DEVICE_RC_RNR_NAK_GEN
+        | IBV_DEVICE_MEM_WINDOW
+        | IBV_DEVICE_XRC
+        | IBV_DEVICE_MEM_MGT_EXTENSIONS
+        | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    attr.max_sge = number(limits.entries);
+    attr.max_sge_rd = number(limits.entries);
+    attr.max_cq = number(limits.completion_queues);
+    attr.max_cqe = number(limits.completions as usize);
+    attr.max_mr = number(limits.keys);
+    attr.max_mw = number(limits.keys);
+    attr.max_pd = number(limits.protection_domains);
+    attr.max_qp_rd_atom = c_int::from(limits.reads);
+    attr.max_qp_init_rd_atom = c_int::from(limits.reads);
+    attr.max_res_rd_atom = number(usize::from(limits.reads) * limits.queue_pairs);
+    attr.atomic_cap = IBV_ATOMIC_HCA;
+    attr.max_mcast_grp = number(limits.multicast_groups);
+    attr.max_mcast_qp_attach = number(limits.multicast_attachments);
+    attr.max_total_mcast_qp_attach = number(limits.multicast_groups * limits.multicast_attachments);
+    attr.max_ah = number(limits.address_handles);
+    attr.max_srq = number(limits.shared_receive_queues);
+    attr.max_srq_wr = number(limits.work_requests as usize);
+    attr.max_srq_sge = number(limits.entries);
+    attr.max_pkeys = 1;
+    attr.local_ca_ack_delay = 15;
+    attr.phys_port_cnt = 1;
+    attr
+}
+
+pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
+    // SAFETY: the caller's own.
+    unsafe { *attr = attributes(open) };
+    0
+}
+
+pub unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const c_void,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
+    // SAFETY: an input is a mask of what else is asked for: nothing is known.
+    if !input.is_null() && unsafe { *input.cast::<u32>() } != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: zero is valid for every field, and means that there is nothing of the kind.
+    let mut all: ibv_device_attr_ex = unsafe { zeroed() };
+    all.orig_attr = attributes(open);
+    all.device_cap_flags_ex = u64::from(all.orig_attr.device_cap_flags);
+    // Completions carry the card's nanoseconds.
+    all.completion_timestamp_mask = u64::MAX;
+    all.hca_core_clock = 1_000_000;
+    all.phys_port_cnt_ex = 1;
+    // SAFETY: the caller's own, of the size that it says.
+    unsafe { copy_sized(&all, attr, size) };
+    0
+}
+
+/// Copies a structure to a caller whose version of it may be shorter or longer.
+unsafe fn copy_sized<T>(from: &T, to: *mut T, size: usize) {
+    let (to, known) = (to.cast::<u8>(), size_of::<T>().min(size));
+    // SAFETY: `from` has `known` bytes, `to` has `size`.
+    unsafe {
+        core::ptr::copy_nonoverlapping((&raw const *from).cast::<u8>(), to, known);
+        core::ptr::write_bytes(to.add(known), 0, size - known);
+    }
+}
+
+pub unsafe extern "C" fn query_port_sized(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }).filter(|_| port == 1) else { return libc::EINVAL };
+    // SAFETY: zero is valid for every field.
+    let mut all: ibv_port_attr = unsafe { zeroed() };
+    all.state = IBV_PORT_ACTIVE;
+    all.max_mtu = c_int::from(open.port.max_mtu.code());
+    all.active_mtu = c_int::from(open.port.active_mtu.code());
+    all.gid_tbl_len = number(open.card.gids());
+    all.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
+    all.max_msg_sz = open.attributes.limits.message;
+    all.pkey_tbl_len = 1;
+    all.max_vl_num = 1;
+    all.active_width = IBV_WIDTH_4X;
+    all.active_speed = IBV_SPEED_FDR;
+    all.phys_state = IBV_PHYSICAL_STATE_LINK_UP;
+    all.link_layer = IBV_LINK_LAYER_ETHERNET;
+    all.flags = IBV_QPF_GRH_REQUIRED;
+    // SAFETY: the caller's own, of the size that it says.
+    unsafe { copy_sized(&all, attr, size) };
+    0
+}
+
+/// The first version of the structure ended before `link_layer`; programs that are compiled today call
+/// [`query_port_sized`].
+pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer)) }
+}
+
+fn gid(open: &context::Open, port: u32, index: i64) -> Option<Gid> {
+    if port != 1 {
+        return None;
+    }
+    open.card.gid(usize::try_from(index).ok()?)
+}
+
+pub unsafe extern "C" fn query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    into: *mut [u8; 16],
+) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
+    let Some(gid) = gid(open, port.into(), index.into()) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: the caller's own.
+    unsafe { *into = gid.0 };
+    0
+}
+
+fn entry(gid: Gid, index: u32) -> ibv_gid_entry {
+    let [high, low] = [0, 8].map(|at| u64::from_ne_bytes(gid.0[at..at + 8].try_into().expect("eight bytes")));
+    ibv_gid_entry {
+        gid: [high, low],
+        gid_index: index,
+        port_num: 1,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: interface_of(gid),
+    }
+}
+
+/// The interface that has the address of a GID; the loopback one if none says so.
+fn interface_of(gid: Gid) -> u32 {
+    let address = gid.ip();
+    if address.is_loopback() {
+        return 1;
+    }
+    let mut list = core::ptr::null_mut();
+    // SAFETY: the list is freed below.
+    if unsafe { libc::getifaddrs(&mut list) } != 0 {
+        return 1;
+    }
+    let (mut at, mut found) = (list, 1);
+    while !at.is_null() {
+        // SAFETY: an entry of the list.
+        let interface = unsafe { &*at };
+        // SAFETY: an address of the family that it says.
+        if unsafe { crate::address::ip_of(interface.ifa_addr) } == Some(address) {
+            // SAFETY: a string of the entry.
+            found = unsafe { libc::if_nametoindex(interface.ifa_name) };
+            break;
+        }
+        at = interface.ifa_next;
+    }
+    // SAFETY: it came from `getifaddrs`.
+    unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+pub unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    into: *mut ibv_gid_entry,
+    flags: u32,
+    size: usize,
+) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else { return libc::EINVAL };
+    let Some(gid) = gid(open, port, index.into()) else { return libc::EINVAL };
+    // SAFETY: the caller's own, of the size that it says.
+    unsafe { copy_sized(&entry(gid, index), into, size) };
+    0
+}
+
+pub unsafe extern "C" fn query_gid_table(
+    context: *mut ibv_context,
+    into: *mut ibv_gid_entry,
+    most: usize,
+    flags: u32,
+    size: usize,
+) -> isize {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else {
+        return -(libc::EINVAL as isize);
+    };
+    let count = open.card.gids();
+    if count > most {
+        return -(libc::EINVAL as isize);
+    }
+    for index in 0..count {
+        let gid = open.card.gid(index).unwrap_or_default();
+        // SAFETY: the caller's array has `most` entries of `size` bytes.
+        unsafe { copy_sized(&entry(gid, index as u32), into.byte_add(index * size), size) };
+    }
+    count as isize
+}
+
+pub unsafe extern "C" fn query_gid_type(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_uint,
+    into: *mut c_int,
+) -> c_int {
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::minus(libc::EINVAL) };
+    if gid(open, port.into(), index.into()).is_none() {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: the caller's own.
+    unsafe { *into = IBV_GID_TYPE_SYSFS_ROCE_V2 };
+    0
+}
+
+pub unsafe extern "C" fn query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    into: *mut u16,
+) -> c_int {
+    // SAFETY: a context of ours.
+    if unsafe { context::of(context) }.is_none() || port != 1 || index != 0 {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: the caller's own.
+    unsafe { *into = PARTITION.to_be() };
+    0
+}
+
+pub unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
+    // SAFETY: a context of ours.
+    if unsafe { context::of(context) }.is_none() || port != 1 || u16::from_be(key) != PARTITION {
+        return errno::minus(libc::EINVAL);
+    }
+    0
+}

@@ -1,0 +1,316 @@
+//! Queue pairs: creating, asking about and destroying them.
+
+use crate::abi::*;
+use crate::channel::Unacknowledged;
+use crate::protection::{self, Hold};
+use crate::work_builder::{self, Builder};
+use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
+use core::ffi::{c_int, c_uint};
+use softhca::{Error, Gid, QpKind, QueuePair, QueuePairBuilder, State};
+
+/// What is behind an `ibv_qp`, extended or not.
+pub struct Qp {
+    pub pair: QueuePair,
+    pub kind: QpKind,
+    pub init: ibv_qp_init_attr,
+    pub events: Unacknowledged,
+    /// The operations of the extended interface; zero if it was not asked for.
+    operations: u64,
+    pub builder: Builder,
+    /// An XRC target has none.
+    _domain: Option<Hold>,
+}
+
+// SAFETY: the pointers of `init` are only given back to the program.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+object::kinds! {
+    Qp = ibv_qp_ex;
+}
+
+/// The queue pair behind a pointer; `None` if it was destroyed.
+///
+/// # Safety
+/// `qp` is null or a queue pair of ours.
+#[inline]
+pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
+    // SAFETY: as the caller says: every queue pair is extended.
+    unsafe { object::state::<Qp>(qp.cast()) }
+}
+
+/// Whether sends can be posted: not before RTS.
+///
+/// # Safety
+/// `qp` is a queue pair of ours.
+pub unsafe fn takes_sends(qp: *mut ibv_qp) -> bool {
+    // SAFETY: as the caller says.
+    unsafe { (*qp).state > State::ReadyToReceive as c_int }
+}
+
+/// The operations that a service has, as the extended interface asks for them.
+fn operations_of(kind: QpKind) -> u64 {
+    const SENDS: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    const WRITES: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    const WINDOWS: u64 = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
+    match kind {
+        QpKind::Ud | QpKind::Gsi => SENDS,
+        QpKind::Uc => SENDS | WRITES | WINDOWS,
+        QpKind::XrcTarget => 0,
+        QpKind::Rc | QpKind::XrcInitiator => {
+            SENDS
+                | WRITES
+                | WINDOWS
+                | IBV_QP_EX_WITH_SEND_WITH_INV
+                | IBV_QP_EX_WITH_RDMA_READ
+                | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+                | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        }
+    }
+}
+
+pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: the caller's attributes.
+    let plain = unsafe { *attr };
+    // SAFETY: a domain of ours.
+    if unsafe { protection::of(pd) }.is_none() {
+        return errno::null(libc::EINVAL);
+    }
+    let mut extended = ibv_qp_init_attr_ex {
+        qp_context: plain.qp_context,
+        send_cq: plain.send_cq,
+        recv_cq: plain.recv_cq,
+        srq: plain.srq,
+        cap: plain.cap,
+        qp_type: plain.qp_type,
+        sq_sig_all: plain.sq_sig_all,
+        comp_mask: IBV_QP_INIT_ATTR_PD,
+        pd,
+        xrcd: core::ptr::null_mut(),
+        create_flags: 0,
+        max_tso_header: 0,
+        rwq_ind_tbl: core::ptr::null_mut(),
+        rx_hash: [0; 3],
+        source_qpn: 0,
+        send_ops_flags: 0,
+    };
+    // SAFETY: a domain of ours has a context of ours.
+    let qp = unsafe { create_qp_ex((*pd).context, &mut extended) };
+    if !qp.is_null() {
+        // SAFETY: the caller's attributes.
+        unsafe { (*attr).cap = extended.cap };
+    }
+    qp
+}
+
+/// The entries that a queue pair has room for, of which at least one.
+fn entries(cap: &ibv_qp_cap) -> u32 {
+    cap.max_send_sge.max(cap.max_recv_sge).max(1)
+}
+
+/// The inline bytes that a queue pair has room for: some, even if none were asked for, as on most cards.
+fn inline(cap: &ibv_qp_cap) -> u32 {
+    cap.max_inline_data.max(64)
+}
+
+/// Begins to create a queue pair, or says by an errno why not.
+///
+/// # Safety
+/// The pointers are objects of ours or null.
+unsafe fn builder(
+    open: &context::Open,
+    attr: &ibv_qp_init_attr_ex,
+    kind: QpKind,
+) -> Result<QueuePairBuilder, c_int> {
+    let cap = &attr.cap;
+    let limits = &open.attributes.limits;
+    let within = cap.max_send_wr <= limits.work_requests
+        && cap.max_recv_wr <= limits.work_requests
+        && entries(cap) as usize <= limits.entries
+        && cap.max_inline_data as usize <= limits.inline;
+    if !within {
+        return Err(libc::EINVAL);
+    }
+    if kind == QpKind::XrcTarget {
+        if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: as the caller says.
+        let domain = unsafe { shared_receive::xrc_domain_of(attr.xrcd) }.ok_or(libc::EINVAL)?;
+        return Ok(domain.target());
+    }
+    // SAFETY: as the caller says.
+    let domain = unsafe { protection::of(attr.pd) }.ok_or(libc::EINVAL)?;
+    // SAFETY: as the caller says.
+    let sends = unsafe { completion_queue::of(attr.send_cq) }.ok_or(libc::EINVAL)?;
+    let mut builder = domain
+        .domain
+        .queue_pair(kind, &sends.queue)
+        .sends(cap.max_send_wr.max(1))
+        .receives(cap.max_recv_wr.max(1))
+        .entries(entries(cap) as usize)
+        .inline(inline(cap) as usize);
+    if kind != QpKind::XrcInitiator {
+        // SAFETY: as the caller says.
+        let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;
+        builder = builder.receives_complete_to(&receives.queue);
+    }
+    if !attr.srq.is_null() {
+        // SAFETY: as the caller says.
+        let shared = unsafe { shared_receive::of(attr.srq) }.ok_or(libc::EINVAL)?;
+        builder = builder.shared_receive_queue(&shared.queue);
+    }
+    if attr.sq_sig_all != 0 {
+        builder = builder.signal_all();
+    }
+    Ok(builder)
+}
+
+pub unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    const KNOWN: u32 = IBV_QP_INIT_ATTR_PD
+        | IBV_QP_INIT_ATTR_XRCD
+        | IBV_QP_INIT_ATTR_CREATE_FLAGS
+        | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &mut *attr };
+    let kind = match attr.qp_type {
+        IBV_QPT_RC => QpKind::Rc,
+        IBV_QPT_UC => QpKind::Uc,
+        IBV_QPT_UD => QpKind::Ud,
+        IBV_QPT_XRC_SEND => QpKind::XrcInitiator,
+        IBV_QPT_XRC_RECV => QpKind::XrcTarget,
+        _ => return errno::null(libc::EOPNOTSUPP),
+    };
+    let asked = |bit| attr.comp_mask & bit != 0;
+    let operations = if asked(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
+    if attr.comp_mask & !KNOWN != 0
+        || asked(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        || operations & !operations_of(kind) != 0
+    {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    // SAFETY: as the caller says.
+    let pair = match unsafe { builder(open, attr, kind) } {
+        Err(code) => return errno::null(code),
+        Ok(builder) => match builder.create() {
+            Ok(pair) => pair,
+            Err(error) => return errno::null(errno::of("ibv_create_qp", &error)),
+        },
+    };
+    given(&mut attr.cap, kind, !attr.srq.is_null());
+    let number = pair.number().value();
+    let is_target = kind == QpKind::XrcTarget;
+    let qp = ibv_qp {
+        context,
+        qp_context: attr.qp_context,
+        pd: if is_target { core::ptr::null_mut() } else { attr.pd },
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        handle: number,
+        qp_num: number,
+        state: 0,
+        qp_type: attr.qp_type,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    };
+    let init = ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    };
+    let builder = Builder::default();
+    // SAFETY: as the caller says.
+    let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::hold);
+    let state =
+        Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
+    let qp = object::create(work_builder::structure(qp), state);
+    open.named.lock().queue_pairs.insert(number, qp as usize);
+    qp.cast()
+}
+
+/// What a new queue pair has, as far as it is more than was asked for.
+fn given(cap: &mut ibv_qp_cap, kind: QpKind, has_shared: bool) {
+    match kind {
+        QpKind::XrcTarget => {
+            *cap = ibv_qp_cap {
+                max_send_wr: 0,
+                max_recv_wr: 0,
+                max_send_sge: 0,
+                max_recv_sge: 0,
+                max_inline_data: 0,
+            };
+        }
+        _ => {
+            let entries = entries(cap);
+            (cap.max_send_wr, cap.max_send_sge) = (cap.max_send_wr.max(1), entries);
+            cap.max_inline_data = inline(cap);
+            if kind == QpKind::XrcInitiator || has_shared {
+                (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+            } else {
+                (cap.max_recv_wr, cap.max_recv_sge) = (cap.max_recv_wr.max(1), entries);
+            }
+        }
+    }
+}
+
+pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: a queue pair of ours.
+    let Some(state) = (unsafe { of(qp) }) else { return libc::EINVAL };
+    // SAFETY: as above.
+    if let Some(open) = unsafe { context::of((*qp).context) } {
+        open.named.lock().queue_pairs.remove(&state.pair.number().value());
+    }
+    state.events.wait();
+    // SAFETY: as above.
+    unsafe { rdma_cm::forget_queue_pair(qp) };
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Qp>(qp.cast()) });
+    0
+}
+
+pub unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: a queue pair of ours.
+    match unsafe { of(qp) } {
+        Some(state) if state.operations != 0 => qp.cast(),
+        _ => core::ptr::null_mut(),
+    }
+}
+
+unsafe fn multicast(
+    verb: &str,
+    qp: *mut ibv_qp,
+    gid: *const [u8; 16],
+    act: fn(&QueuePair, Gid) -> Result<(), Error>,
+) -> c_int {
+    // SAFETY: a queue pair of ours.
+    let Some(state) = (unsafe { of(qp) }).filter(|_| !gid.is_null()) else { return libc::EINVAL };
+    // SAFETY: the caller's own.
+    errno::code(verb, act(&state.pair, Gid(unsafe { *gid })))
+}
+
+pub unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast) }
+}
+
+pub unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe { multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast) }
+}
+
+/// Packets are placed in the order of their PSNs, and the last bytes of each after all others.
+pub unsafe extern "C" fn query_qp_data_in_order(_: *mut ibv_qp, _: c_int, flags: c_uint) -> c_int {
+    c_int::from(flags == 0)
+}

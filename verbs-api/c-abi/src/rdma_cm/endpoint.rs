@@ -1,0 +1,327 @@
+//! What belongs to an identifier: its queue pair, its queues, and endpoints, which have everything.
+
+use super::identifier::{self, Identifier, create, destroy_id};
+use super::{event, outcome};
+use crate::abi::*;
+use crate::{channel, completion_queue, errno, queue_pair, shared_receive};
+use core::ffi::{c_int, c_void};
+use core::mem::zeroed;
+use core::ptr::null_mut;
+use softhca::QpKind;
+use softhca::rdma_cm::EventKind;
+
+fn extended(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
+    ibv_qp_init_attr_ex {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+        comp_mask: 0,
+        pd: null_mut(),
+        xrcd: null_mut(),
+        create_flags: 0,
+        max_tso_header: 0,
+        rwq_ind_tbl: null_mut(),
+        rx_hash: [0; 3],
+        source_qpn: 0,
+        send_ops_flags: 0,
+    }
+}
+
+/// A completion queue for an identifier, on a channel of its own.
+unsafe fn queue(id: *mut rdma_cm_id, slots: u32) -> Option<(*mut ibv_comp_channel, *mut ibv_cq)> {
+    // SAFETY: the identifier has a device.
+    unsafe {
+        let channel = channel::create_comp_channel((*id).verbs);
+        if channel.is_null() {
+            return None;
+        }
+        let slots = slots.max(1) as c_int;
+        let cq = completion_queue::create_cq((*id).verbs, slots, id.cast::<c_void>(), channel, 0);
+        if cq.is_null() {
+            channel::destroy_comp_channel(channel);
+            return None;
+        }
+        Some((channel, cq))
+    }
+}
+
+/// Makes the queues that the attributes do not name.
+unsafe fn make_queues(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        let Some(state) = identifier::of(id) else { return false };
+        if attr.recv_cq.is_null() && attr.qp_type != IBV_QPT_XRC_SEND {
+            let Some((channel, cq)) = queue(id, attr.cap.max_recv_wr) else { return false };
+            ((*id).recv_cq_channel, (*id).recv_cq, attr.recv_cq) = (channel, cq, cq);
+            *state.owns_queues.lock() = true;
+        }
+        if attr.send_cq.is_null() && attr.qp_type != IBV_QPT_XRC_RECV {
+            let Some((channel, cq)) = queue(id, attr.cap.max_send_wr) else { return false };
+            ((*id).send_cq_channel, (*id).send_cq, attr.send_cq) = (channel, cq, cq);
+            *state.owns_queues.lock() = true;
+        }
+    }
+    true
+}
+
+/// Ends the queues that were made for an identifier.
+unsafe fn end_queues(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller says: everything is the identifier's own.
+    unsafe {
+        let Some(state) = identifier::of(id) else { return };
+        if !core::mem::take(&mut *state.owns_queues.lock()) {
+            return;
+        }
+        for cq in [(*id).send_cq, (*id).recv_cq] {
+            completion_queue::destroy_cq(cq);
+        }
+        for channel in [(*id).send_cq_channel, (*id).recv_cq_channel] {
+            channel::destroy_comp_channel(channel);
+        }
+        ((*id).send_cq, (*id).recv_cq) = (null_mut(), null_mut());
+        ((*id).send_cq_channel, (*id).recv_cq_channel) = (null_mut(), null_mut());
+    }
+}
+
+pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_init_attr_ex) -> c_int {
+    // SAFETY: an identifier of ours, and the caller's attributes.
+    let (Some(state), attr) = (unsafe { identifier::of(id) }, unsafe { &mut *attr }) else {
+        return errno::minus(libc::EINVAL);
+    };
+    // SAFETY: as above.
+    unsafe {
+        if identifier::device_of(id).is_none() || !(*id).qp.is_null() {
+            return errno::minus(libc::EINVAL);
+        }
+        if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
+            attr.pd = (*id).pd;
+        } else if attr.pd.is_null() {
+            attr.pd = (*id).pd;
+        }
+        if attr.qp_type == IBV_QPT_XRC_RECV {
+            attr.comp_mask &= !IBV_QP_INIT_ATTR_PD;
+        } else if attr.pd.is_null() || (*attr.pd).context != (*id).verbs {
+            return errno::minus(libc::EINVAL);
+        }
+        if !make_queues(id, attr) {
+            end_queues(id);
+            return -1;
+        }
+        let qp = queue_pair::create_qp_ex((*id).verbs, attr);
+        let Some(pair) = queue_pair::of(qp) else {
+            end_queues(id);
+            return -1;
+        };
+        let code = outcome("rdma_create_qp", state.id.attach(&pair.pair));
+        if code != 0 {
+            let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+            queue_pair::destroy_qp(qp);
+            end_queues(id);
+            return errno::minus(kept);
+        }
+        ((*id).qp, (*id).pd) = (qp, attr.pd);
+        identifier::refresh_queue_pair(id);
+    }
+    0
+}
+
+pub unsafe extern "C" fn create_qp(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's attributes.
+    let mut extended = extended(unsafe { &*attr });
+    (extended.comp_mask, extended.pd) = (IBV_QP_INIT_ATTR_PD, pd);
+    // SAFETY: as the caller says.
+    unsafe {
+        let code = create_qp_ex(id, &mut extended);
+        if code == 0 {
+            (*attr).cap = extended.cap;
+        }
+        code
+    }
+}
+
+pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
+    // SAFETY: an identifier of ours.
+    let Some(state) = (unsafe { identifier::of(id) }) else { return };
+    drop(state.id.detach());
+    // SAFETY: as above; the queue pair is the identifier's.
+    unsafe {
+        let qp = core::mem::replace(&mut (*id).qp, null_mut());
+        if !qp.is_null() {
+            queue_pair::destroy_qp(qp);
+        }
+        end_queues(id);
+    }
+}
+
+pub unsafe extern "C" fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_init_attr_ex) -> c_int {
+    // SAFETY: an identifier of ours, and the caller's attributes.
+    unsafe {
+        if identifier::device_of(id).is_none() || !(*id).srq.is_null() {
+            return errno::minus(libc::EINVAL);
+        }
+        let attr = &mut *attr;
+        if attr.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || attr.pd.is_null() {
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+            attr.pd = (*id).pd;
+        }
+        let is_extended = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
+        if is_extended && attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 {
+            let Some((channel, cq)) = queue(id, attr.attr.max_wr) else { return -1 };
+            ((*id).recv_cq_channel, (*id).recv_cq, attr.cq) = (channel, cq, cq);
+            attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
+        }
+        let srq = shared_receive::create_srq_ex((*id).verbs, attr);
+        if srq.is_null() {
+            return -1;
+        }
+        ((*id).srq, (*id).pd) = (srq, attr.pd);
+    }
+    0
+}
+
+pub unsafe extern "C" fn create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> c_int {
+    // SAFETY: zero is valid for every field; the attributes are the caller's.
+    unsafe {
+        let mut extended: ibv_srq_init_attr_ex = zeroed();
+        (extended.srq_context, extended.attr) = ((*attr).srq_context, (*attr).attr);
+        (extended.comp_mask, extended.pd) = (IBV_SRQ_INIT_ATTR_PD, pd);
+        let code = create_srq_ex(id, &mut extended);
+        (*attr).attr = extended.attr;
+        code
+    }
+}
+
+pub unsafe extern "C" fn destroy_srq(id: *mut rdma_cm_id) {
+    // SAFETY: an identifier of ours.
+    unsafe {
+        if let Some(id) = id.as_mut() {
+            shared_receive::destroy_srq(core::mem::replace(&mut id.srq, null_mut()));
+        }
+    }
+}
+
+/// The attributes that a listening endpoint gives the queue pairs of its requests.
+static TEMPLATES: parking_lot::Mutex<std::collections::BTreeMap<usize, Template>> =
+    parking_lot::Mutex::new(std::collections::BTreeMap::new());
+
+#[derive(Clone, Copy)]
+struct Template {
+    attr: ibv_qp_init_attr,
+    pd: *mut ibv_pd,
+}
+
+// SAFETY: the pointers are only given back to verbs.
+unsafe impl Send for Template {}
+
+pub unsafe extern "C" fn create_ep(
+    into: *mut *mut rdma_cm_id,
+    info: *mut rdma_addrinfo,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's own.
+    let Some(info) = (unsafe { info.as_ref() }) else { return errno::minus(libc::EINVAL) };
+    let kind = match info.ai_qp_type {
+        IBV_QPT_UC => QpKind::Uc,
+        IBV_QPT_XRC_SEND => QpKind::XrcInitiator,
+        IBV_QPT_XRC_RECV => QpKind::XrcTarget,
+        _ => QpKind::Rc,
+    };
+    let mut id = null_mut();
+    // SAFETY: as the caller says.
+    unsafe {
+        if create(null_mut(), &mut id, null_mut(), info.ai_port_space, kind) != 0 {
+            return -1;
+        }
+        let failed = |id| {
+            let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+            destroy_ep(id);
+            errno::minus(kept)
+        };
+        if info.ai_flags & RAI_PASSIVE != 0 {
+            if identifier::bind_addr(id, info.ai_src_addr) != 0 {
+                return failed(id);
+            }
+            if let Some(attr) = attr.as_ref() {
+                TEMPLATES.lock().insert(id as usize, Template { attr: *attr, pd });
+            }
+            *into = id;
+            return 0;
+        }
+        let is_reached = identifier::resolve_addr(id, info.ai_src_addr, info.ai_dst_addr, 2000) == 0
+            && identifier::resolve_route(id, 2000) == 0;
+        if !is_reached {
+            return failed(id);
+        }
+        if let Some(attr) = attr.as_mut() {
+            attr.qp_type = info.ai_qp_type;
+            if create_qp(id, pd, attr) != 0 {
+                return failed(id);
+            }
+        }
+        *into = id;
+    }
+    0
+}
+
+pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
+    if id.is_null() {
+        return;
+    }
+    TEMPLATES.lock().remove(&(id as usize));
+    // SAFETY: an identifier of ours, with what belongs to it.
+    unsafe {
+        destroy_qp(id);
+        if !(*id).srq.is_null() {
+            destroy_srq(id);
+        }
+        destroy_id(id);
+    }
+}
+
+pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut rdma_cm_id) -> c_int {
+    // SAFETY: an identifier of ours.
+    let is_synchronous = unsafe { identifier::of(listener) }.is_some_and(Identifier::waits);
+    if !is_synchronous {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: as above.
+    unsafe {
+        if event::complete(listener, EventKind::ConnectRequest) != 0 {
+            return -1;
+        }
+        // The new identifier keeps the event, with the private data of the request.
+        let event = core::mem::replace(&mut (*listener).event, null_mut());
+        let id = (*event).id;
+        if identifier::make_synchronous(id) != 0 {
+            event::ack_cm_event(event);
+            destroy_id(id);
+            return -1;
+        }
+        (*id).event = event;
+        let template = TEMPLATES.lock().get(&(listener as usize)).copied();
+        if let Some(Template { mut attr, pd }) = template {
+            attr.qp_type = if (*id).qp_type == 0 { attr.qp_type } else { (*id).qp_type };
+            if create_qp(id, pd, &mut attr) != 0 {
+                let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+                destroy_id(id);
+                return errno::minus(kept);
+            }
+        }
+        *into = id;
+    }
+    0
+}

@@ -1,0 +1,210 @@
+//! Events of connection management.
+
+use super::identifier::{self, Channel};
+use crate::abi::*;
+use crate::address::attribute;
+use crate::{descriptor, errno, object};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::zeroed;
+use core::ptr::null_mut;
+use parking_lot::Mutex;
+use softhca::Gid;
+use softhca::rdma_cm::{Detail, Event, EventKind};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// An event that a program has, and what its pointers point to.
+#[repr(C)]
+struct Told {
+    abi: rdma_cm_event,
+    private_data: Vec<u8>,
+}
+
+/// What programs gave with the groups that they joined, by identifier and group.
+static GROUPS: Mutex<BTreeMap<(usize, Gid), usize>> = Mutex::new(BTreeMap::new());
+
+/// Notes what a program wants to hear with the event of a group.
+pub fn remember_group(id: *mut rdma_cm_id, group: IpAddr, program_context: *mut c_void) {
+    GROUPS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
+}
+
+/// The next event of a channel, as programs see it; `None` if what it is about is gone.
+unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut Told> {
+    let listener = event.listener.as_ref().and_then(identifier::object_of);
+    let id = match event.kind {
+        EventKind::ConnectRequest => {
+            // SAFETY: a listener of ours.
+            let (context, ps) =
+                unsafe { listener?.as_ref() }.map(|listener| (listener.context, listener.ps))?;
+            let kind = event.id.view().ok()?.kind;
+            let id = identifier::give(event.id.clone(), channel, context, ps, kind, false);
+            // SAFETY: it was just made.
+            if let Some(state) = unsafe { identifier::of(id) } {
+                *state.offer.lock() = event.offer();
+            }
+            id
+        }
+        _ => identifier::object_of(&event.id)?,
+    };
+    // SAFETY: an identifier of ours.
+    unsafe {
+        identifier::refresh(id);
+        identifier::refresh_queue_pair(id);
+        identifier::of(id)?.events.give_out();
+    }
+    // SAFETY: zero is valid for every field.
+    let mut param: EventParam = unsafe { zeroed() };
+    let private_data = event.private_data;
+    let (data, length) = (private_data.as_ptr().cast::<c_void>(), private_data.len().min(255) as u8);
+    let data = if length == 0 { core::ptr::null() } else { data };
+    match event.detail {
+        Detail::Connection(offer) => {
+            param.conn = rdma_conn_param {
+                private_data: data,
+                private_data_len: length,
+                responder_resources: offer.responder_resources,
+                initiator_depth: offer.initiator_depth,
+                flow_control: u8::from(offer.flow_control),
+                retry_count: offer.retry_count,
+                rnr_retry_count: offer.rnr_retry_count,
+                srq: u8::from(offer.shared_receive_queue),
+                qp_num: offer.queue_pair.value(),
+            };
+        }
+        Detail::Datagram(target) => {
+            let is_group = matches!(event.kind, EventKind::MulticastJoin | EventKind::MulticastError);
+            let group = (id as usize, target.path.destination);
+            let given = GROUPS.lock().get(&group).map_or(0, |given| *given);
+            param.ud = rdma_ud_param {
+                private_data: if is_group { given as *const c_void } else { data },
+                private_data_len: length,
+                ah_attr: attribute(&target.path),
+                qp_num: target.queue_pair.value(),
+                qkey: target.queue_key.0,
+            };
+        }
+        // Both begin with the private data.
+        Detail::None => {
+            param.conn.private_data = data;
+            param.conn.private_data_len = length;
+        }
+    }
+    let abi = rdma_cm_event {
+        id,
+        listen_id: listener.unwrap_or(null_mut()),
+        event: event.kind as c_int,
+        status: event.status,
+        param,
+    };
+    Some(Box::into_raw(Box::new(Told { abi, private_data })))
+}
+
+pub unsafe extern "C" fn get_cm_event(
+    channel: *mut rdma_event_channel,
+    into: *mut *mut rdma_cm_event,
+) -> c_int {
+    // SAFETY: a channel of ours.
+    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else {
+        return errno::minus(libc::EINVAL);
+    };
+    // SAFETY: as above.
+    let fd = unsafe { (*channel).fd };
+    let found = descriptor::wait_on(fd, || {
+        loop {
+            match state.channel.poll() {
+                Err(error) => return Some(Err(errno::of("rdma_get_cm_event", &error))),
+                Ok(None) => return None,
+                Ok(Some(event)) => {
+                    // SAFETY: as the caller says.
+                    if let Some(told) = unsafe { tell(channel, event) } {
+                        return Some(Ok(told));
+                    }
+                }
+            }
+        }
+    });
+    match found.and_then(|found| found) {
+        Ok(told) => {
+            // SAFETY: the caller's own.
+            unsafe { *into = told.cast() };
+            0
+        }
+        Err(code) => errno::minus(code),
+    }
+}
+
+pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    if event.is_null() {
+        return errno::minus(libc::EINVAL);
+    }
+    // SAFETY: an event of ours, which is acknowledged once.
+    let told = unsafe { Box::from_raw(event.cast::<Told>()) };
+    // A new identifier that a program does not keep goes with its listener's event.
+    // SAFETY: an identifier of ours, which is not destroyed before its events are acknowledged.
+    if let Some(state) = unsafe { identifier::of(told.abi.id) } {
+        state.events.acknowledge(1);
+    }
+    0
+}
+
+/// Acknowledges the event that a synchronous identifier keeps.
+///
+/// # Safety
+/// `id` is an identifier of ours.
+pub unsafe fn let_go(id: *mut rdma_cm_id) {
+    // SAFETY: as the caller says.
+    unsafe {
+        let event = core::mem::replace(&mut (*id).event, null_mut());
+        if !event.is_null() {
+            ack_cm_event(event);
+        }
+    }
+}
+
+/// Waits for the event that ends a call of a synchronous identifier, and keeps it for the program.
+///
+/// # Safety
+/// `id` is an identifier of ours with a channel of its own.
+pub unsafe fn complete(id: *mut rdma_cm_id, kind: EventKind) -> c_int {
+    // SAFETY: as the caller says.
+    unsafe {
+        let_go(id);
+        let mut event = null_mut();
+        if get_cm_event((*id).channel, &mut event) != 0 {
+            return -1;
+        }
+        (*id).event = event;
+        let (told, status) = ((*event).event, (*event).status);
+        if told == kind as c_int && status == 0 {
+            return 0;
+        }
+        errno::minus(match status {
+            _ if told == EventKind::Rejected as c_int => libc::ECONNREFUSED,
+            status if status < 0 => -status,
+            _ => libc::ECONNREFUSED,
+        })
+    }
+}
+
+pub unsafe extern "C" fn event_str(event: c_int) -> *const c_char {
+    const NAMES: [&CStr; 16] = [
+        c"RDMA_CM_EVENT_ADDR_RESOLVED",
+        c"RDMA_CM_EVENT_ADDR_ERROR",
+        c"RDMA_CM_EVENT_ROUTE_RESOLVED",
+        c"RDMA_CM_EVENT_ROUTE_ERROR",
+        c"RDMA_CM_EVENT_CONNECT_REQUEST",
+        c"RDMA_CM_EVENT_CONNECT_RESPONSE",
+        c"RDMA_CM_EVENT_CONNECT_ERROR",
+        c"RDMA_CM_EVENT_UNREACHABLE",
+        c"RDMA_CM_EVENT_REJECTED",
+        c"RDMA_CM_EVENT_ESTABLISHED",
+        c"RDMA_CM_EVENT_DISCONNECTED",
+        c"RDMA_CM_EVENT_DEVICE_REMOVAL",
+        c"RDMA_CM_EVENT_MULTICAST_JOIN",
+        c"RDMA_CM_EVENT_MULTICAST_ERROR",
+        c"RDMA_CM_EVENT_ADDR_CHANGE",
+        c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
+    ];
+    let name = usize::try_from(event).ok().and_then(|index| NAMES.get(index));
+    name.unwrap_or(&c"UNKNOWN EVENT").as_ptr()
+}

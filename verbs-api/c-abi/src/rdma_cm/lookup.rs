@@ -1,0 +1,155 @@
+//! Socket addresses, and finding them by name.
+
+use super::home;
+use crate::abi::*;
+use crate::address::ip_of;
+use crate::errno;
+use core::ffi::{CStr, c_char, c_int};
+use core::mem::zeroed;
+use softhca::rdma_cm::{Hints, PortSpace, address_info};
+use std::net::SocketAddr;
+
+/// The address in a socket address, with its port.
+///
+/// # Safety
+/// `address` is null or as long as its family says.
+pub unsafe fn socket_address(address: *mut libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: as the caller says.
+    let ip = unsafe { ip_of(address) }?;
+    // SAFETY: both families have the port at the same place.
+    let port = unsafe { (*address.cast::<libc::sockaddr_in>()).sin_port };
+    Some(SocketAddr::new(ip, u16::from_be(port)))
+}
+
+/// Writes a socket address down, and returns its length.
+pub fn put(address: SocketAddr, into: &mut Storage) -> u32 {
+    *into = Storage([0; 128]);
+    let place = (&raw mut *into).cast::<u8>();
+    match address {
+        SocketAddr::V4(address) => {
+            // SAFETY: zero is valid for every field.
+            let mut raw: libc::sockaddr_in = unsafe { zeroed() };
+            raw.sin_family = libc::AF_INET as u16;
+            raw.sin_port = address.port().to_be();
+            raw.sin_addr.s_addr = u32::from(*address.ip()).to_be();
+            // SAFETY: the storage has room for every kind of address, and is aligned.
+            unsafe { place.cast::<libc::sockaddr_in>().write(raw) };
+            size_of::<libc::sockaddr_in>() as u32
+        }
+        SocketAddr::V6(address) => {
+            // SAFETY: zero is valid for every field.
+            let mut raw: libc::sockaddr_in6 = unsafe { zeroed() };
+            raw.sin6_family = libc::AF_INET6 as u16;
+            raw.sin6_port = address.port().to_be();
+            raw.sin6_addr.s6_addr = address.ip().octets();
+            // SAFETY: as above.
+            unsafe { place.cast::<libc::sockaddr_in6>().write(raw) };
+            size_of::<libc::sockaddr_in6>() as u32
+        }
+    }
+}
+
+/// The text behind a pointer that may be null.
+unsafe fn text(pointer: *const c_char) -> Option<String> {
+    // SAFETY: as the caller says.
+    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+fn boxed(address: Option<SocketAddr>) -> (*mut libc::sockaddr, u32) {
+    let Some(address) = address else { return (core::ptr::null_mut(), 0) };
+    let mut storage = Box::new(Storage([0; 128]));
+    let length = put(address, &mut storage);
+    (Box::into_raw(storage).cast(), length)
+}
+
+/// A numeric service, or the one that the system knows by this name.
+fn port_of(service: &str) -> String {
+    if service.parse::<u16>().is_ok() {
+        return service.into();
+    }
+    let Ok(name) = std::ffi::CString::new(service) else { return service.into() };
+    // SAFETY: a string; the entry is read at once.
+    let entry = unsafe { libc::getservbyname(name.as_ptr(), core::ptr::null()).as_ref() };
+    entry.map_or_else(|| service.into(), |entry| u16::from_be(entry.s_port as u16).to_string())
+}
+
+pub unsafe extern "C" fn getaddrinfo(
+    node: *const c_char,
+    service: *const c_char,
+    hints: *const rdma_addrinfo,
+    into: *mut *mut rdma_addrinfo,
+) -> c_int {
+    // SAFETY: strings and hints of the caller's.
+    let (node, service, hints) = unsafe { (text(node), text(service), hints.as_ref()) };
+    let home = match home() {
+        Ok(home) => home,
+        Err(code) => return errno::minus(code),
+    };
+    let Some(open) = home.open() else { return errno::minus(libc::ENODEV) };
+    let flags = hints.map_or(0, |hints| hints.ai_flags);
+    let family = hints.map_or(0, |hints| hints.ai_family);
+    let (mut space, mut kind) = hints.map_or((0, 0), |hints| (hints.ai_port_space, hints.ai_qp_type));
+    if space == 0 {
+        space = if kind == IBV_QPT_UD { RDMA_PS_UDP } else { RDMA_PS_TCP };
+    }
+    if kind == 0 {
+        kind = if matches!(space, RDMA_PS_UDP | RDMA_PS_IPOIB) { IBV_QPT_UD } else { IBV_QPT_RC };
+    }
+    let is_passive = flags & RAI_PASSIVE != 0;
+    let wanted = Hints {
+        passive: is_passive,
+        space: PortSpace::Tcp,
+        ipv4: match family {
+            libc::AF_INET => Some(true),
+            libc::AF_INET6 => Some(false),
+            _ => None,
+        },
+    };
+    let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
+    // The source that the caller wants to have.
+    // SAFETY: the caller's address.
+    let own = hints.and_then(|hints| unsafe { socket_address(hints.ai_src_addr) });
+    let found = match address_info(&open.card, node.as_deref(), &service, &wanted) {
+        Ok(found) => found,
+        Err(error) => return errno::minus(errno::of("rdma_getaddrinfo", &error)),
+    };
+    let source = found.source.or(own);
+    let (ai_src_addr, ai_src_len) = boxed(source);
+    let (ai_dst_addr, ai_dst_len) = boxed(found.destination);
+    let is_ipv4 = source.or(found.destination).is_none_or(|address| address.is_ipv4());
+    let info = rdma_addrinfo {
+        ai_flags: flags,
+        ai_family: if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 },
+        ai_qp_type: kind,
+        ai_port_space: space,
+        ai_src_len,
+        ai_dst_len,
+        ai_src_addr,
+        ai_dst_addr,
+        ai_src_canonname: core::ptr::null_mut(),
+        ai_dst_canonname: core::ptr::null_mut(),
+        ai_route_len: 0,
+        ai_route: core::ptr::null_mut(),
+        ai_connect_len: 0,
+        ai_connect: core::ptr::null_mut(),
+        ai_next: core::ptr::null_mut(),
+    };
+    // SAFETY: the caller's own.
+    unsafe { *into = Box::into_raw(Box::new(info)) };
+    0
+}
+
+pub unsafe extern "C" fn freeaddrinfo(info: *mut rdma_addrinfo) {
+    if info.is_null() {
+        return;
+    }
+    // SAFETY: it came from `getaddrinfo`, with its addresses.
+    unsafe {
+        let info = Box::from_raw(info);
+        for address in [info.ai_src_addr, info.ai_dst_addr] {
+            if !address.is_null() {
+                drop(Box::from_raw(address.cast::<Storage>()));
+            }
+        }
+    }
+}

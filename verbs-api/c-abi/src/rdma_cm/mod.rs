@@ -1,0 +1,100 @@
+//! librdmacm: connections by addresses, over the connection manager of the card.
+
+mod endpoint;
+mod event;
+mod identifier;
+mod lookup;
+
+pub use endpoint::*;
+pub use event::*;
+pub use identifier::*;
+pub use lookup::*;
+
+use crate::abi::*;
+use crate::{context, device, errno, protection};
+use core::ffi::c_int;
+use parking_lot::Mutex;
+use softhca::Error;
+
+/// What every identifier of the process is on: the device, opened once, and a domain for those who bring none.
+#[derive(Clone, Copy)]
+struct Home {
+    context: usize,
+    domain: usize,
+}
+
+impl Home {
+    fn context(self) -> *mut ibv_context {
+        self.context as *mut ibv_context
+    }
+
+    fn domain(self) -> *mut ibv_pd {
+        self.domain as *mut ibv_pd
+    }
+
+    fn open<'a>(self) -> Option<&'a context::Open> {
+        // SAFETY: it was opened below and is closed by nobody but a program's mistake, which is recognised.
+        unsafe { context::of(self.context()) }
+    }
+}
+
+/// The process's device, opened when it is needed first, and again after a daemon was gone.
+fn home() -> Result<Home, c_int> {
+    static HOME: Mutex<Option<(u32, Home)>> = Mutex::new(None);
+    let mut home = HOME.lock();
+    let process = std::process::id();
+    // A child of a fork has a device of its own.
+    if let Some((owner, found)) = *home
+        && owner == process
+        && found.open().is_some_and(|open| open.card.is_alive())
+    {
+        return Ok(found);
+    }
+    let device = device::own().ok_or(libc::ENODEV)?;
+    let last = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
+    // SAFETY: a device of ours.
+    let context = unsafe { context::open_device(device) };
+    if context.is_null() {
+        return Err(last());
+    }
+    // SAFETY: it was just opened.
+    let domain = unsafe { protection::alloc_pd(context) };
+    if domain.is_null() {
+        return Err(last());
+    }
+    let found = Home { context: context as usize, domain: domain as usize };
+    *home = Some((process, found));
+    Ok(found)
+}
+
+/// What a call of librdmacm returns: zero, or −1 with errno set.
+fn outcome(call: &str, result: Result<(), Error>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(error) => errno::minus(errno::of(call, &error)),
+    }
+}
+
+pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
+    let found = home();
+    // SAFETY: plain allocation, checked below; programs give it back to `free_devices`.
+    let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
+    if list.is_null() {
+        return errno::null(libc::ENOMEM);
+    }
+    // SAFETY: the list has two places, the last of which stays null; the count is the caller's own.
+    unsafe {
+        if let Ok(home) = found {
+            *list = home.context();
+        }
+        if let Some(count) = count.as_mut() {
+            *count = c_int::from(found.is_ok());
+        }
+    }
+    list
+}
+
+pub unsafe extern "C" fn free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: it came from `get_devices`.
+    unsafe { libc::free(list.cast()) };
+}

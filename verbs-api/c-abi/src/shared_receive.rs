@@ -1,0 +1,245 @@
+//! Shared receive queues and XRC domains.
+
+use crate::abi::*;
+use crate::channel::Unacknowledged;
+use crate::protection::{self, Hold, Pd};
+use crate::{completion_queue, context, errno, object, post};
+use core::ffi::{c_int, c_void};
+use softhca::{Error, SharedReceiveQueue, XrcDomain};
+
+/// What is behind an `ibv_srq`.
+pub struct Srq {
+    pub queue: SharedReceiveQueue,
+    pub events: Unacknowledged,
+    is_extended: bool,
+    _domain: Hold,
+}
+
+/// What is behind an `ibv_xrcd`.
+pub struct Xrcd {
+    domain: XrcDomain,
+}
+
+object::kinds! {
+    Srq = ibv_srq;
+    Xrcd = ibv_xrcd;
+}
+
+/// The queue behind a pointer that may be null.
+///
+/// # Safety
+/// `srq` is null or a queue of ours.
+pub unsafe fn of<'a>(srq: *mut ibv_srq) -> Option<&'a Srq> {
+    // SAFETY: as the caller says.
+    unsafe { object::state::<Srq>(srq) }
+}
+
+/// The domain behind a pointer that may be null.
+///
+/// # Safety
+/// `xrcd` is null or a domain of ours.
+pub unsafe fn xrc_domain_of<'a>(xrcd: *mut ibv_xrcd) -> Option<&'a XrcDomain> {
+    // SAFETY: as the caller says.
+    unsafe { object::state::<Xrcd>(xrcd) }.map(|state| &state.domain)
+}
+
+/// Gives a new queue out.
+fn give(
+    context: *mut ibv_context,
+    srq_context: *mut c_void,
+    pd: *mut ibv_pd,
+    domain: &Pd,
+    is_extended: bool,
+    result: Result<SharedReceiveQueue, Error>,
+) -> *mut ibv_srq {
+    let queue = match result {
+        Ok(queue) => queue,
+        Err(error) => return errno::null(errno::of("ibv_create_srq", &error)),
+    };
+    let number = queue.number();
+    let abi = ibv_srq {
+        context,
+        srq_context,
+        pd,
+        handle: number,
+        mutex: [0; 5],
+        cond: [0; 6],
+        events_completed: 0,
+    };
+    let srq = object::create(
+        abi,
+        Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.hold() },
+    );
+    // SAFETY: a context of ours.
+    if let Some(open) = unsafe { context::of(context) } {
+        open.named.lock().shared_receive_queues.insert(number, srq as usize);
+    }
+    srq
+}
+
+fn is_within(open: &context::Open, attr: &ibv_srq_attr) -> bool {
+    let limits = &open.attributes.limits;
+    attr.max_wr > 0 && attr.max_wr <= limits.work_requests && attr.max_sge as usize <= limits.entries
+}
+
+pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: a domain of ours.
+    let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
+    // SAFETY: as above.
+    let context = unsafe { (*pd).context };
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &mut *attr };
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    if !is_within(open, &attr.attr) {
+        return errno::null(libc::EINVAL);
+    }
+    attr.attr.max_sge = attr.attr.max_sge.max(1);
+    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
+    give(context, attr.srq_context, pd, domain, false, result)
+}
+
+pub unsafe extern "C" fn create_srq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    const KNOWN: u32 =
+        IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    // SAFETY: the caller's attributes.
+    let attr = unsafe { &mut *attr };
+    if attr.comp_mask & !KNOWN != 0 {
+        return errno::null(libc::EOPNOTSUPP);
+    }
+    let asked = |bit| attr.comp_mask & bit != 0;
+    let kind = if asked(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
+    // SAFETY: a domain of ours.
+    let domain = unsafe { protection::of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
+    let Some(domain) = domain.filter(|_| is_within(open, &attr.attr)) else {
+        return errno::null(libc::EINVAL);
+    };
+    let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
+    match kind {
+        IBV_SRQT_BASIC => {
+            let result = domain.domain.create_shared_receive_queue(receives, entries as usize);
+            attr.attr.max_sge = entries;
+            give(context, attr.srq_context, attr.pd, domain, false, result)
+        }
+        IBV_SRQT_XRC => {
+            // SAFETY: objects of ours.
+            let needed = unsafe { (xrc_domain_of(attr.xrcd), completion_queue::of(attr.cq)) };
+            let (Some(xrc_domain), Some(cq), true, true) =
+                (needed.0, needed.1, asked(IBV_SRQ_INIT_ATTR_XRCD), asked(IBV_SRQ_INIT_ATTR_CQ))
+            else {
+                return errno::null(libc::EINVAL);
+            };
+            let result = domain.domain.create_xrc_shared_receive_queue(
+                xrc_domain,
+                &cq.queue,
+                receives,
+                entries as usize,
+            );
+            attr.attr.max_sge = entries;
+            give(context, attr.srq_context, attr.pd, domain, true, result)
+        }
+        _ => errno::null(libc::EOPNOTSUPP),
+    }
+}
+
+pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(srq) }).filter(|_| mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) == 0) else {
+        return libc::EINVAL;
+    };
+    if mask & IBV_SRQ_MAX_WR != 0 {
+        return libc::EOPNOTSUPP;
+    }
+    // SAFETY: the caller's attributes.
+    let limit = unsafe { (*attr).srq_limit };
+    if mask & IBV_SRQ_LIMIT != 0 { errno::code("ibv_modify_srq", state.queue.arm(limit)) } else { 0 }
+}
+
+pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
+    match state.queue.query() {
+        Ok(view) => {
+            let told = ibv_srq_attr { max_wr: view.slots, max_sge: view.entries, srq_limit: view.limit };
+            // SAFETY: the caller's own.
+            unsafe { *attr = told };
+            0
+        }
+        Err(error) => errno::code("ibv_query_srq", Err(error)),
+    }
+}
+
+pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(srq) }).filter(|state| state.is_extended) else { return libc::EINVAL };
+    // SAFETY: the caller's own.
+    unsafe { *into = state.queue.number() };
+    0
+}
+
+pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
+    if state.queue.is_shared() {
+        return libc::EBUSY;
+    }
+    // SAFETY: as above.
+    if let Some(open) = unsafe { context::of((*srq).context) } {
+        open.named.lock().shared_receive_queues.remove(&state.queue.number());
+    }
+    state.events.wait();
+    // SAFETY: as above.
+    drop(unsafe { object::destroy::<Srq>(srq) });
+    0
+}
+
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: a queue of ours.
+    let Some(state) = (unsafe { of(srq) }) else {
+        // SAFETY: the caller's own.
+        unsafe { *bad = wr };
+        return libc::EINVAL;
+    };
+    // SAFETY: as the caller says.
+    unsafe { post::post_receives(wr, bad, |receive| state.queue.post(receive)) }
+}
+
+/// A domain is of one open device: a file does not make it another's too.
+pub unsafe extern "C" fn open_xrcd(
+    context: *mut ibv_context,
+    attr: *mut ibv_xrcd_init_attr,
+) -> *mut ibv_xrcd {
+    const NEEDED: u32 = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
+    // SAFETY: a context of ours.
+    let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
+    // SAFETY: the caller's attributes.
+    if unsafe { (*attr).comp_mask } != NEEDED {
+        return errno::null(libc::EINVAL);
+    }
+    match open.card.open_xrc_domain() {
+        Ok(domain) => object::create(ibv_xrcd { context }, Xrcd { domain }),
+        Err(error) => errno::null(errno::of("ibv_open_xrcd", &error)),
+    }
+}
+
+pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    // SAFETY: a domain of ours.
+    match unsafe { object::state::<Xrcd>(xrcd) } {
+        None => libc::EINVAL,
+        Some(state) if state.domain.is_shared() => libc::EBUSY,
+        Some(_) => {
+            // SAFETY: as above.
+            drop(unsafe { object::destroy::<Xrcd>(xrcd) });
+            0
+        }
+    }
+}

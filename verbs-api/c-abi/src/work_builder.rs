@@ -1,0 +1,294 @@
+//! The extended interface for posting: one call begins a request, others say what it needs.
+
+use crate::abi::*;
+use crate::address::Ah;
+use crate::queue_pair::{self, Qp};
+use crate::{errno, object, post};
+use core::ffi::{c_int, c_void};
+use core::ptr::null;
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use softhca::{
+    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendRequest,
+    SendTrailer, Sge,
+};
+use std::cell::UnsafeCell;
+
+/// Requests between `wr_start` and `wr_complete`.
+pub struct Builder {
+    /// Held in between.
+    turn: RawMutex,
+    batch: UnsafeCell<Requests>,
+}
+
+impl Default for Builder {
+    fn default() -> Builder {
+        Builder { turn: RawMutex::INIT, batch: UnsafeCell::default() }
+    }
+}
+
+// SAFETY: the requests are reached by whoever has the turn.
+unsafe impl Sync for Builder {}
+// SAFETY: nothing in it is of one thread.
+unsafe impl Send for Builder {}
+
+#[derive(Default)]
+struct Requests {
+    started: Vec<Request>,
+    /// The first thing that was wrong.
+    fault: c_int,
+}
+
+/// A request that is being put together. Inline data is copied at once.
+struct Request {
+    id: u64,
+    flags: Option<SendFlags>,
+    operation: Operation,
+    gather: Vec<Sge>,
+    inline: Option<Vec<u8>>,
+    datagram: Option<(AddressHandle, Qpn, QueueKey)>,
+    shared_receive_queue: u32,
+}
+
+/// The structure of a new queue pair.
+pub fn structure(base: ibv_qp) -> ibv_qp_ex {
+    ibv_qp_ex {
+        base,
+        comp_mask: 0,
+        wr_id: 0,
+        wr_flags: 0,
+        wr_atomic_cmp_swp,
+        wr_atomic_fetch_add,
+        wr_bind_mw,
+        wr_local_inv,
+        wr_rdma_read,
+        wr_rdma_write,
+        wr_rdma_write_imm,
+        wr_send,
+        wr_send_imm,
+        wr_send_inv,
+        wr_send_tso: null(),
+        wr_set_ud_addr,
+        wr_set_xrc_srqn,
+        wr_set_inline_data,
+        wr_set_inline_data_list,
+        wr_set_sge,
+        wr_set_sge_list,
+        wr_start,
+        wr_complete,
+        wr_abort,
+        wr_atomic_write: null(),
+    }
+}
+
+/// The requests of whoever has the turn.
+unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut Requests> {
+    // SAFETY: a queue pair of ours, whose turn the caller has since `wr_start`.
+    unsafe { object::state::<Qp>(qp).map(|state| &mut *state.builder.batch.get()) }
+}
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: a queue pair of ours.
+    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
+    state.builder.turn.lock();
+    // SAFETY: the turn is ours.
+    let requests = unsafe { &mut *state.builder.batch.get() };
+    requests.started.clear();
+    requests.fault = 0;
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: a queue pair of ours.
+    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return libc::EINVAL };
+    // SAFETY: the caller has the turn since `wr_start`.
+    let requests = unsafe { &mut *state.builder.batch.get() };
+    // SAFETY: a queue pair of ours.
+    let code = if !unsafe { queue_pair::takes_sends(qp.cast()) } {
+        libc::EINVAL
+    } else if requests.fault == 0 {
+        place(state, &requests.started)
+    } else {
+        requests.fault
+    };
+    requests.started.clear();
+    // SAFETY: as above; it is given back.
+    unsafe { state.builder.turn.unlock() };
+    code
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: a queue pair of ours.
+    let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
+    // SAFETY: the caller has the turn since `wr_start`, and gives it back.
+    unsafe {
+        (*state.builder.batch.get()).started.clear();
+        state.builder.turn.unlock();
+    }
+}
+
+/// Posts all requests or none.
+fn place(state: &Qp, requests: &[Request]) -> c_int {
+    let mut batch = match state.pair.batch() {
+        Ok(batch) => batch,
+        Err(error) => return errno::of("ibv_wr_complete", &error),
+    };
+    for request in requests {
+        let Some(flags) = request.flags else { return libc::EINVAL };
+        let mut made = SendRequest::new(request.id, request.operation, &request.gather)
+            .flags(flags)
+            .to_shared_receive_queue(request.shared_receive_queue);
+        if let Some(bytes) = &request.inline {
+            made = made.inline(bytes);
+        }
+        if let Some((handle, queue_pair, key)) = &request.datagram {
+            made = made.to(handle, *queue_pair, *key);
+        }
+        if let Err(error) = batch.add(&made) {
+            return errno::of("ibv_wr_complete", &error);
+        }
+    }
+    batch.post();
+    0
+}
+
+/// Begins a request.
+unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
+    // SAFETY: as the caller says.
+    let (Some(requests), qp) = (unsafe { requests(qp) }, unsafe { &*qp }) else { return };
+    requests.started.push(Request {
+        id: qp.wr_id,
+        flags: post::flags(qp.wr_flags).map(|flags| flags - SendFlags::INLINE),
+        operation,
+        gather: Vec::new(),
+        inline: None,
+        datagram: None,
+        shared_receive_queue: 0,
+    });
+}
+
+/// Changes the request that was begun last, or notes what is wrong.
+unsafe fn change(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Request) -> Result<(), c_int>) {
+    // SAFETY: as the caller says.
+    let Some(requests) = (unsafe { requests(qp) }) else { return };
+    let result = requests.started.last_mut().ok_or(libc::EINVAL).and_then(act);
+    if let Err(code) = result
+        && requests.fault == 0
+    {
+        requests.fault = code;
+    }
+}
+
+fn remote(key: u32, address: u64) -> RemoteAddress {
+    RemoteAddress { address, key: RemoteKey(key) }
+}
+
+/// Calls that begin a request.
+macro_rules! begins {
+    ($($name:ident($($operand:ident: $kind:ty),*) = $operation:expr;)*) => {
+        $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($operand: $kind),*) {
+            // SAFETY: as the caller says.
+            unsafe { begin(qp, $operation) };
+        })*
+    };
+}
+
+begins! {
+    wr_atomic_cmp_swp(key: u32, address: u64, compare: u64, swap: u64) =
+        Operation::CompareSwap { remote: remote(key, address), compare, swap };
+    wr_atomic_fetch_add(key: u32, address: u64, add: u64) =
+        Operation::FetchAdd { remote: remote(key, address), add };
+    wr_local_inv(key: u32) = Operation::LocalInvalidate { key: RemoteKey(key) };
+    wr_rdma_read(key: u32, address: u64) = Operation::Read { remote: remote(key, address) };
+    wr_rdma_write(key: u32, address: u64) =
+        Operation::Write { remote: remote(key, address), immediate: None };
+    wr_rdma_write_imm(key: u32, address: u64, immediate: u32) =
+        Operation::Write { remote: remote(key, address), immediate: Some(u32::from_be(immediate)) };
+    wr_send() = Operation::Send(SendTrailer::None);
+    wr_send_imm(immediate: u32) = Operation::Send(SendTrailer::Immediate(u32::from_be(immediate)));
+    wr_send_inv(key: u32) = Operation::Send(SendTrailer::Invalidate(RemoteKey(key)));
+}
+
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    key: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: as the caller says.
+    match unsafe { post::bind(mw, key, &*info) } {
+        // SAFETY: as the caller says.
+        Some(operation) => unsafe { begin(qp, operation) },
+        None => {
+            // SAFETY: as the caller says.
+            if let Some(requests) = unsafe { requests(qp) } {
+                requests.fault = libc::EINVAL;
+            }
+        }
+    }
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, key: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        change(qp, |request| {
+            let ah = object::state::<Ah>(ah).ok_or(libc::EINVAL)?;
+            request.datagram = Some((ah.handle.clone(), Qpn::new(number), QueueKey(key)));
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        change(qp, |request| {
+            request.shared_receive_queue = number;
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, at: *mut c_void, length: usize) {
+    let buffer = ibv_data_buf { addr: at, length };
+    // SAFETY: as the caller says.
+    unsafe { wr_set_inline_data_list(qp, 1, &buffer) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+    // SAFETY: as the caller says.
+    unsafe {
+        change(qp, |request| {
+            let mut bytes = Vec::new();
+            for index in 0..count {
+                let ibv_data_buf { addr, length } = *list.add(index);
+                let start = bytes.len();
+                bytes.resize(start + length, 0);
+                core::ptr::copy_nonoverlapping(addr.cast::<u8>(), bytes[start..].as_mut_ptr(), length);
+            }
+            request.inline = Some(bytes);
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
+    // SAFETY: as the caller says.
+    unsafe {
+        change(qp, |request| {
+            request.gather = vec![Sge { address, length, key: LocalKey(key) }];
+            Ok(())
+        });
+    }
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: as the caller says.
+    unsafe {
+        change(qp, |request| {
+            let mut gather = [Sge::default(); post::ENTRIES];
+            let count = c_int::try_from(count).map_err(|_| libc::EINVAL)?;
+            request.gather = post::entries(list, count, &mut gather).ok_or(libc::EINVAL)?.to_vec();
+            Ok(())
+        });
+    }
+}

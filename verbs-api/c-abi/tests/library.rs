@@ -1,0 +1,125 @@
+//! The library is what programs were linked against: every symbol under its version, every structure as the
+//! headers have it. Both need programs that may not be there; a test whose program is missing is ignored, and fails
+//! with SOFTHCA_REQUIRE_TOOLS=1.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+fn main() -> ExitCode {
+    if !cfg!(target_os = "linux") {
+        return ExitCode::SUCCESS;
+    }
+    let has_nm = runs("nm", &["--version"]);
+    let has_headers = Path::new("/usr/include/infiniband/verbs.h").is_file()
+        && Path::new("/usr/include/rdma/rdma_cma.h").is_file()
+        && runs("cc", &["--version"]);
+    let tests = vec![
+        needs(has_nm, "nm", "every_symbol_has_its_version", every_symbol_has_its_version),
+        needs(
+            has_headers && cfg!(target_arch = "x86_64"),
+            "cc with libibverbs-dev and librdmacm-dev",
+            "every_structure_is_that_of_the_headers",
+            every_structure_is_that_of_the_headers,
+        ),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}
+
+fn runs(program: &str, arguments: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn needs(is_there: bool, what: &str, name: &str, test: fn()) -> Trial {
+    if is_there {
+        return Trial::test(name, move || {
+            test();
+            Ok(())
+        });
+    }
+    let reason = format!("{what} is not installed");
+    if std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1") {
+        return Trial::test(name, || Err(Failed::from(reason)));
+    }
+    eprintln!("skipped: {reason}");
+    Trial::test(name, || Ok(())).with_ignored_flag(true)
+}
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The library that was built for this test: in the folder that it runs from.
+fn library() -> PathBuf {
+    std::env::current_exe().expect("a test runs from a file").with_file_name("libsofthca_verbs.so")
+}
+
+/// What `exports.txt` promises, as nm writes it.
+fn promised() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(folder().join("exports.txt")).expect("exports.txt is here");
+    let mut node = "";
+    let mut promised = BTreeSet::new();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            node = name;
+            continue;
+        }
+        let symbol = line.split_whitespace().next().expect("a symbol");
+        promised.insert(match symbol.strip_suffix('@') {
+            Some(old) => format!("{old}@{node}"),
+            None => format!("{symbol}@@{node}"),
+        });
+    }
+    promised
+}
+
+fn every_symbol_has_its_version() {
+    let library = library();
+    assert!(library.is_file(), "{} is not there: cargo build -p softhca-c-abi", library.display());
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only", "--with-symbol-versions"])
+        .arg(&library)
+        .output()
+        .expect("nm runs");
+    let text = String::from_utf8(output.stdout).expect("nm writes text");
+    let exported: BTreeSet<String> = text
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (_, kind, symbol) = (words.next()?, words.next()?, words.next()?);
+            (kind == "T").then(|| symbol.into())
+        })
+        .collect();
+    let promised = promised();
+    let missing: Vec<_> = promised.difference(&exported).collect();
+    let surplus: Vec<_> = exported.difference(&promised).collect();
+    assert!(missing.is_empty() && surplus.is_empty(), "missing {missing:?}, besides {surplus:?}");
+}
+
+fn every_structure_is_that_of_the_headers() {
+    let layout = std::fs::read_to_string(folder().join("layout.txt")).expect("layout.txt is here");
+    let mut program = String::from(
+        "#include <stddef.h>\n#include <infiniband/verbs.h>\n#include <rdma/rdma_cma.h>\n\
+         #define HERE(what, is) _Static_assert((what) == (is), #what)\n",
+    );
+    let mut checks = 0;
+    for line in layout.lines() {
+        let (place, value) = line.split_once(' ').expect("a place and a number");
+        match place.split_once('.') {
+            None => program.push_str(&format!("HERE(sizeof(struct {place}), {value});\n")),
+            Some((structure, field)) => {
+                program.push_str(&format!("HERE(offsetof(struct {structure}, {field}), {value});\n"));
+            }
+        }
+        checks += 1;
+    }
+    assert!(checks > 400, "only {checks} checks: is layout.txt whole?");
+    let place = std::env::temp_dir().join(format!("softhca-layout-{}.c", std::process::id()));
+    std::fs::write(&place, program).expect("the temporary folder can be written");
+    let output = Command::new("cc").args(["-fsyntax-only", "-x", "c"]).arg(&place).output().expect("cc runs");
+    let _ = std::fs::remove_file(&place);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
