@@ -1,9 +1,11 @@
 //! `softhca daemon`: the shared cards, in the foreground.
 
 use clap::Args;
-use softhca::Recovery;
+use softhca::{Entropy, Recovery};
 use softhca_daemon::{Config, Daemon, HostConfig, Signals};
-use std::net::IpAddr;
+use softhca_udp::parse_addresses;
+use std::fs::File;
+use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,12 +20,22 @@ pub struct Arguments {
     /// The daemon's name, for users with several
     #[arg(long)]
     name: Option<String>,
-    /// A host and its address (127.0.0.2, …); without an address, the first that is free. May be repeated
+    /// A host and its address (127.0.0.2, …), or its IPv4 and IPv6 address with a comma; without an address, the
+    /// first that is free. May be repeated
     #[arg(long, value_name = "NAME[=ADDRESS]", value_parser = parse_host)]
-    host: Vec<HostConfig>,
+    host: Vec<(HostConfig, Option<Ipv6Addr>)>,
+    /// Packets leave from the source port of their flow, so that a network can spread them over equal paths
+    #[arg(long)]
+    entropy: bool,
     /// What a lost packet does: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
+    /// Write every packet that leaves a card to this pcapng file
+    #[arg(long, value_name = "FILE")]
+    capture: Option<PathBuf>,
+    /// Write every event of the cards to this file, as JSON lines
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Leave when no client was there for so many seconds
     #[arg(long, value_name = "SECONDS")]
     leave_after: Option<u64>,
@@ -32,18 +44,20 @@ pub struct Arguments {
     linger: Option<u64>,
 }
 
-fn parse_host(text: &str) -> Result<HostConfig, String> {
-    let (name, address) = match text.split_once('=') {
-        None => (text, None),
-        Some((name, address)) => {
-            let parsed: IpAddr = address.parse().map_err(|_| format!("{address:?} is not an IP address"))?;
-            (name, Some(parsed))
+fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
+    let (name, address, ipv6) = match text.split_once('=') {
+        None => (text, None, None),
+        Some((name, addresses)) => {
+            let (address, ipv6) = parse_addresses(addresses).ok_or_else(|| {
+                format!("{addresses:?} is neither an IP address nor an IPv4 and an IPv6 address")
+            })?;
+            (name, Some(address), ipv6)
         }
     };
     if name.is_empty() {
         return Err("a host needs a name: alice=127.0.0.2".into());
     }
-    Ok(HostConfig { name: name.into(), address })
+    Ok((HostConfig { name: name.into(), address }, ipv6))
 }
 
 fn parse_recovery(text: &str) -> Result<Recovery, String> {
@@ -59,7 +73,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    match serve(config) {
+    match serve(config, arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca: {error}");
@@ -77,10 +91,15 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.name = name.clone();
     }
     if !arguments.host.is_empty() {
-        config.hosts = arguments.host.clone();
+        config.hosts = arguments.host.iter().map(|(host, _)| host.clone()).collect();
+        let ipv6 = arguments.host.iter().filter_map(|(host, ipv6)| Some((host.name.clone(), (*ipv6)?)));
+        config.ipv6 = ipv6.collect();
     }
     if let Some(recovery) = arguments.recovery {
         config.recovery = recovery;
+    }
+    if arguments.entropy {
+        config.entropy = Entropy::On;
     }
     if let Some(seconds) = arguments.leave_after {
         config.leave_after = Some(Duration::from_secs(seconds));
@@ -91,9 +110,18 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     Ok(config)
 }
 
-fn serve(config: Config) -> Result<(), Box<dyn std::error::Error>> {
+fn create(path: &Option<PathBuf>) -> Result<Option<File>, String> {
+    let Some(path) = path else { return Ok(None) };
+    File::create(path).map(Some).map_err(|error| format!("cannot create {}: {error}", path.display()))
+}
+
+fn serve(config: Config, arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let signals = Signals::take()?;
+    let (capture, log) = (create(&arguments.capture)?, create(&arguments.log)?);
     let mut daemon = Daemon::start(config)?;
+    if capture.is_some() || log.is_some() {
+        daemon.record(capture, log)?;
+    }
     for host in daemon.status().hosts {
         println!("{} {} {}", host.host.name, host.host.device, host.host.address);
     }

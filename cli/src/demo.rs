@@ -9,7 +9,7 @@ use softhca::{
 };
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{Action, Endpoint, Fault, Flow, HostId, Repeat, Role, Rule, RuleId, Selector, Span};
-use softhca_trace::{CaptureWriter, Cast, Heading, InterfaceId, Ladders};
+use softhca_trace::{CaptureWriter, Cast, InterfaceId, Ladders, PortTap};
 use softhca_wire::{Envelope, Gid};
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -66,7 +66,7 @@ struct Record {
 struct Scribe {
     record: Arc<Mutex<Record>>,
     host: HostId,
-    interface: InterfaceId,
+    tap: PortTap,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,6 +82,8 @@ impl Witness for Scribe {
     fn card(&mut self, _: Instant, event: &Event) {
         let record = &mut *lock(&self.record);
         record.ladders.card(since(record.act), self.host, event);
+        let written = self.tap.release(&mut record.capture);
+        record.broken = record.broken.take().or(written.err());
     }
 
     fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
@@ -91,13 +93,22 @@ impl Witness for Scribe {
         let record = &mut *lock(&self.record);
         record.ladders.frame(since(record.act), envelope, packet);
         let now = since(record.started);
-        let written =
-            record.capture.packet(now.nanos(), self.interface, Heading::Out, envelope, packet, None);
+        let written = self.tap.sent(&mut record.capture, now.nanos(), envelope, packet);
         record.broken = record.broken.take().or(written.err());
     }
 
     fn fault(&mut self, _: Instant, fault: &Fault) {
-        lock(&self.record).ladders.fault(None, fault);
+        let record = &mut *lock(&self.record);
+        record.ladders.fault(None, fault);
+        self.tap.fault(fault, record.ladders.cast_mut());
+    }
+}
+
+impl Drop for Scribe {
+    fn drop(&mut self) {
+        let record = &mut *lock(&self.record);
+        let written = self.tap.release(&mut record.capture);
+        record.broken = record.broken.take().or(written.err());
     }
 }
 
@@ -118,7 +129,7 @@ impl Host {
         interface: InterfaceId,
         record: &Arc<Mutex<Record>>,
     ) -> Result<Host, Failure> {
-        let scribe = Scribe { record: record.clone(), host, interface };
+        let scribe = Scribe { record: record.clone(), host, tap: PortTap::new(interface) };
         let options = EmbeddedOptions { witness: Box::new(scribe), ..EmbeddedOptions::default() };
         let device = Device::embedded_with(options)?;
         let context = device.open();
@@ -234,7 +245,10 @@ fn play(path: &std::path::Path) -> Result<(), Failure> {
     unreliable(&mut stage)?;
     datagram(&mut stage)?;
     loss(&mut stage)?;
-    let mut record = lock(&stage.record);
+    // The cards go first: they may still hold a packet each.
+    let Stage { record, alice, bob, .. } = stage;
+    drop((alice, bob));
+    let mut record = lock(&record);
     record.capture.flush()?;
     record.broken.take().map_or(Ok(()), |error| Err(error.into()))
 }

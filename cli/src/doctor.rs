@@ -1,7 +1,8 @@
 //! `softhca doctor`: what this machine allows, and what is lost without it.
 
-use softhca::{DaemonControl, Device};
+use softhca::{DaemonControl, Device, Error};
 use softhca_udp::{HostSockets, Segmentation, SocketOptions, bind_host};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Runs the command: one line per finding.
@@ -15,6 +16,9 @@ pub fn run() -> ExitCode {
     tell_namespaces();
     match DaemonControl::connect(None) {
         Ok(control) => good("daemon", &format!("process {} is running", control.process())),
+        Err(Error::NoDaemon { path, why }) if Path::new(&path).exists() => {
+            bad("daemon", &format!("{path}: {why}; the next `softhca daemon` takes its place"));
+        }
         Err(_) => good("daemon", "none is running, and embedded cards need none"),
     }
     match Device::embedded() {

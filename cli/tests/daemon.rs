@@ -89,3 +89,40 @@ fn a_bad_configuration_is_bad_input_with_its_place() {
     assert!(text.contains("bad.toml") && text.contains("line 3"), "{text}");
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+#[test]
+fn a_killed_daemon_is_told_of_and_the_next_takes_its_place() {
+    let mut daemon = Daemon::start("killed", &["daemon", "--host", "alice"]);
+    daemon.child.kill().unwrap();
+    daemon.child.wait().unwrap();
+    assert!(daemon.folder.join("softhca/default.sock").exists(), "nobody could clean up");
+    let status = daemon.run(&["status"]);
+    let text = String::from_utf8(status.stderr).unwrap();
+    assert!(!status.status.success() && text.contains("has died"), "{text}");
+    let doctor = String::from_utf8(daemon.run(&["doctor"]).stdout).unwrap();
+    assert!(
+        doctor.lines().any(|line| line.starts_with("missing daemon") && line.contains("has died")),
+        "{doctor}"
+    );
+    let next = Daemon::start("killed", &["daemon", "--host", "alice"]);
+    assert_eq!(next.lines(&["status", "--json"])[0]["host"], "alice");
+}
+
+#[test]
+fn a_daemon_writes_a_capture_and_a_log_to_its_end() {
+    let files = ["pcapng", "jsonl"]
+        .map(|kind| std::env::temp_dir().join(format!("softhca-cli-record-{}.{kind}", std::process::id())));
+    let [capture, log] = files.each_ref().map(|path| path.to_str().unwrap());
+    let arguments = ["daemon", "--host", "alice", "--capture", capture, "--log", log];
+    let mut daemon = Daemon::start("record", &arguments);
+    assert!(daemon.run(&["stop"]).status.success());
+    daemon.child.wait().unwrap();
+    let trace = daemon.run(&["trace", capture]);
+    assert!(trace.status.success(), "{trace:?}");
+    let first = std::fs::read_to_string(log).unwrap();
+    let header: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+    assert_eq!(header["vantage_points"][0]["host"], "alice");
+    for path in &files {
+        std::fs::remove_file(path).unwrap();
+    }
+}

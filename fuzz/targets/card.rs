@@ -46,7 +46,7 @@ fuzz_target!(|data: &[u8]| {
         bytes[5..8].copy_from_slice(&target[1..]);
         bytes.extend([0; 4]);
         Icrc::seal(&envelope, &mut bytes);
-        world.inject(hosts[1], Frame { envelope, bytes });
+        world.inject(hosts[1], Frame::new(envelope, bytes));
     }
     world.run();
     assert!(world.census().balances());

@@ -68,7 +68,7 @@ fn forge(pair: &Pair, to: End, from: End, forgery: Forgery) -> Frame {
     let [source, destination] = [from, to].map(|end| pair.world.host(end.host).address());
     let envelope = Envelope::between(source, destination);
     Icrc::seal(&envelope, &mut bytes);
-    Frame { envelope, bytes }
+    Frame::new(envelope, bytes)
 }
 
 const STATES: [State; 5] =
@@ -134,7 +134,7 @@ proptest! {
         if bytes.len() >= Bth::LEN + softhca_wire::ICRC_LEN {
             Icrc::seal(&envelope, &mut bytes);
         }
-        pair.world.inject(b.host, Frame { envelope, bytes });
+        pair.world.inject(b.host, Frame::new(envelope, bytes));
         prop_assert_eq!(pair.state(b), State::ReadyToSend);
     }
 }

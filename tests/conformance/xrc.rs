@@ -1,8 +1,11 @@
 //! Extended reliable connections: the request names the receiver's shared queue.
 
-use softhca_engine::{QpKind, SrqInit};
-use softhca_queue::{Operation, Receive, SendTrailer};
+use softhca_engine::{ClientId, Context, Hca, Instant, Limits, QpInit, QpKind, QpRings, Settings, SrqInit};
+use softhca_fabric::Store;
+use softhca_queue::{DoorbellConsumer, DoorbellProducer, Operation, Receive, SendTrailer, Words};
 use softhca_tests::pair::{Pair, Setup, pattern};
+use softhca_wire::Gid;
+use std::net::IpAddr;
 
 fn xrc() -> Pair {
     Setup::of(QpKind::XrcInitiator).build()
@@ -83,4 +86,34 @@ fn an_error_leaves_the_shared_queue_to_others() {
     assert_eq!(pair.outcomes(a), [(1, "remote-invalid-request")]);
     assert_eq!(pair.outcomes(b), [(100, "local-length")]);
     assert_eq!(pair.raised(b), Vec::<&str>::new());
+}
+
+#[test]
+fn a_domain_whose_client_is_gone_goes_with_its_last_user() {
+    let mut hca = Hca::new(Settings::default(), vec![Gid::from(IpAddr::from([10, 0, 0, 1]))]);
+    let (mut store, mut events) = (Store::default(), ());
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut store, events: &mut events };
+    let user = open_client(&mut hca);
+    // More often than there can be domains: none is left behind.
+    for round in 0..2 * Limits::CARD.xrc_domains {
+        let owner = open_client(&mut hca);
+        let domain = hca.open_xrc_domain(owner).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let init = QpInit {
+            kind: QpKind::XrcTarget,
+            domain: None,
+            send_cq: None,
+            receive_cq: None,
+            shared_receive_queue: None,
+            xrc_domain: Some(domain),
+            signal_all: false,
+        };
+        let target = hca.create_queue_pair(user, init, QpRings::default()).unwrap();
+        hca.close_client(&mut ctx, owner);
+        hca.destroy_queue_pair(&mut ctx, user, target).unwrap();
+    }
+}
+
+fn open_client(hca: &mut Hca) -> ClientId {
+    let doorbell = Words::heap(DoorbellProducer::words(8));
+    hca.open_client(DoorbellConsumer::new(doorbell, 8)).unwrap()
 }

@@ -1,7 +1,7 @@
 //! Clients that are broken or mean harm. Whatever they do, the daemon goes on, and so does everybody else.
 
 use crate::data::{ALL, End, connected};
-use crate::process::{PATIENCE, TestDaemon};
+use crate::process::{PATIENCE, TestDaemon, hear, say, spawn};
 use softhca::{ReceiveRequest, SendRequest, Status};
 use softhca_queue::control::{
     Call, Folder, Frame, FrameReader, Hello, Message, Place, Reply, Sizes, Welcome, decode, encode,
@@ -360,4 +360,60 @@ fn memory_that_is_unmapped_later_is_a_protection_error() {
     assert_eq!(end.queue.wait_for(PATIENCE).unwrap().status, Status::LocalProtection);
     let other = End::new(&daemon.open("alice"), 4096);
     assert_eq!(other.pair.state().unwrap(), State::Reset);
+}
+
+/// A client with a page that never comes: whoever touches it waits until the process is gone.
+#[allow(unsafe_code)]
+pub fn be_blocker() {
+    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let end = End::new(&softhca::Device::daemon_host(None, Some("bob")).unwrap(), 64);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, which stays until the process ends.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, MapFlags::PRIVATE) }.unwrap();
+    // SAFETY: as above, and no reference to it exists.
+    let region =
+        unsafe { end.domain.register_foreign(std::ptr::NonNull::new(base.cast()).unwrap(), 8192, ALL) };
+    let region = region.unwrap();
+    let mut api = [0xaa_u64, 0, 0];
+    let mut range = [base as u64, 8192, 1, 0];
+    // SAFETY: the arguments of each call have the layout and the size that the kernel expects, and outlive it.
+    let done = unsafe {
+        let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        assert!(descriptor >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
+        libc::ioctl(descriptor, UFFDIO_API as _, &mut api) == 0
+            && libc::ioctl(descriptor, UFFDIO_REGISTER as _, &mut range) == 0
+    };
+    assert!(done, "userfaultfd: {}", std::io::Error::last_os_error());
+    say(&end.card());
+    end.connect(&hear().unwrap());
+    say(&format!("{} {}", region.address(), region.remote_key().0));
+    while hear().is_some() {}
+}
+
+#[test]
+#[ignore = "needs a userfaultfd that sees the kernel's accesses: root, or vm.unprivileged_userfaultfd = 1"]
+fn a_client_whose_memory_never_comes_is_ended_and_the_others_go_on() {
+    let daemon = TestDaemon::with(&[("TEST_KILL_AFTER", "1")]);
+    let end = End::new(&daemon.open("alice"), 4096);
+    let mut blocker = spawn("blocker", &daemon.name, &[]);
+    let card = blocker.hear();
+    end.connect(&card);
+    blocker.say(&end.card());
+    let place: Vec<u64> = blocker.hear().split(' ').map(|number| number.parse().unwrap()).collect();
+    let remote = softhca::RemoteAddress { address: place[0], key: softhca::RemoteKey(place[1] as u32) };
+    end.pair.post(&SendRequest::write(1, &[end.region.entry(0, 64)], remote)).unwrap();
+    // The card of the other host is held up; the blocker's end is what frees it.
+    let stat = format!("/proc/{}/stat", blocker.number());
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        assert!(std::time::Instant::now() < deadline, "the blocker was not ended");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let other = [End::new(&daemon.open("alice"), 4096), End::new(&daemon.open("bob"), 4096)];
+    other[0].pair.connect_both(&other[1].pair, &softhca::Path::default()).unwrap();
+    let entry = [other[0].region.entry(0, 64)];
+    other[0].pair.post(&SendRequest::write(1, &entry, other[1].region.remote(0))).unwrap();
+    other[0].finish();
 }

@@ -2,7 +2,7 @@
 
 use crate::data::ALL;
 use crate::process::{self, TestDaemon, say};
-use softhca::{Device, Error, QpKind};
+use softhca::{AddressVector, Device, Error, QpKind};
 use softhca_queue::control::{Frame, FrameReader, Hello, Welcome, decode, encode, send_frame};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -32,6 +32,81 @@ fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
     make().unwrap();
     drop(regions);
     domain.register(4096, ALL).unwrap();
+}
+
+/// Makes things until one is refused: how many there were, and why no more.
+fn exhaust<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
+    let mut made = Vec::new();
+    loop {
+        match make() {
+            Ok(one) => made.push(one),
+            Err(error) => return (made, error),
+        }
+        assert!(made.len() < 1000, "there is no limit");
+    }
+}
+
+#[test]
+fn every_share_has_an_end_and_what_is_given_back_can_be_had_again() {
+    let share = "completion_queues = 3\nshared_receive_queues = 2\nprotection_domains = 4\n\
+                 address_handles = 5\nxrc_domains = 1\n";
+    let daemon = TestDaemon::with(&[("TEST_SHARE", share)]);
+    let device = daemon.open("alice");
+    let limits = device.attributes().limits;
+    let said = [
+        limits.completion_queues,
+        limits.shared_receive_queues,
+        limits.protection_domains,
+        limits.address_handles,
+        limits.xrc_domains,
+    ];
+    assert_eq!(said, [3, 2, 4, 5, 1]);
+    let context = device.open();
+    let domain = context.allocate_domain().unwrap();
+    let check = |what: &str, count: usize, limit: usize, error: Error| {
+        assert_eq!((count, error.errno()), (limit, libc::ENOMEM), "{what}: {error}");
+        assert!(error.to_string().contains(what), "{what}: {error}");
+    };
+    for _ in 0..2 {
+        let (made, error) = exhaust(|| context.create_completion_queue(16));
+        check("completion queue", made.len(), 3, error);
+        let (made, error) = exhaust(|| domain.create_shared_receive_queue(16, 1));
+        check("shared receive queue", made.len(), 2, error);
+        let (made, error) = exhaust(|| context.allocate_domain());
+        check("protection domain", made.len(), 3, error);
+        let vector = AddressVector::to(context.gid(0).unwrap());
+        let (made, error) = exhaust(|| domain.create_address_handle(vector));
+        check("address handle", made.len(), 5, error);
+        let (made, error) = exhaust(|| context.open_xrc_domain());
+        check("XRC domain", made.len(), 1, error);
+    }
+}
+
+#[test]
+fn rings_and_mappings_have_an_end() {
+    // A completion takes 64 bytes: three rings of 1024 fit, and no more.
+    let daemon = TestDaemon::with(&[("TEST_SHARE", "ring_bytes = 250000")]);
+    let context = daemon.open("alice").open();
+    for _ in 0..2 {
+        let (made, error) = exhaust(|| context.create_completion_queue(1024));
+        assert!(!made.is_empty() && made.len() < 10, "{}", made.len());
+        assert!(error.errno() == libc::ENOMEM && error.to_string().contains("250000"), "{error}");
+        // A ring that is made anew counts once.
+        made[0].resize(16).unwrap();
+    }
+    let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "20")]);
+    let context = daemon.open("alice").open();
+    let domain = context.allocate_domain().unwrap();
+    for _ in 0..2 {
+        let (made, error) = exhaust(|| domain.register(4096, ALL));
+        assert_eq!(made.len(), 20);
+        assert!(error.errno() == libc::ENOMEM && error.to_string().contains("20"), "{error}");
+        // Clients share it.
+        let other = daemon.open("bob").open();
+        assert_eq!(other.create_completion_queue(4).err().unwrap().errno(), libc::ENOMEM);
+        drop(made);
+        other.create_completion_queue(4).unwrap();
+    }
 }
 
 #[test]

@@ -67,7 +67,10 @@ impl TestDaemon {
 /// The daemon's process.
 pub fn be_daemon() {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let mut share = Share::default();
+    let mut share = match std::env::var("TEST_SHARE") {
+        Ok(text) => Config::parse(&format!("[share]\n{text}")).unwrap().share,
+        Err(_) => Share::default(),
+    };
     share.queue_pairs = number("TEST_QUEUE_PAIRS").unwrap_or(share.queue_pairs);
     share.keys = number("TEST_KEYS").unwrap_or(share.keys);
     let config = Config {
@@ -75,6 +78,8 @@ pub fn be_daemon() {
         hosts: ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),
         share,
         clients: number("TEST_CLIENTS").unwrap_or(32),
+        kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
+        mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
         linger: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
         ..Config::default()
     };

@@ -94,7 +94,7 @@ pub fn dialogues(name: &str) -> Vec<Dialogue> {
     for record in records {
         let Ok(frame) = record.frame() else { continue };
         let envelope = frame.network.envelope().expect("RoCEv2");
-        packets.push(Packet::new(Frame { envelope, bytes: frame.packet.to_vec() }));
+        packets.push(Packet::new(Frame::new(envelope, frame.packet.to_vec())));
     }
     let requesters: BTreeSet<IpAddr> = packets
         .iter()

@@ -32,6 +32,21 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 /// A card that an application uses. Work is posted and completed through rings; this is everything else.
 pub(crate) trait Backend: Send + Sync {
+    /// Refuses in a process that was forked from the one that the card belongs to. Every verb asks this before
+    /// it takes a lock, which somebody may have held when the process was forked, or touches what is shared.
+    fn check_process(&self) -> Result<()> {
+        Ok(())
+    }
+    /// The same for verbs that cannot fail.
+    ///
+    /// # Panics
+    /// In a child.
+    fn insist_on_process(&self) {
+        if let Err(error) = self.check_process() {
+            panic!("{error}");
+        }
+    }
+
     fn gids(&self) -> Vec<Gid>;
     fn counters(&self) -> Counters;
 

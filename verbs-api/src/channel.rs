@@ -112,7 +112,11 @@ impl CompletionChannel {
     }
 
     /// The queue of the oldest event, if there is one.
+    ///
+    /// # Panics
+    /// In a child of the process that opened the device.
     pub fn poll(&self) -> Option<CompletionQueue> {
+        self.inner.backend.insist_on_process();
         self.inner.take()
     }
 
@@ -139,6 +143,7 @@ impl CompletionChannel {
     fn wait_until(&self, until: Option<Instant>) -> Option<CompletionQueue> {
         refuse_to_block("CompletionChannel::wait", "channel.next().await");
         loop {
+            self.inner.backend.insist_on_process();
             let seen = self.inner.news.count();
             if let Some(queue) = self.inner.take() {
                 return Some(queue);
@@ -152,6 +157,7 @@ impl CompletionChannel {
     /// The queue of the next event, for async code.
     pub async fn next(&self) -> CompletionQueue {
         poll_fn(|context| {
+            self.inner.backend.insist_on_process();
             let seen = self.inner.news.count();
             if let Some(queue) = self.inner.take() {
                 return Poll::Ready(queue);

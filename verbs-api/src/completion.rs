@@ -87,8 +87,10 @@ impl CompletionQueue {
     /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
     ///
     /// # Panics
-    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still.
+    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
+    /// a child of the process that opened the device.
     pub fn poll(&self) -> Option<Completion> {
+        self.inner.backend.insist_on_process();
         if let Some(completion) = self.inner.ring.lock().pop() {
             return Some(completion);
         }
@@ -98,6 +100,7 @@ impl CompletionQueue {
 
     /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
     pub fn poll_many(&self, into: &mut Vec<Completion>) -> usize {
+        self.inner.backend.insist_on_process();
         let most = match into.capacity() - into.len() {
             0 => 16,
             room => room,
@@ -123,6 +126,7 @@ impl CompletionQueue {
     /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
     /// card when nothing is left to happen.
     pub fn wait(&self) -> Result<Completion, Error> {
+        self.inner.backend.check_process()?;
         loop {
             if let Some(completion) = self.wait_until(None) {
                 return Ok(completion);
@@ -168,12 +172,14 @@ impl CompletionQueue {
     ///
     /// Poll once more afterwards, as with `ibv_req_notify_cq`: what came before the wish does not notify.
     pub fn request_notification(&self, notify: Notify) {
+        self.inner.backend.insist_on_process();
         self.inner.ring.lock().request_notification(notify);
     }
 
     /// The next completion, for async code. Futures never drive: the card's own thread does.
     pub async fn next(&self) -> Completion {
         poll_fn(|context| {
+            self.inner.backend.insist_on_process();
             let seen = self.inner.news.count();
             let ring = &self.inner.ring;
             if let Some(completion) = ring.lock().pop() {
@@ -194,6 +200,7 @@ impl CompletionQueue {
 
     /// Changes how many completions may wait. Those that wait stay.
     pub fn resize(&self, slots: u32) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
         let mut ring = self.inner.ring.lock();
         *ring = self.inner.backend.resize_completion_queue(self.inner.id, slots)?;
         Ok(())
@@ -202,6 +209,9 @@ impl CompletionQueue {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.backend.check_process().is_err() {
+            return;
+        }
         if let Some(channel) = &self.channel {
             channel.detach(self.token);
         }

@@ -29,9 +29,23 @@ impl Context {
         self.address
     }
 
+    /// Refuses in a process that was forked from the one that opened the device, as every verb does there: what
+    /// the card shares with its process (rings, doorbells, sockets) stays the parent's. A child opens a device
+    /// of its own. Verbs that return no error panic with the same sentence.
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.backend.check_process()
+    }
+
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.backend.gids().get(index).copied()
+    }
+
+    /// The entry of the port's table to send from, to a peer or group of this GID: the first of its IP version.
+    pub fn gid_index_towards(&self, peer: Gid) -> u8 {
+        let gids = self.backend.gids();
+        let same = |gid: &Gid| gid.ip().is_ipv4() == peer.ip().is_ipv4();
+        gids.iter().position(same).unwrap_or(0) as u8
     }
 
     /// What the card counted so far.
@@ -69,7 +83,11 @@ impl Context {
     }
 
     /// Takes the oldest asynchronous event, if there is one.
+    ///
+    /// # Panics
+    /// In a child of the process that opened the device.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
+        self.backend.insist_on_process();
         self.backend.take_event()
     }
 
@@ -78,6 +96,7 @@ impl Context {
     /// # Panics
     /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
     pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.backend.insist_on_process();
         refuse_to_block("Context::wait_event", "context.next_event().await");
         let until = self.backend.now().plus(timeout);
         loop {
@@ -94,6 +113,7 @@ impl Context {
     /// The next asynchronous event, for async code.
     pub async fn next_event(&self) -> AsyncEvent {
         poll_fn(|context| {
+            self.backend.insist_on_process();
             let seen = self.backend.events().count();
             if let Some(event) = self.backend.take_event() {
                 return Poll::Ready(event);

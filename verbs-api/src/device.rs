@@ -5,13 +5,13 @@ use crate::backend::Backend;
 use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
-use crate::{Context, Error, IcrcCheck, Rendezvous, Settings, Witness};
+use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Limits};
 use softhca_fabric::{Flow, Rule, Tally};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,11 @@ use std::time::Duration;
 pub struct EmbeddedOptions {
     /// The host's address; without one, `SOFTHCA_ADDRESS` or the first of 127.0.0.2, 127.0.0.3, … that is free.
     pub address: Option<IpAddr>,
+    /// The host's IPv6 address beside an IPv4 one: its GID 1. Without one, a host on a network takes that of its
+    /// interface, if there is one and it is free.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Which source port packets have.
+    pub entropy: Entropy,
     /// The settings of the card. A seed of zero takes one from the operating system.
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
@@ -34,6 +39,8 @@ impl Default for EmbeddedOptions {
     fn default() -> EmbeddedOptions {
         EmbeddedOptions {
             address: None,
+            ipv6: None,
+            entropy: Entropy::Off,
             settings: Settings {
                 acks: Acks::Coalesce,
                 least_ack_timeout: Duration::from_millis(500),
@@ -74,10 +81,14 @@ impl Device {
         }
         let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
-            Some(address) => HostSockets::bind(address, buffers)?,
-            None => bind_host(buffers)?,
+            Some(address) => HostSockets::bind_both(address, options.ipv6, buffers)?,
+            None => match options.ipv6 {
+                None => bind_host(buffers)?,
+                ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
+            },
         };
-        let driver = DriverOptions { settings: options.settings, icrc: options.icrc };
+        let driver =
+            DriverOptions { settings: options.settings, icrc: options.icrc, entropy: options.entropy };
         let card = embedded::start(sockets, driver, options.witness)?;
         let address = card.seat.address();
         Ok(Device { card: Card::Embedded(Arc::new(card)), address })
@@ -156,36 +167,50 @@ impl Device {
         self.backend().rendezvous()
     }
 
-    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. The cables of
-    /// a daemon are its own: there this does nothing.
+    /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. On the card of a
+    /// daemon it stays until [`DaemonControl::clear_rules`](crate::DaemonControl::clear_rules), for all its clients.
+    ///
+    /// # Panics
+    /// If the card is a daemon's that is gone or refuses.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
         match &self.card {
             Card::Embedded(card) => card.seat.add_rule(seed, rule),
             Card::Simulated(card) => card.seat.add_rule(&rule),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => {}
+            Card::Daemon(card) => expect_done(card.add_rule(seed, rule)),
         }
     }
 
     /// Lets rules know a queue pair by its role.
+    ///
+    /// # Panics
+    /// As [`Device::add_rule`].
     pub fn add_flow(&self, seed: u64, flow: Flow) {
         match &self.card {
             Card::Embedded(card) => card.seat.add_flow(seed, flow),
             Card::Simulated(card) => card.seat.add_flow(flow),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => {}
+            Card::Daemon(card) => expect_done(card.add_flow(seed, flow)),
         }
     }
 
     /// The rules on the cable, and how often each fired.
+    ///
+    /// # Panics
+    /// As [`Device::add_rule`].
     pub fn rules(&self) -> Vec<(Rule, Tally)> {
         match &self.card {
             Card::Embedded(card) => card.seat.rules(),
             Card::Simulated(card) => card.seat.rules(),
             #[cfg(target_os = "linux")]
-            Card::Daemon(_) => Vec::new(),
+            Card::Daemon(card) => expect_done(card.rules()),
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+fn expect_done<T>(result: Result<T, Error>) -> T {
+    result.unwrap_or_else(|error| panic!("fault rules on a daemon's card: {error}"))
 }
 
 /// What a card offers.

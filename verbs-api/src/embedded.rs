@@ -10,9 +10,10 @@ use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
 use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_queue::Words;
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ReceiveMemory, Station, Witness,
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, ReceiveMemory, Station,
+    Witness,
 };
-use softhca_wire::{Envelope, Mtu};
+use softhca_wire::{Envelope, Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -48,6 +49,7 @@ pub(crate) type Embedded = Local<Stand>;
 /// The station of an embedded card: callers drive it when they poll.
 pub(crate) struct Stand {
     station: Station<HostMemory>,
+    process: ProcessMark,
 }
 
 /// Starts a card on these sockets.
@@ -61,12 +63,12 @@ pub(crate) fn start(
     let driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
     let station = Station::start(driver, Conduct::Callers, Words::heap(1))
         .map_err(|source| Error::System { what: "starting the card's thread", source })?;
-    Local::new(Stand { station }, board)
+    Local::new(Stand { station, process: ProcessMark::current() }, board)
 }
 
-/// The largest path MTU at an address: loopback carries any, a network what Ethernet carries.
-pub(crate) fn network_mtu(address: IpAddr) -> Mtu {
-    if address.is_loopback() { Mtu::B4096 } else { Mtu::B1024 }
+/// Refuses in a child of the process that `mark` stands for.
+pub(crate) fn check_process(mark: &ProcessMark) -> Result<()> {
+    if mark.is_here() { Ok(()) } else { Err(Error::Forked { parent: mark.number }) }
 }
 
 impl Stand {
@@ -94,6 +96,10 @@ impl Stand {
 }
 
 impl Seat for Stand {
+    fn check_process(&self) -> Result<()> {
+        check_process(&self.process)
+    }
+
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         self.station.control(|driver| driver.control(act))
     }
@@ -106,12 +112,19 @@ impl Seat for Stand {
         self.station.control(|driver| driver.memory().remove(memory));
     }
 
+    fn check_group(&self, group: Gid) -> Result<()> {
+        match self.station.control(|driver| driver.multicast_failure(group)) {
+            None => Ok(()),
+            Some(source) => Err(Error::System { what: "joining the multicast group", source }),
+        }
+    }
+
     fn hear(&self) {
         self.station.wake();
     }
 
     fn active_mtu(&self) -> Mtu {
-        network_mtu(self.address())
+        self.station.control(|driver| driver.card().settings().mtu)
     }
 
     fn host_named(&self, _: &str) -> Option<IpAddr> {

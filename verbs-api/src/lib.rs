@@ -86,12 +86,12 @@ pub use softhca_engine::{
     QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
-    Action, Census, Choice, Class, Classes, Fault, Line, Observer, Pattern, Repeat, Role, Rule, RuleId,
-    Selector, Span, Tally,
+    Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,
+    RuleId, Selector, Span, Tally,
 };
 pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
     RemoteAddress, SendFlags, SendTrailer, Sge, Status,
 };
-pub use softhca_udp::{IcrcCheck, Passage, ReceiveMemory, Witness};
+pub use softhca_udp::{Entropy, IcrcCheck, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};

@@ -55,12 +55,21 @@ impl Board {
 
 /// What a card sits in: who drives it, where its memory is, which time it lives in.
 pub(crate) trait Seat: Send + Sync + 'static {
+    /// As in [`Backend`].
+    fn check_process(&self) -> Result<()> {
+        Ok(())
+    }
     /// Calls `act` with the card: a control verb.
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R;
     /// Makes a block known to the card.
     fn add_memory(&self, block: Arc<Block>) -> MemoryId;
     /// Makes it forget one.
     fn remove_memory(&self, memory: MemoryId);
+    /// Refuses if the network does not bring what is sent to a group that was just joined.
+    fn check_group(&self, group: Gid) -> Result<()> {
+        let _ = group;
+        Ok(())
+    }
     /// A doorbell rang.
     fn hear(&self);
     /// A queue pair may send from now on.
@@ -101,26 +110,34 @@ impl<S: Seat> Local<S> {
         Ok(Local { seat, board, client, doorbell, next_address: Mutex::new(0x1000_0000) })
     }
 
-    fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> R) -> R {
-        self.seat.control(|hca, ctx| act(hca, ctx, self.client))
+    fn control<R>(
+        &self,
+        act: impl FnOnce(&mut Hca, &mut Context<'_>, ClientId) -> std::result::Result<R, softhca_engine::Error>,
+    ) -> Result<R> {
+        self.seat.check_process()?;
+        Ok(self.seat.control(|hca, ctx| act(hca, ctx, self.client))?)
     }
 }
 
 impl<S: Seat> Backend for Local<S> {
+    fn check_process(&self) -> Result<()> {
+        self.seat.check_process()
+    }
+
     fn gids(&self) -> Vec<Gid> {
-        self.control(|hca, _, _| hca.gids().to_vec())
+        self.control(|hca, _, _| Ok(hca.gids().to_vec())).unwrap_or_default()
     }
 
     fn counters(&self) -> Counters {
-        self.control(|hca, _, _| *hca.counters())
+        self.control(|hca, _, _| Ok(*hca.counters())).unwrap_or_default()
     }
 
     fn allocate_domain(&self) -> Result<PdId> {
-        Ok(self.control(|hca, _, client| hca.allocate_domain(client))?)
+        self.control(|hca, _, client| hca.allocate_domain(client))
     }
 
     fn free_domain(&self, domain: PdId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.free_domain(client, domain))?)
+        self.control(|hca, _, client| hca.free_domain(client, domain))
     }
 
     fn register(
@@ -131,6 +148,7 @@ impl<S: Seat> Backend for Local<S> {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
+        self.seat.check_process()?;
         let mut next = self.next_address.lock();
         let base = base.unwrap_or(*next);
         let memory = self.seat.add_memory(block);
@@ -144,18 +162,18 @@ impl<S: Seat> Backend for Local<S> {
             }
             Err(error) => {
                 self.seat.remove_memory(memory);
-                Err(error.into())
+                Err(error)
             }
         }
     }
 
     fn reregister(&self, key: RemoteKey, domain: Option<PdId>, access: Option<Access>) -> Result<RemoteKey> {
-        Ok(self.control(|hca, _, client| {
+        self.control(|hca, _, client| {
             let mut region = hca.region(client, key)?;
             region.domain = domain.unwrap_or(region.domain);
             region.access = access.unwrap_or(region.access);
             hca.reregister(client, key, region)
-        })?)
+        })
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
@@ -165,11 +183,11 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey> {
-        Ok(self.control(|hca, _, client| hca.allocate_window(client, domain, kind))?)
+        self.control(|hca, _, client| hca.allocate_window(client, domain, kind))
     }
 
     fn free_window(&self, key: RemoteKey) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.free_window(client, key))?)
+        self.control(|hca, _, client| hca.free_window(client, key))
     }
 
     fn create_completion_queue(&self, slots: u32, news: Arc<Notifier>) -> Result<(CqId, CompletionConsumer)> {
@@ -203,27 +221,27 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn arm_shared_receive_queue(&self, srq: SrqId, limit: u32) -> Result<()> {
-        Ok(self.control(|hca, ctx, client| hca.arm_shared_receive_queue(ctx, client, srq, limit))?)
+        self.control(|hca, ctx, client| hca.arm_shared_receive_queue(ctx, client, srq, limit))
     }
 
     fn destroy_shared_receive_queue(&self, srq: SrqId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.destroy_shared_receive_queue(client, srq))?)
+        self.control(|hca, _, client| hca.destroy_shared_receive_queue(client, srq))
     }
 
     fn open_xrc_domain(&self) -> Result<XrcdId> {
-        Ok(self.control(|hca, _, client| hca.open_xrc_domain(client))?)
+        self.control(|hca, _, client| hca.open_xrc_domain(client))
     }
 
     fn close_xrc_domain(&self, domain: XrcdId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.close_xrc_domain(client, domain))?)
+        self.control(|hca, _, client| hca.close_xrc_domain(client, domain))
     }
 
     fn create_address_handle(&self, domain: PdId, vector: AddressVector) -> Result<AhId> {
-        Ok(self.control(|hca, _, client| hca.create_address_handle(client, domain, vector))?)
+        self.control(|hca, _, client| hca.create_address_handle(client, domain, vector))
     }
 
     fn destroy_address_handle(&self, handle: AhId) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.destroy_address_handle(client, handle))?)
+        self.control(|hca, _, client| hca.destroy_address_handle(client, handle))
     }
 
     fn create_queue_pair(&self, init: QpInit, sizes: Sizes) -> Result<NewQueuePair> {
@@ -252,19 +270,22 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn query_queue_pair(&self, number: Qpn) -> Result<QpView> {
-        Ok(self.control(|hca, _, client| hca.query_queue_pair(client, number))?)
+        self.control(|hca, _, client| hca.query_queue_pair(client, number))
     }
 
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()> {
-        Ok(self.control(|hca, ctx, client| hca.destroy_queue_pair(ctx, client, number))?)
+        self.control(|hca, ctx, client| hca.destroy_queue_pair(ctx, client, number))
     }
 
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.attach_multicast(client, number, group))?)
+        self.control(|hca, _, client| hca.attach_multicast(client, number, group))?;
+        self.seat.check_group(group).inspect_err(|_| {
+            let _ = self.detach_multicast(number, group);
+        })
     }
 
     fn detach_multicast(&self, number: Qpn, group: Gid) -> Result<()> {
-        Ok(self.control(|hca, _, client| hca.detach_multicast(client, number, group))?)
+        self.control(|hca, _, client| hca.detach_multicast(client, number, group))
     }
 
     fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
@@ -283,7 +304,7 @@ impl<S: Seat> Backend for Local<S> {
     }
 
     fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
-        Ok(self.control(|hca, ctx, client| hca.cm(ctx, client, call))?)
+        self.control(|hca, ctx, client| hca.cm(ctx, client, call))
     }
 
     fn active_mtu(&self) -> Mtu {

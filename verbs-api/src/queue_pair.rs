@@ -242,6 +242,11 @@ impl QueuePair {
         Endpoint { gid, queue_pair: self.inner.number, psn: self.inner.psn }
     }
 
+    /// The same by another entry of the GID table, if there is one: 1 is the IPv6 address of a host with both.
+    pub fn endpoint_at(&self, index: usize) -> Option<Endpoint> {
+        Some(Endpoint { gid: self.inner.context.gid(index)?, ..self.endpoint() })
+    }
+
     /// Changes attributes and state. The error names what is missing or not allowed.
     pub fn modify(&self, modify: &Modify) -> Result<State, Error> {
         self.inner.context.backend.modify_queue_pair(self.inner.number, modify)
@@ -259,7 +264,9 @@ impl QueuePair {
 
     /// Takes a connected queue pair through INIT and RTR to RTS, towards a peer.
     pub fn connect(&self, peer: &Endpoint, path: &Path) -> Result<(), Error> {
-        let vector = AddressVector { traffic_class: path.traffic_class, ..AddressVector::to(peer.gid) };
+        let source_index = self.inner.context.gid_index_towards(peer.gid);
+        let vector =
+            AddressVector { traffic_class: path.traffic_class, source_index, ..AddressVector::to(peer.gid) };
         let modify = Modify::default();
         self.modify(&modify.state(State::Init).partition_index(0).port(1).access(path.access))?;
         let mut receive = modify
@@ -326,6 +333,7 @@ impl QueuePair {
 
     /// Posts several send work requests with one doorbell: all or none.
     pub fn post_all(&self, requests: &[SendRequest<'_>]) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.send.as_ref().ok_or(Error::NoQueue("send"))?;
         let mut ring = ring.lock();
         for request in requests {
@@ -341,6 +349,7 @@ impl QueuePair {
 
     /// Posts a receive work request.
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.context.backend.check_process()?;
         let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
         let mut ring = ring.lock();
         ring.place(request)?;

@@ -106,6 +106,7 @@ impl MemoryRegion {
 
     /// Changes what is allowed, in place. Peers need the new key.
     pub fn change_access(&self, access: Access) -> Result<(), Error> {
+        self.inner.domain.inner.backend.check_process()?;
         let mut key = self.inner.key.lock();
         *key = self.inner.domain.inner.backend.reregister(*key, None, Some(access))?;
         Ok(())
@@ -114,7 +115,10 @@ impl MemoryRegion {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let _ = self.domain.inner.backend.deregister(*self.key.lock());
+        let backend = &self.domain.inner.backend;
+        if backend.check_process().is_ok() {
+            let _ = backend.deregister(*self.key.lock());
+        }
     }
 }
 

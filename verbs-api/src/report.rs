@@ -4,8 +4,9 @@ use crate::executor::Wait;
 use crate::local::Board;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    CableId, Census, Direction, Effect, Fault, Frame, HostId, Observer, RuleId, Stage, Tally,
+    CableId, Census, Direction, Effect, FabricEvent, Fault, Frame, HostId, Observer, RuleId, Stage, Tally,
 };
+use softhca_wire::Pfc;
 use std::error::Error;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -44,6 +45,19 @@ impl Observer for Reporter {
     fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
         if let Some(next) = &mut self.next {
             next.frame(now, cable, direction, stage, frame);
+        }
+    }
+
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        if let Some(next) = &mut self.next {
+            next.pause(now, cable, direction, stage, pause);
+        }
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        let _ = write!(self.digest, "{now:?} {event:?}");
+        if let Some(next) = &mut self.next {
+            next.fabric(now, event);
         }
     }
 

@@ -46,6 +46,7 @@ impl SharedReceiveQueue {
 
     /// Posts a receive.
     pub fn post(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.domain.inner.backend.check_process()?;
         let mut ring = self.inner.ring.lock();
         ring.place(request)?;
         let _ = ring.publish();

@@ -88,3 +88,80 @@ fn the_deterministic_test_prints_the_same_in_every_run() {
     assert!(text.contains("packet +1 was lost on the cable"), "{text}");
     assert_eq!(text, output("deterministic_test", &[]));
 }
+
+#[test]
+fn rping_prints_what_came_back() {
+    for arguments in [&["-C", "3", "-v", "-V"][..], &["-C3", "-v", "-V", "-q", "-S", "100"]] {
+        let text = output("rping", arguments);
+        for round in 0..3 {
+            assert!(text.contains(&format!("server ping data: rdma-ping-{round}: ")), "{text}");
+            assert!(text.contains(&format!("\nping data: rdma-ping-{round}: ")), "{text}");
+        }
+        assert!(text.contains("ping data: rdma-ping-0: ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefgh"), "{text}");
+        assert!(text.contains("server DISCONNECT EVENT...") && text.contains("client DISCONNECT EVENT..."));
+    }
+}
+
+#[test]
+fn connections_are_made_by_their_examples() {
+    let text = output("ucmatose", &["-c", "3", "-C", "4", "-m"]);
+    for part in
+        ["cmatose: starting server", "cmatose: connecting", "migrating", "test complete", "return status 0"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(text.matches("data transfers complete").count(), 2, "{text}");
+    let text = output("udaddy", &["-c", "2", "-C", "4"]);
+    for part in ["udaddy: starting client", "sending replies", "test complete", "return status 0"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let text = output("cmtime", &["-c", "20"]);
+    for part in
+        ["step              total ms     max ms     min us  us / conn", "connect      :", "destroy      :"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+/// A program on a host of its own, ended when the test is.
+struct Server(std::process::Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a server at this address, and runs its client until that finds it.
+fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])) -> [String; 2] {
+    let mut command = Command::new(program(server.0));
+    let started = command.args(server.1).env("SOFTHCA_ADDRESS", address).stdout(Stdio::piped()).spawn();
+    let mut server = Server(started.expect("the server starts"));
+    let run = || Command::new(program(client.0)).args(client.1).output().expect("the client starts");
+    // The server needs a moment until it listens.
+    let done = (0..100).find_map(|_| {
+        let output = run();
+        if !output.status.success() {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    });
+    let done = done.expect("the client finds the server");
+    assert!(server.0.wait().expect("the server ends").success());
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut server.0.stdout.take().expect("a pipe"), &mut text).unwrap();
+    [text, done]
+}
+
+#[test]
+fn servers_and_clients_find_each_other_by_their_addresses() {
+    let server = ("rping", &["-s", "-v"][..]);
+    let [there, here] =
+        two_processes("127.0.0.181", server, ("rping", &["-c", "-a", "127.0.0.181", "-v", "-C2"]));
+    assert!(there.contains("server ping data: rdma-ping-1: "), "{there}");
+    assert!(here.contains("ping data: rdma-ping-1: "), "{here}");
+    let [there, here] =
+        two_processes("127.0.0.182", ("rdma_server", &[]), ("rdma_client", &["-s", "127.0.0.182"]));
+    assert!(there.contains("rdma_server: end 0") && here.contains("rdma_client: end 0"), "{there}{here}");
+}

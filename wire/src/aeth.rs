@@ -5,6 +5,7 @@ use crate::malformed::take;
 use core::fmt;
 
 /// Why a responder refuses a request (IBA table 46).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum NakCode {

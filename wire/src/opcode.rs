@@ -318,7 +318,28 @@ static BY_PARTS: [u8; 11 * 4 * 3] = {
 
 /// A defined opcode.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "u8", into = "u8")
+)]
 pub struct Opcode(u8);
+
+#[cfg(feature = "serde")]
+impl TryFrom<u8> for Opcode {
+    type Error = &'static str;
+
+    fn try_from(byte: u8) -> Result<Opcode, &'static str> {
+        Opcode::from_byte(byte).ok_or("an opcode that is not defined")
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Opcode> for u8 {
+    fn from(opcode: Opcode) -> u8 {
+        opcode.0
+    }
+}
 
 impl Opcode {
     /// The congestion notification packet.

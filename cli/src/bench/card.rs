@@ -1,7 +1,7 @@
 //! A card: two devices, and a thread of this process for each.
 
 use super::table::Figure;
-use super::{Effort, Failure, Mode};
+use super::{Effort, Failure, Mode, connections};
 use softhca::{
     Access, CompletionQueue, Context, Device, MemoryRegion, Mtu, Path, ProtectionDomain, QpKind, QueuePair,
     ReceiveRequest, SendRequest,
@@ -14,20 +14,26 @@ use std::time::{Duration, Instant};
 /// Where bare sockets are measured.
 const RAW: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1))];
 
-/// What travels as one packet of path MTU 4096 without an extended header.
-const PACKET: usize = 4096 + 12 + 4;
+/// What travels as one packet of path MTU 4096 without an extended header, with so much of a message.
+fn packet(bytes: usize) -> usize {
+    bytes.min(4096) + 12 + 4
+}
 
 /// One benchmark.
 pub struct Benchmark {
-    pub name: &'static str,
+    pub name: String,
     kind: Kind,
 }
 
 #[derive(Clone, Copy)]
 enum Kind {
-    Bandwidth(Verb),
-    Latency { blocking: bool },
+    Bandwidth(Stream),
+    Latency {
+        blocking: bool,
+    },
     Rate,
+    /// Connections made and ended, so many at a time.
+    Connections(usize),
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -37,15 +43,66 @@ enum Verb {
     Send,
 }
 
-/// Every benchmark, in the order in which they run.
-pub const BENCHMARKS: [Benchmark; 6] = [
-    Benchmark { name: "rc-write-1MiB", kind: Kind::Bandwidth(Verb::Write) },
-    Benchmark { name: "rc-read-1MiB", kind: Kind::Bandwidth(Verb::Read) },
-    Benchmark { name: "rc-send-1MiB", kind: Kind::Bandwidth(Verb::Send) },
-    Benchmark { name: "rc-send-64B-latency", kind: Kind::Latency { blocking: false } },
-    Benchmark { name: "rc-send-64B-blocking", kind: Kind::Latency { blocking: true } },
-    Benchmark { name: "rc-send-64B-rate", kind: Kind::Rate },
-];
+impl Verb {
+    const ALL: [(Verb, &'static str); 3] =
+        [(Verb::Write, "write"), (Verb::Read, "read"), (Verb::Send, "send")];
+}
+
+/// Where the data is.
+#[derive(Clone, Copy, PartialEq)]
+enum Home {
+    /// In memory that the card allocates: a daemon maps it.
+    Card,
+    /// In memory of the process's own, as `malloc` gives it.
+    Process,
+}
+
+/// Messages one after the other, so many on the way.
+#[derive(Clone, Copy)]
+struct Stream {
+    verb: Verb,
+    bytes: usize,
+    pairs: usize,
+    home: Home,
+}
+
+impl Stream {
+    fn of(verb: Verb) -> Stream {
+        Stream { verb, bytes: MESSAGE, pairs: 1, home: Home::Card }
+    }
+}
+
+/// The benchmarks that everything is compared by, in the order in which they run.
+pub fn main() -> Vec<Benchmark> {
+    let stream =
+        |(verb, name)| Benchmark { name: format!("rc-{name}-1MiB"), kind: Kind::Bandwidth(Stream::of(verb)) };
+    let mut all: Vec<Benchmark> = Verb::ALL.into_iter().map(stream).collect();
+    for (name, kind) in [
+        ("rc-send-64B-latency", Kind::Latency { blocking: false }),
+        ("rc-send-64B-blocking", Kind::Latency { blocking: true }),
+        ("rc-send-64B-rate", Kind::Rate),
+        ("cm-connect-1", Kind::Connections(1)),
+        ("cm-connect-64", Kind::Connections(64)),
+    ] {
+        all.push(Benchmark { name: name.into(), kind });
+    }
+    all
+}
+
+/// Other sizes, more queue pairs, memory of the process's own.
+pub fn more() -> Vec<Benchmark> {
+    let sizes = [(64, "64B"), (512, "512B"), (4096, "4KiB"), (32_768, "32KiB"), (262_144, "256KiB")];
+    let mut all = Vec::new();
+    let mut add = |name: String, stream| all.push(Benchmark { name, kind: Kind::Bandwidth(stream) });
+    for (verb, name) in Verb::ALL {
+        for (bytes, size) in sizes {
+            add(format!("rc-{name}-{size}"), Stream { bytes, ..Stream::of(verb) });
+        }
+        add(format!("rc-{name}-1MiB-16qp"), Stream { pairs: 16, ..Stream::of(verb) });
+        add(format!("rc-{name}-1MiB-malloc"), Stream { home: Home::Process, ..Stream::of(verb) });
+    }
+    all
+}
 
 const MESSAGE: usize = 1 << 20;
 const SMALL: usize = 64;
@@ -56,32 +113,39 @@ struct Side {
     _domain: ProtectionDomain,
     queue: CompletionQueue,
     region: MemoryRegion,
-    pair: QueuePair,
+    /// At least one.
+    pairs: Vec<QueuePair>,
 }
 
 impl Side {
-    fn new(device: &Device, depth: u32) -> Result<Side, Failure> {
+    fn new(device: &Device, depth: u32, pairs: usize, home: Home) -> Result<Side, Failure> {
         let context = device.open();
         let domain = context.allocate_domain()?;
-        let queue = context.create_completion_queue(4 * depth)?;
+        let queue = context.create_completion_queue(4 * depth * pairs as u32)?;
         let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let region = domain.register(2 * MESSAGE, rights)?;
-        let pair = domain.queue_pair(QpKind::Rc, &queue).sends(depth).receives(2 * depth).create()?;
-        Ok(Side { _context: context, _domain: domain, queue, region, pair })
+        let region = match home {
+            Home::Card => domain.register(2 * MESSAGE, rights)?,
+            Home::Process => domain.register_own(2 * MESSAGE, rights)?,
+        };
+        let make = || domain.queue_pair(QpKind::Rc, &queue).sends(depth).receives(2 * depth).create();
+        let pairs = (0..pairs).map(|_| make()).collect::<Result<_, _>>()?;
+        Ok(Side { _context: context, _domain: domain, queue, region, pairs })
     }
 
-    fn post_receive(&self, id: u64, length: usize) -> Result<(), Failure> {
+    /// A receive on one of the queue pairs, which its completion will name.
+    fn post_receive(&self, pair: u64, length: usize) -> Result<(), Failure> {
         let scatter = [self.region.entry(0, length as u32)];
-        Ok(self.pair.post_receive(&ReceiveRequest { id, scatter: &scatter })?)
+        Ok(self.pairs[pair as usize].post_receive(&ReceiveRequest { id: pair, scatter: &scatter })?)
     }
 }
 
-fn connected(mode: &Mode, depth: u32) -> Result<[Side; 2], Failure> {
+fn connected(mode: &Mode, depth: u32, pairs: usize, home: Home) -> Result<[Side; 2], Failure> {
     let [near, far] = mode.devices()?;
-    let sides = [Side::new(&near, depth)?, Side::new(&far, depth)?];
+    let sides = [Side::new(&near, depth, pairs, home)?, Side::new(&far, depth, pairs, home)?];
     let path = Path { mtu: Mtu::B4096, ..Path::default() };
-    sides[0].pair.connect(&sides[1].pair.endpoint(), &path)?;
-    sides[1].pair.connect(&sides[0].pair.endpoint(), &path)?;
+    for (near, far) in sides[0].pairs.iter().zip(&sides[1].pairs) {
+        near.connect_both(far, &path)?;
+    }
     Ok(sides)
 }
 
@@ -96,10 +160,10 @@ impl Benchmark {
         let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
         for _ in 0..effort.rounds {
             match self.kind {
-                Kind::Bandwidth(verb) => {
-                    let stream = raw::stream(RAW[0], RAW[1], PACKET, effort.round)?;
-                    raws.push(stream.gigabytes_per_second());
-                    values.push(bandwidth(mode, verb, effort.round)?);
+                Kind::Bandwidth(stream) => {
+                    let bare = raw::stream(RAW[0], RAW[1], packet(stream.bytes), effort.round)?;
+                    raws.push(bare.gigabytes_per_second());
+                    values.push(bandwidth(mode, stream, effort.round)?);
                 }
                 Kind::Latency { blocking } => {
                     let count = (effort.round.as_micros() / 20) as usize;
@@ -114,6 +178,10 @@ impl Benchmark {
                     raws.push(stream.million_datagrams_per_second());
                     values.push(rate(mode, effort.round)?);
                 }
+                Kind::Connections(at_once) => {
+                    raws.push(connections::over_tcp(at_once, effort.round)?);
+                    values.push(connections::over_card(mode, at_once, effort.round)?);
+                }
             }
         }
         let (value, raw) = (median(values), median(raws));
@@ -121,9 +189,10 @@ impl Benchmark {
             Kind::Bandwidth(_) => "GB/s",
             Kind::Latency { .. } => "us",
             Kind::Rate => "M/s",
+            Kind::Connections(_) => "connections/s",
         };
         let p99 = (!tails.is_empty()).then(|| median(tails));
-        Ok(Figure { name: self.name, mode: mode.name(), unit, value, raw, ratio: value / raw, p99 })
+        Ok(Figure { name: self.name.clone(), mode: mode.name(), unit, value, raw, ratio: value / raw, p99 })
     }
 }
 
@@ -139,39 +208,45 @@ fn expect(completion: softhca::Completion) -> Result<(), Failure> {
     }
 }
 
-/// Gigabytes a second of 1 MiB messages, sixteen outstanding.
-fn bandwidth(mode: &Mode, verb: Verb, round: Duration) -> Result<f64, Failure> {
-    const DEPTH: u32 = 16;
-    let [near, far] = connected(mode, DEPTH)?;
+/// Gigabytes a second of messages: sixteen outstanding of the largest, more of smaller ones.
+fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, Failure> {
+    let Stream { verb, bytes, pairs, home } = stream;
+    let depth = (16 * MESSAGE / bytes).clamp(16, 512) as u32;
+    let on_each = (depth / pairs as u32).max(1);
+    let [near, far] = connected(mode, depth, pairs, home)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let target = scope.spawn(|| -> Result<(), Failure> {
             if verb == Verb::Send {
-                for id in 0..u64::from(2 * DEPTH) {
-                    far.post_receive(id, MESSAGE)?;
+                for pair in 0..pairs as u64 {
+                    for _ in 0..2 * depth {
+                        far.post_receive(pair, bytes)?;
+                    }
                 }
             }
             while !stop.load(Ordering::Relaxed) {
                 if let Some(completion) = far.queue.poll() {
                     expect(completion)?;
-                    far.post_receive(0, MESSAGE)?;
+                    far.post_receive(completion.id, bytes)?;
                 }
             }
             Ok(())
         });
         let measured = (|| -> Result<f64, Failure> {
-            let entry = [near.region.entry(0, MESSAGE as u32)];
+            let entry = [near.region.entry(0, bytes as u32)];
             let remote = far.region.remote(0);
-            let post = || {
+            let post = |pair: u64| {
                 let request = match verb {
-                    Verb::Write => SendRequest::write(0, &entry, remote),
-                    Verb::Read => SendRequest::read(0, &entry, remote),
-                    Verb::Send => SendRequest::send(0, &entry),
+                    Verb::Write => SendRequest::write(pair, &entry, remote),
+                    Verb::Read => SendRequest::read(pair, &entry, remote),
+                    Verb::Send => SendRequest::send(pair, &entry),
                 };
-                near.pair.post(&request)
+                near.pairs[pair as usize].post(&request)
             };
-            for _ in 0..DEPTH {
-                post()?;
+            for pair in 0..pairs as u64 {
+                for _ in 0..on_each {
+                    post(pair)?;
+                }
             }
             // The first half of the window warms up.
             let mut done = 0u64;
@@ -179,13 +254,14 @@ fn bandwidth(mode: &Mode, verb: Verb, round: Duration) -> Result<f64, Failure> {
             loop {
                 let Some(completion) = near.queue.poll() else { continue };
                 expect(completion)?;
-                post()?;
+                post(completion.id)?;
                 done += 1;
-                if done == u64::from(DEPTH) {
+                let warm_up = u64::from(depth);
+                if done == warm_up {
                     start = Instant::now();
-                } else if done > u64::from(DEPTH) && start.elapsed() >= round {
-                    let bytes = (done - u64::from(DEPTH)) * MESSAGE as u64;
-                    return Ok(bytes as f64 / start.elapsed().as_nanos() as f64);
+                } else if done > warm_up && start.elapsed() >= round {
+                    let moved = (done - warm_up) * bytes as u64;
+                    return Ok(moved as f64 / start.elapsed().as_nanos() as f64);
                 }
             }
         })();
@@ -198,7 +274,7 @@ fn bandwidth(mode: &Mode, verb: Verb, round: Duration) -> Result<f64, Failure> {
 /// Sorted round trip times of 64 byte messages.
 fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, Failure> {
     const DEPTH: u32 = 64;
-    let [near, far] = connected(mode, DEPTH)?;
+    let [near, far] = connected(mode, DEPTH, 1, Home::Card)?;
     let next = |side: &Side| -> Result<(), Failure> {
         loop {
             let completion = match blocking {
@@ -216,7 +292,7 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, F
     };
     let ball = |side: &Side| -> Result<(), Failure> {
         let entry = [side.region.entry(0, SMALL as u32)];
-        Ok(side.pair.post(&SendRequest::send(1, &entry))?)
+        Ok(side.pairs[0].post(&SendRequest::send(1, &entry))?)
     };
     for side in [&near, &far] {
         for _ in 0..DEPTH {
@@ -250,12 +326,12 @@ fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, F
 /// Million 64 byte messages a second.
 fn rate(mode: &Mode, round: Duration) -> Result<f64, Failure> {
     const DEPTH: u32 = 1024;
-    let [near, far] = connected(mode, DEPTH)?;
+    let [near, far] = connected(mode, DEPTH, 1, Home::Card)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let target = scope.spawn(|| -> Result<(), Failure> {
-            for id in 0..u64::from(2 * DEPTH) {
-                far.post_receive(id, SMALL)?;
+            for _ in 0..2 * DEPTH {
+                far.post_receive(0, SMALL)?;
             }
             let mut batch = Vec::with_capacity(256);
             while !stop.load(Ordering::Relaxed) {
@@ -277,7 +353,7 @@ fn rate(mode: &Mode, round: Duration) -> Result<f64, Failure> {
             let mut batch = Vec::with_capacity(256);
             loop {
                 while outstanding + 64 <= DEPTH {
-                    near.pair.post_all(&requests)?;
+                    near.pairs[0].post_all(&requests)?;
                     outstanding += 64;
                 }
                 batch.clear();

@@ -3,7 +3,9 @@
 //! Machines are noisy, so every figure is a ratio to what bare UDP sockets did between the card's own rounds.
 
 mod card;
+mod connections;
 mod mode;
+mod peer;
 mod table;
 
 use clap::Args;
@@ -14,14 +16,14 @@ use std::time::Duration;
 /// What `softhca bench` takes.
 #[derive(Args)]
 pub struct Arguments {
-    /// Shorter rounds: ends within 30 seconds
+    /// Shorter rounds, fewer sizes, no peers unless asked for: ends within 30 seconds
     #[arg(long)]
     quick: bool,
     /// One JSON object per line
     #[arg(long)]
     json: bool,
-    /// Only this card: embedded or daemon
-    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon"])]
+    /// Only this card, embedded or daemon, or only the peers that are installed
+    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon", "peer"])]
     mode: Option<String>,
     /// Only benchmarks whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -57,6 +59,13 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
+    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer") {
+        let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
+        if let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure)) {
+            eprintln!("softhca: peers: {why}");
+            return ExitCode::FAILURE;
+        }
+    }
     ExitCode::SUCCESS
 }
 
@@ -67,7 +76,12 @@ fn measure(
     output: &mut table::Output,
 ) -> Result<(), Failure> {
     let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
-    for benchmark in card::BENCHMARKS.iter().filter(|benchmark| wanted(benchmark.name)) {
+    let more = if arguments.quick { Vec::new() } else { card::more() };
+    // The sizes between and the variants are for the shape of things: fewer rounds will do.
+    let less = Effort { rounds: effort.rounds.min(3), ..effort };
+    let all =
+        card::main().into_iter().map(|one| (one, effort)).chain(more.into_iter().map(|one| (one, less)));
+    for (benchmark, effort) in all.filter(|(benchmark, _)| wanted(&benchmark.name)) {
         let figure = benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
         output.row(&figure);
     }

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Serialize)]
 pub struct Figure {
     /// What was measured.
-    pub name: &'static str,
+    pub name: String,
     /// On which card, or which peer.
     pub mode: &'static str,
     /// The unit of `value` and `raw`.
@@ -41,11 +41,11 @@ impl Output {
         if !self.any {
             let heads = ["benchmark", "mode", "unit", "value", "raw", "ratio", "p99"];
             let [name, mode, unit, value, raw, ratio, p99] = heads;
-            println!("{name:24} {mode:10} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
+            println!("{name:24} {mode:16} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
         }
         self.any = true;
         let Figure { name, mode, unit, value, raw, ratio, p99 } = figure;
         let p99 = p99.map_or(String::new(), |p99| format!("{p99:.2}"));
-        println!("{name:24} {mode:10} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
+        println!("{name:24} {mode:16} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
     }
 }

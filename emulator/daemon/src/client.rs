@@ -87,7 +87,7 @@ impl Client {
     fn rings(&self, words: usize) -> Result<(Arc<SharedMemory>, crate::quota::Counted, u64), Refusal> {
         let bytes = words as u64 * 8;
         self.quota.check_rings(bytes)?;
-        let counted = count_mapping(&self.shared.mappings)?;
+        let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
         let memory = SharedMemory::create("softhca-ring", words * 8, Rights::ReadWrite)?;
         Ok((Arc::new(memory), counted, bytes))
     }
@@ -131,7 +131,13 @@ impl Client {
         if let Some(resource) = made {
             self.quota.check(resource)?;
         }
-        let mut ended = None;
+        let (mut ended, mut attached) = (None, None);
+        let modified = match &call {
+            Call::ModifyQueuePair { number, modify } if !self.shared.names.is_idle() => {
+                Some((*number, *modify))
+            }
+            _ => None,
+        };
         let reply = self.control(|hca, ctx, id| {
             let mut end = |resource, number| ended = Some((resource, number));
             Ok::<_, Refusal>(match call {
@@ -189,6 +195,7 @@ impl Client {
                 }
                 Call::AttachMulticast { number, group } => {
                     hca.attach_multicast(id, number, group)?;
+                    attached = Some((number, group));
                     Reply::Done
                 }
                 Call::DetachMulticast { number, group } => {
@@ -207,6 +214,16 @@ impl Client {
                 _ => return Err(Refusal::new(libc::EINVAL, "this call has no place here")),
             })
         })?;
+        if let (Some((number, modify)), Reply::State(state)) = (modified, &reply) {
+            let view = self.control(|hca, _, id| hca.query_queue_pair(id, number))?;
+            self.shared.names.follow(&self.shared.hosts, &self.host, &view, &modify, *state);
+        }
+        if let Some((number, group)) = attached
+            && let Some(error) = self.host.station.control(|driver| driver.multicast_failure(group))
+        {
+            let _ = self.control(|hca, _, id| hca.detach_multicast(id, number, group));
+            return Err(error.into());
+        }
         if let Some(resource) = made {
             self.quota.add(resource);
         }
@@ -317,7 +334,7 @@ impl Client {
                 let Some(descriptor) = descriptors.into_iter().next() else {
                     return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
                 };
-                let counted = count_mapping(&self.shared.mappings)?;
+                let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
                 let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
                 Reach::Mapped(memory.block(), counted)
             }

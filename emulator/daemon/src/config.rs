@@ -1,10 +1,13 @@
 //! What a daemon is told when it starts.
 
 use serde::Deserialize;
-use softhca_engine::{Limits, Recovery};
+use softhca_engine::{Congestion, Limits, Recovery};
+use softhca_fabric::{Line, Topology};
 use softhca_queue::control::DEFAULT_NAME;
+use softhca_udp::{Entropy, parse_addresses};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::Duration;
 use thiserror::Error;
@@ -68,6 +71,15 @@ impl Share {
     }
 }
 
+/// The network between the hosts of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FabricConfig {
+    /// What is connected to what; it must have as many hosts as the daemon.
+    pub topology: Topology,
+    /// Every cable.
+    pub line: Line,
+}
+
 /// What a daemon is told when it starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -75,12 +87,26 @@ pub struct Config {
     pub name: String,
     /// Its hosts.
     pub hosts: Vec<HostConfig>,
+    /// The IPv6 addresses of hosts that have one beside an IPv4 address, by name.
+    pub ipv6: BTreeMap<String, Ipv6Addr>,
+    /// Which source port packets have.
+    pub entropy: Entropy,
     /// What a lost packet does.
     pub recovery: Recovery,
+    /// What cards do about congestion.
+    pub congestion: Congestion,
+    /// The network between the hosts; without one they send to each other over sockets alone.
+    pub fabric: Option<FabricConfig>,
     /// How many clients may be connected.
     pub clients: usize,
     /// How much each of them can have.
     pub share: Share,
+    /// How many rings and regions all of them have together. The kernel allows a process 65530 mappings, and the
+    /// daemon needs some itself.
+    pub mappings: usize,
+    /// End a client whose memory has held up a card for so long: nothing else frees the card, and everybody on the
+    /// host waits for it. Without one, it is only reported.
+    pub kill_after: Option<Duration>,
     /// How long an engine thread looks for more to do before it sleeps.
     pub linger: Duration,
     /// Leave when no client was there for so long.
@@ -92,9 +118,15 @@ impl Default for Config {
         Config {
             name: DEFAULT_NAME.into(),
             hosts: vec![HostConfig { name: "host".into(), address: None }],
+            ipv6: BTreeMap::new(),
+            entropy: Entropy::Off,
             recovery: Recovery::Fatal,
+            congestion: Congestion::default(),
+            fabric: None,
             clients: 128,
             share: Share::default(),
+            mappings: 48_000,
+            kill_after: None,
             linger: Duration::from_micros(50),
             leave_after: None,
         }
@@ -122,22 +154,103 @@ pub enum ConfigError {
     },
 }
 
+/// The network as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FabricFile {
+    topology: String,
+    /// Gb/s of every cable.
+    #[serde(default = "hundred")]
+    rate_gbit: NonZeroU64,
+    #[serde(default = "thousand")]
+    delay_ns: u64,
+    left: Option<u32>,
+    leaves: Option<u32>,
+    spines: Option<u32>,
+    switches: Option<u32>,
+    k: Option<u32>,
+}
+
+const fn hundred() -> NonZeroU64 {
+    NonZeroU64::new(100).expect("not zero")
+}
+
+const fn thousand() -> u64 {
+    1_000
+}
+
+impl FabricFile {
+    /// The network for so many hosts.
+    fn config(&self, hosts: u32) -> Result<FabricConfig, String> {
+        let FabricFile { left, leaves, spines, switches, k, .. } = *self;
+        let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
+        let evenly = |groups: u32, what: &str| match groups {
+            0 => Err(needs(what)),
+            _ if hosts.is_multiple_of(groups) => Ok(hosts / groups),
+            _ => Err(format!("{hosts} hosts do not spread evenly over {groups} {what}")),
+        };
+        let topology = match &*self.topology {
+            "pair" => Topology::Pair,
+            "star" => Topology::Star { hosts },
+            "dumbbell" => {
+                let left = left.unwrap_or(hosts / 2);
+                Topology::Dumbbell { left, right: hosts.saturating_sub(left) }
+            }
+            "leaf-spine" => {
+                let leaves = leaves.ok_or_else(|| needs("leaves"))?;
+                let spines = spines.ok_or_else(|| needs("spines"))?;
+                Topology::LeafSpine { leaves, spines, hosts_per_leaf: evenly(leaves, "leaves")? }
+            }
+            "fat-tree" => Topology::FatTree { k: k.ok_or_else(|| needs("k"))? },
+            "ring" => {
+                let switches = switches.ok_or_else(|| needs("switches"))?;
+                Topology::Ring { switches, hosts_per_switch: evenly(switches, "switches")? }
+            }
+            other => {
+                return Err(format!(
+                    "fabric.topology is {other:?}, one of \"pair\", \"star\", \"dumbbell\", \"leaf-spine\", \"fat-tree\", \"ring\" is expected"
+                ));
+            }
+        };
+        topology.layout().map_err(|why| format!("fabric: {why}"))?;
+        if topology.hosts() != u64::from(hosts) {
+            return Err(format!(
+                "the topology {:?} has {} hosts, there are {hosts}",
+                self.topology,
+                topology.hosts()
+            ));
+        }
+        let bits_per_second =
+            Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
+        Ok(FabricConfig {
+            topology,
+            line: Line { bits_per_second, delay_ns: self.delay_ns, ..Line::default() },
+        })
+    }
+}
+
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
     name: Option<String>,
     recovery: Option<String>,
+    congestion: Option<String>,
+    fabric: Option<FabricFile>,
     clients: Option<usize>,
+    kill_after: Option<u64>,
     #[serde(default)]
-    hosts: BTreeMap<String, IpAddr>,
+    hosts: BTreeMap<String, String>,
+    #[serde(default)]
+    entropy: bool,
     #[serde(default, rename = "share")]
     share: Share,
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `clients`, a table `[hosts]` of names and addresses, and a table
-    /// `[share]` of what one client can have.
+    /// Reads a TOML file: `name`, `recovery`, `congestion`, `clients`, `entropy`, a table `[hosts]` of names and
+    /// addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), a table `[fabric]` of
+    /// what is between them, and a table `[share]` of what one client can have.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(path)
@@ -149,9 +262,11 @@ impl Config {
     pub fn parse(text: &str) -> Result<Config, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let mut config = Config { share: file.share, ..Config::default() };
+        config.entropy = if file.entropy { Entropy::On } else { Entropy::Off };
         if let Some(name) = file.name {
             config.name = name;
         }
+        config.kill_after = file.kill_after.map(Duration::from_secs);
         if let Some(clients) = file.clients {
             config.clients = clients;
         }
@@ -160,10 +275,25 @@ impl Config {
                 format!("recovery is {name:?}, one of \"fatal\", \"go-back-n\", \"go-back-0\" is expected")
             })?;
         }
+        config.congestion = match file.congestion.as_deref() {
+            None | Some("off") => Congestion::default(),
+            Some("dcqcn") => Congestion::DCQCN,
+            Some(name) => {
+                return Err(format!("congestion is {name:?}, one of \"off\", \"dcqcn\" is expected"));
+            }
+        };
         if !file.hosts.is_empty() {
-            let hosts = file.hosts.into_iter();
-            config.hosts = hosts.map(|(name, address)| HostConfig { name, address: Some(address) }).collect();
+            config.hosts.clear();
+            for (name, text) in file.hosts {
+                let (address, ipv6) = parse_addresses(&text).ok_or_else(|| {
+                    format!("the address of host {name:?} is {text:?}: \"127.0.0.2\" or \"10.0.0.1, fd00::1\" is expected")
+                })?;
+                config.ipv6.extend(ipv6.map(|ipv6| (name.clone(), ipv6)));
+                config.hosts.push(HostConfig { name, address: Some(address) });
+            }
         }
+        let hosts = config.hosts.len() as u32;
+        config.fabric = file.fabric.map(|fabric| fabric.config(hosts)).transpose()?;
         Ok(config)
     }
 }
@@ -183,6 +313,37 @@ mod tests {
         assert_eq!(config.hosts.len(), 2);
         assert_eq!(config.share.limits(1).queue_pairs, 7);
         assert_eq!(config.share.limits(1).keys, Share::default().keys);
+    }
+
+    #[test]
+    fn a_host_may_have_both_ip_versions() {
+        let config = Config::parse("entropy = true\n[hosts]\nalice = '10.0.0.1, fd00::1'\n").unwrap();
+        assert_eq!(config.hosts[0].address, Some([10, 0, 0, 1].into()));
+        assert_eq!(config.ipv6["alice"], "fd00::1".parse::<Ipv6Addr>().unwrap());
+        assert_eq!(config.entropy, Entropy::On);
+        let message = Config::parse("[hosts]\nalice = 'fd00::1, 10.0.0.1'\n").unwrap_err();
+        assert!(message.contains("alice") && message.contains("fd00::1, 10.0.0.1"), "{message}");
+    }
+
+    #[test]
+    fn a_fabric_stands_between_as_many_hosts_as_there_are() {
+        let hosts = "[hosts]\na = '127.0.0.2'\nb = '127.0.0.3'\nc = '127.0.0.4'\nd = '127.0.0.5'\n";
+        let parse = |fabric: &str| Config::parse(&format!("congestion = 'dcqcn'\n{hosts}[fabric]\n{fabric}"));
+        let config = parse("topology = 'leaf-spine'\nleaves = 2\nspines = 2\nrate_gbit = 40\n").unwrap();
+        assert_eq!(config.congestion, Congestion::DCQCN);
+        let fabric = config.fabric.unwrap();
+        assert_eq!(fabric.topology, Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 2 });
+        assert_eq!(fabric.line.bits_per_second, NonZeroU64::new(40_000_000_000));
+        for (wrong, says) in [
+            ("topology = 'mesh'", "one of"),
+            ("topology = 'leaf-spine'\nspines = 2", "needs leaves"),
+            ("topology = 'ring'\nswitches = 3", "evenly"),
+            ("topology = 'fat-tree'\nk = 4", "16 hosts"),
+            ("topology = 'star'\ncolour = 1", "colour"),
+        ] {
+            let message = parse(wrong).unwrap_err();
+            assert!(message.contains(says), "{wrong}: {message}");
+        }
     }
 
     #[test]

@@ -3,16 +3,21 @@
 use crate::config::{Config, HostConfig};
 use crate::outbox::Outbox;
 use crate::reach::{Memories, Reaching};
+use crate::record::Records;
 use crate::server::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
+use softhca_fabric::{Fault, HostId};
 use softhca_queue::control::{HostCard, News};
 use softhca_queue::{Rights, SharedMemory};
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, SocketOptions, Station, Witness, bind_host,
+    Backbone, Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, Passage, SocketOptions, Station,
+    Witness, bind_host,
 };
+use softhca_wire::Envelope;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -89,13 +94,16 @@ impl Board {
     }
 }
 
-/// Reads the card's events for the board.
+/// Reads the card's events for the board and for records.
 struct Herald {
     board: Arc<Board>,
+    records: Arc<Records>,
+    host: HostId,
 }
 
 impl Witness for Herald {
     fn card(&mut self, _: Instant, event: &Event) {
+        self.records.card(self.host, event);
         match event {
             Event::Notified { cq } => {
                 if let Some(outbox) = self.board.queues.lock().get(cq) {
@@ -117,6 +125,16 @@ impl Witness for Herald {
             _ => {}
         }
     }
+
+    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
+        if passage == Passage::Sent {
+            self.records.sent(self.host, envelope, packet);
+        }
+    }
+
+    fn fault(&mut self, _: Instant, fault: &Fault) {
+        self.records.fault(self.host, fault);
+    }
 }
 
 impl Host {
@@ -125,14 +143,19 @@ impl Host {
         index: usize,
         host: &HostConfig,
         watchers: &Arc<Watchers>,
+        records: &Arc<Records>,
     ) -> Result<Host, StartError> {
         let explain = |source| StartError::Bind { host: host.name.clone(), source };
         let sockets = match host.address {
-            Some(address) => HostSockets::bind(address, SocketOptions::default()).map_err(explain)?,
+            Some(address) => {
+                let ipv6 = config.ipv6.get(&host.name).copied();
+                HostSockets::bind_both(address, ipv6, SocketOptions::default()).map_err(explain)?
+            }
             None => bind_host(SocketOptions::default()).map_err(explain)?,
         };
         let settings = Settings {
             recovery: config.recovery,
+            congestion: config.congestion,
             acks: Acks::Coalesce,
             least_ack_timeout: Duration::from_millis(500),
             seed: RandomState::new().hash_one(index),
@@ -142,19 +165,31 @@ impl Host {
             name: host.name.clone(),
             device: format!("softhca{index}"),
             address: sockets.address(),
+            active_mtu: sockets.active_mtu(),
             limits: config.share.limits(config.clients),
             recovery: config.recovery.name().into(),
         };
         let board =
             Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
-        let options = DriverOptions { settings, icrc: IcrcCheck::default() };
+        let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: config.entropy };
         let reaching = Arc::new(Reaching::default());
-        let herald = Box::new(Herald { board: board.clone() });
+        let id = HostId(index as u32);
+        records.name_host(id, &host.name, card.address);
+        let herald = Box::new(Herald { board: board.clone(), records: records.clone(), host: id });
         let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);
         let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, Rights::Read)?);
         let asleep = page.take_descriptor().expect("nobody took it yet");
         let conduct = Conduct::Thread { linger: config.linger };
         let station = Station::start(driver, conduct, page.words(0, 1))?;
         Ok(Host { card, station, board, reaching, asleep })
+    }
+
+    /// Puts a network between this host and the others of the daemon.
+    pub fn plug_in(&self, backbone: &Arc<Backbone>) -> io::Result<()> {
+        if let Some(bell) = backbone.bell(self.card.address) {
+            self.station.listen(bell)?;
+        }
+        self.station.control(|driver| driver.plug_in(backbone.clone()));
+        Ok(())
     }
 }

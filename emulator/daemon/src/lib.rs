@@ -8,11 +8,13 @@
 
 mod client;
 mod config;
+mod faults;
 mod host;
 mod outbox;
 mod peer;
 mod quota;
 mod reach;
+mod record;
 mod refusal;
 mod server;
 mod session;

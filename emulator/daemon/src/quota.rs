@@ -7,9 +7,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Mappings of all clients together. The kernel allows a process 65530, and the daemon needs some itself.
-const ALL_MAPPINGS: usize = 48_000;
-
 /// A mapping that counts while it lives.
 pub(crate) struct Counted(Arc<AtomicUsize>);
 
@@ -20,11 +17,10 @@ impl Drop for Counted {
 }
 
 /// Counts one more mapping of the daemon.
-pub(crate) fn count_mapping(all: &Arc<AtomicUsize>) -> Result<Counted, Refusal> {
-    if all.fetch_add(1, Ordering::Relaxed) >= ALL_MAPPINGS {
+pub(crate) fn count_mapping(all: &Arc<AtomicUsize>, limit: usize) -> Result<Counted, Refusal> {
+    if all.fetch_add(1, Ordering::Relaxed) >= limit {
         all.fetch_sub(1, Ordering::Relaxed);
-        let text =
-            format!("the daemon has no more than {ALL_MAPPINGS} rings and regions for all its clients");
+        let text = format!("the daemon has no more than {limit} rings and regions for all its clients");
         return Err(Refusal::new(libc::ENOMEM, text));
     }
     Ok(Counted(all.clone()))

@@ -38,13 +38,15 @@ impl Reaching {
 pub(crate) struct Process {
     number: u32,
     alive: AtomicBool,
+    /// The kernel does not let us in with process_vm_*.
+    forbidden: AtomicBool,
     /// /proc/self/mem of the client, opened by itself: works where the kernel refuses process_vm_*.
     memory: Option<File>,
 }
 
 impl Process {
     pub fn new(number: u32, memory: Option<File>) -> Process {
-        Process { number, alive: AtomicBool::new(true), memory }
+        Process { number, alive: AtomicBool::new(true), forbidden: AtomicBool::new(false), memory }
     }
 
     /// It is gone: its number may soon be another's.
@@ -61,6 +63,9 @@ impl Process {
         if into.is_empty() {
             return Ok(());
         }
+        if let Some(memory) = self.passed() {
+            return memory.read_exact_at(into, address).map_err(|_| MemoryFault);
+        }
         let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
         let remote = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: into.len() };
         // SAFETY: `local` is `into`, which is ours alone; the other side is checked by the kernel.
@@ -68,12 +73,7 @@ impl Process {
         if done == into.len() as isize {
             return Ok(());
         }
-        match &self.memory {
-            Some(memory) if is_forbidden(done) => {
-                memory.read_exact_at(into, address).map_err(|_| MemoryFault)
-            }
-            _ => Err(MemoryFault),
-        }
+        if self.is_forbidden(done) { self.read(address, into) } else { Err(MemoryFault) }
     }
 
     /// The last eight bytes are an access of their own, after all others.
@@ -83,6 +83,12 @@ impl Process {
             return Ok(());
         }
         let (head, tail) = from.split_at(from.len().saturating_sub(8));
+        if let Some(memory) = self.passed() {
+            let written = memory
+                .write_all_at(head, address)
+                .and_then(|()| memory.write_all_at(tail, address + head.len() as u64));
+            return written.map_err(|_| MemoryFault);
+        }
         let piece = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
         let place = |address: u64, length| libc::iovec { iov_base: address as *mut _, iov_len: length };
         let local = [piece(head), piece(tail)];
@@ -93,13 +99,23 @@ impl Process {
         if done == from.len() as isize {
             return Ok(());
         }
-        match &self.memory {
-            Some(memory) if is_forbidden(done) => memory
-                .write_all_at(head, address)
-                .and_then(|()| memory.write_all_at(tail, address + head.len() as u64))
-                .map_err(|_| MemoryFault),
-            _ => Err(MemoryFault),
+        if self.is_forbidden(done) { self.write(address, from) } else { Err(MemoryFault) }
+    }
+
+    /// The client's own descriptor, once it is known to be the only way in.
+    fn passed(&self) -> Option<&File> {
+        self.memory.as_ref().filter(|_| self.forbidden.load(Ordering::Relaxed))
+    }
+
+    /// Whether the kernel just refused to let us into the process at all, and there is another way.
+    fn is_forbidden(&self, done: isize) -> bool {
+        let error = std::io::Error::last_os_error().raw_os_error();
+        let forbidden =
+            done < 0 && matches!(error, Some(libc::EPERM | libc::ENOSYS)) && self.memory.is_some();
+        if forbidden {
+            self.forbidden.store(true, Ordering::Relaxed);
         }
+        forbidden
     }
 
     /// Whether all of a range is mapped with the rights that `access` needs.
@@ -130,11 +146,6 @@ impl Process {
         }
         if at < end { Err(format!("nothing is mapped at {at:#x}")) } else { Ok(()) }
     }
-}
-
-/// Whether the kernel does not let us into the process at all.
-fn is_forbidden(done: isize) -> bool {
-    done < 0 && matches!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EPERM | libc::ENOSYS))
 }
 
 /// The memory behind one region.
@@ -228,5 +239,41 @@ impl Memory for Memories {
                 })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This process, as one that the kernel does not let us into.
+    fn closed() -> Process {
+        let memory = File::options().read(true).write(true).open("/proc/self/mem").unwrap();
+        let process = Process::new(std::process::id(), Some(memory));
+        process.forbidden.store(true, Ordering::Relaxed);
+        process
+    }
+
+    #[test]
+    fn memory_is_reached_through_a_passed_descriptor() {
+        let target: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
+        let address = target.as_ptr() as u64;
+        let process = closed();
+        let bytes: Vec<u8> = (0..61).collect();
+        process.write(address + 3, &bytes).unwrap();
+        let mut back = [0; 61];
+        process.read(address + 3, &mut back).unwrap();
+        assert_eq!(back[..], bytes[..]);
+        assert_eq!(target[1].load(Ordering::Relaxed).to_ne_bytes(), [5, 6, 7, 8, 9, 10, 11, 12]);
+        assert_eq!(process.read(8, &mut back), Err(MemoryFault), "nothing is mapped there");
+        process.bury();
+        assert_eq!(process.read(address, &mut back), Err(MemoryFault));
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_is_a_fault() {
+        let nobody = Process::new(0x3fff_ffff, None);
+        assert_eq!(nobody.read(4096, &mut [0; 4]), Err(MemoryFault));
+        assert_eq!(nobody.write(4096, &[0; 4]), Err(MemoryFault));
     }
 }

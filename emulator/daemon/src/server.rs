@@ -1,15 +1,18 @@
 //! The daemon: its hosts, its socket, and its connections.
 
 use crate::config::Config;
+use crate::faults::Names;
 use crate::host::{Host, Watchers};
 use crate::peer::Peer;
+use crate::record::Records;
 use crate::refusal::Refusal;
 use crate::session::{Card, Session};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
+use softhca_fabric::SwitchSettings;
 use softhca_queue::control::{ClientStatus, Folder, Frame, HostStatus, Status, Welcome, encode, send_frame};
-use softhca_udp::Waker;
+use softhca_udp::{Backbone, Waker};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -49,6 +52,9 @@ pub enum StartError {
     /// Two hosts have the same name, or there is none.
     #[error("the names of hosts: {0}")]
     BadHosts(String),
+    /// The network between the hosts cannot be built.
+    #[error("the fabric: {0}")]
+    Fabric(#[from] softhca_udp::BackboneError),
     /// The system failed.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -59,6 +65,8 @@ pub(crate) struct Shared {
     pub config: Config,
     pub hosts: Vec<Arc<Host>>,
     pub watchers: Arc<Watchers>,
+    pub records: Arc<Records>,
+    pub names: Names,
     pub mappings: Arc<AtomicUsize>,
     /// Readable when every connection is to end.
     pub stopping: Waker,
@@ -133,13 +141,22 @@ impl Daemon {
         folder.prepare()?;
         let lock = lock(&folder.lock(&config.name), &config.name)?;
         let watchers = Arc::new(Watchers::default());
+        let records = Records::new();
         let hosts: Result<Vec<_>, StartError> = config
             .hosts
             .iter()
             .enumerate()
-            .map(|(index, host)| Host::start(&config, index, host, &watchers).map(Arc::new))
+            .map(|(index, host)| Host::start(&config, index, host, &watchers, &records).map(Arc::new))
             .collect();
         let hosts = hosts?;
+        if let Some(fabric) = config.fabric {
+            let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
+            let settings = SwitchSettings::default();
+            let backbone = Backbone::new(0, &addresses, &fabric.topology, fabric.line, settings)?;
+            for host in &hosts {
+                host.plug_in(&backbone)?;
+            }
+        }
         // Whoever had this socket does not live: the lock is ours.
         let socket = folder.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
@@ -152,6 +169,8 @@ impl Daemon {
             config,
             hosts,
             watchers,
+            records,
+            names: Names::default(),
             mappings: Arc::default(),
             stopping: Waker::new()?,
             asked_to_stop: Waker::new()?,
@@ -160,6 +179,11 @@ impl Daemon {
             sessions: Mutex::default(),
         });
         Ok(Daemon { shared, listener, socket, _lock: lock, threads: Vec::new(), serial: 0 })
+    }
+
+    /// Writes what the cards do, from now to the daemon's end: a capture, an event log, or both.
+    pub fn record(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
+        self.shared.records.start(0, capture, log)
     }
 
     /// Where it listens.
@@ -197,7 +221,7 @@ impl Daemon {
                 self.accept();
             }
             self.threads.retain(|thread| !thread.is_finished());
-            rounds.make(&self.shared.hosts);
+            rounds.make(&self.shared);
             if !self.shared.sessions.lock().is_empty() {
                 idle_since = Instant::now();
             }
@@ -233,7 +257,7 @@ impl Daemon {
         let (process, name) = (peer.process, peer.name.clone());
         let status = ClientStatus { process, name: name.clone(), resources: Vec::new() };
         let card = Arc::new(Mutex::new(Card { host: None, status }));
-        let session = Session::new(self.shared.clone(), stream, peer, card.clone())?;
+        let session = Session::new(self.shared.clone(), stream, peer, card.clone(), self.serial + 1)?;
         self.serial += 1;
         let (serial, shared) = (self.serial, self.shared.clone());
         self.shared.sessions.lock().insert(serial, card);
@@ -263,6 +287,9 @@ impl Daemon {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+        if let Err(error) = self.shared.records.end(0) {
+            eprintln!("softhca: the record is not complete: {error}");
+        }
     }
 }
 
@@ -272,30 +299,44 @@ impl Drop for Daemon {
     }
 }
 
-/// Looks once a second whether a card is held up inside of a client's memory.
+/// Looks once a second whether a card is held up inside of a client's memory, and hands records on.
 struct Rounds {
     at: Instant,
-    seen: Vec<Option<(u64, u32)>>,
+    /// The access that each card was in at the last round, and since when.
+    seen: Vec<Option<((u64, u32), Instant)>>,
 }
 
 impl Rounds {
-    fn make(&mut self, hosts: &[Arc<Host>]) {
+    fn make(&mut self, shared: &Shared) {
         if self.at.elapsed() < Duration::from_secs(1) {
             return;
         }
         self.at = Instant::now();
-        for (host, seen) in hosts.iter().zip(&mut self.seen) {
+        shared.records.flush();
+        for (host, seen) in shared.hosts.iter().zip(&mut self.seen) {
             let now = host.reaching.now();
-            if let (Some((_, process)), true) = (now, now == *seen) {
+            let since = seen.filter(|(access, _)| Some(*access) == now).map(|(_, since)| since);
+            if let (Some((_, process)), Some(since)) = (now, since) {
                 let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
                 let (host, name) = (&host.card.name, name.trim());
                 eprintln!(
                     "softhca: host {host} waits for memory of process {process} ({name}): \
                      it has a page that does not come; everybody on the host waits with it"
                 );
+                if shared.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
+                    eprintln!("softhca: process {process} ({name}) is ended, so that host {host} can go on");
+                    end_process(process);
+                }
             }
-            *seen = now;
+            *seen = now.map(|access| (access, since.unwrap_or(self.at)));
         }
+    }
+}
+
+/// SIGKILL. It cannot be another process by now: the card is inside of its memory.
+fn end_process(number: u32) {
+    if let Some(process) = rustix::process::Pid::from_raw(number as i32) {
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
 }
 

@@ -1,6 +1,8 @@
 //! One connection: reads calls, writes replies and news, and notices when the other side is gone.
 
 use crate::client::Client;
+use crate::faults;
+use crate::host::Host;
 use crate::outbox::Outbox;
 use crate::peer::Peer;
 use crate::refusal::Refusal;
@@ -12,6 +14,7 @@ use softhca_queue::control::{
     send_frame,
 };
 use std::collections::VecDeque;
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -43,6 +46,8 @@ pub(crate) struct Session {
     greeted: bool,
     client: Option<Client>,
     card: Arc<Mutex<Card>>,
+    /// Its number, by which it has records.
+    serial: u64,
     /// Send what waits, then end.
     ending: bool,
 }
@@ -53,6 +58,7 @@ impl Session {
         stream: UnixStream,
         peer: Peer,
         card: Arc<Mutex<Card>>,
+        serial: u64,
     ) -> io::Result<Session> {
         stream.set_nonblocking(true)?;
         Ok(Session {
@@ -65,6 +71,7 @@ impl Session {
             greeted: false,
             client: None,
             card,
+            serial,
             ending: false,
         })
     }
@@ -73,6 +80,7 @@ impl Session {
     pub fn run(mut self) -> io::Result<()> {
         let result = self.serve();
         self.shared.watchers.remove(&self.outbox);
+        let _ = self.shared.records.end(self.serial);
         // The card lets the client go before the socket closes: who sees its end may take the rings over.
         self.client = None;
         result
@@ -232,15 +240,35 @@ impl Session {
             }
             Call::Status => Reply::Status(self.shared.status()),
             Call::Counters { host } => {
-                let host = match (&self.client, host) {
-                    (Some(client), None) => &client.host,
-                    (_, host) => self.shared.host(host.as_deref())?,
-                };
+                let host = self.host(host)?;
                 Reply::Counters(host.station.control(|driver| *driver.card().counters()))
             }
             Call::Watch => {
                 self.shared.watchers.remove(&self.outbox);
                 self.shared.watchers.add(&self.outbox);
+                Reply::Done
+            }
+            Call::AddRules { host, seed, rules } => {
+                return faults::add_rules(&self.shared, self.host(host)?, seed, &rules);
+            }
+            Call::AddFlows { host, seed, flows } => return faults::add_flows(self.host(host)?, seed, &flows),
+            Call::NameFlows { host, seed, roles } => {
+                self.shared.names.expect(self.host(host)?, seed, roles)?;
+                Reply::Done
+            }
+            Call::Rules { host } => return faults::rules(self.host(host)?),
+            Call::ClearRules { host } => return faults::clear(&self.shared, self.host(host)?),
+            Call::Record { capture, log } => {
+                let mut files = descriptors.into_iter().map(File::from);
+                let [capture, log] = [capture, log].map(|asked| asked.then(|| files.next()));
+                if matches!(capture, Some(None)) || matches!(log, Some(None)) {
+                    return Err(Refusal::new(libc::EBADF, "a record needs the descriptor that it goes to"));
+                }
+                self.shared.records.start(self.serial, capture.flatten(), log.flatten())?;
+                Reply::Done
+            }
+            Call::EndRecords => {
+                self.shared.records.end(self.serial)?;
                 Reply::Done
             }
             Call::Stop => {
@@ -253,6 +281,14 @@ impl Session {
             },
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// The host with this name; without one, the client's own, or the first.
+    fn host(&self, name: Option<String>) -> Result<&Arc<Host>, Refusal> {
+        match (&self.client, name) {
+            (Some(client), None) => Ok(&client.host),
+            (_, name) => self.shared.host(name.as_deref()),
+        }
     }
 
     /// Keeps what others may know up to date.

@@ -1,6 +1,7 @@
 //! What all queue pairs of a card share.
 
 use crate::completion_queue::CompletionQueue;
+use crate::congestion::Owing;
 use crate::event::is_failure;
 use crate::inbound::Buffer;
 use crate::protection::{Located, Protection};
@@ -26,6 +27,8 @@ pub(crate) struct AddressHandle {
 pub(crate) struct XrcDomain {
     pub client: ClientId,
     pub users: u32,
+    /// Its client is gone: it goes with its last user.
+    pub orphaned: bool,
 }
 
 pub(crate) struct Card {
@@ -43,6 +46,14 @@ pub(crate) struct Card {
     /// Queue pairs that wait until the driver may send to their destination.
     pub parked: BTreeMap<IpAddr, Vec<Qpn>>,
     pub timers: Timers,
+    /// When queue pairs whose rate is limited may send again.
+    pub pacers: Timers,
+    /// Priorities that the port was told to stop, and the queue pairs that wait for each.
+    pub paused: u8,
+    pub halted: [Vec<Qpn>; 8],
+    /// Congestion notifications to be sent, and those that may not go now.
+    pub owing: VecDeque<Owing>,
+    pub owing_held: Vec<Owing>,
     /// Ports that do not answer now: no timer towards them runs out.
     pub stalled: BTreeSet<IpAddr>,
     /// Completion queues that overflowed and whose queue pairs are still to be stopped.
@@ -64,6 +75,11 @@ impl Card {
             ready: VecDeque::new(),
             parked: BTreeMap::new(),
             timers: Timers::default(),
+            pacers: Timers::default(),
+            paused: 0,
+            halted: Default::default(),
+            owing: VecDeque::new(),
+            owing_held: Vec::new(),
             stalled: BTreeSet::new(),
             overflowed: Vec::new(),
         }

@@ -64,7 +64,12 @@ impl Hca {
             let _ = self.destroy_address_handle(client, AhId(number));
         }
         for number in self.card.xrc_domains.numbers(|domain| domain.client == client) {
-            let _ = self.close_xrc_domain(client, XrcdId(number));
+            // What another client has in it keeps it.
+            if self.close_xrc_domain(client, XrcdId(number)).is_err()
+                && let Some(domain) = self.card.xrc_domains.get_mut(number)
+            {
+                domain.orphaned = true;
+            }
         }
         let (regions, windows) = self.card.protection.owned(client);
         for key in windows {
@@ -275,7 +280,7 @@ impl Hca {
     pub fn open_xrc_domain(&mut self, client: ClientId) -> Result<XrcdId, Error> {
         self.known(client)?;
         let limit = self.limits.xrc_domains;
-        let number = self.card.xrc_domains.insert(0, |_| XrcDomain { client, users: 0 });
+        let number = self.card.xrc_domains.insert(0, |_| XrcDomain { client, users: 0, orphaned: false });
         number.map(XrcdId).ok_or(Error::Exhausted { resource: Resource::XrcDomain, limit })
     }
 
@@ -299,8 +304,12 @@ impl Hca {
     }
 
     fn release_xrc_domain(&mut self, domain: Option<XrcdId>) {
-        if let Some(domain) = domain.and_then(|domain| self.card.xrc_domains.get_mut(domain.0)) {
+        let Some(id) = domain else { return };
+        if let Some(domain) = self.card.xrc_domains.get_mut(id.0) {
             domain.users -= 1;
+            if domain.users == 0 && domain.orphaned {
+                self.card.xrc_domains.remove(id.0);
+            }
         }
     }
 
@@ -636,6 +645,10 @@ fn new_queue_pair(client: ClientId, number: Qpn, init: &QpInit, rings: QpRings, 
         is_ready: false,
         is_parked: false,
         timer_at: None,
+        is_halted: false,
+        limiter: None,
+        paced_at: None,
+        notified_at: None,
         replies_last: true,
     }
 }

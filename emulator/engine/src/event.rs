@@ -4,7 +4,8 @@
 //! this fail" can be answered from events alone.
 
 use crate::{
-    AsyncEvent, ClientId, CmChannelId, CmFailure, CmId, CmIgnored, CmKind, CqId, Denied, Instant, State,
+    AsyncEvent, ClientId, CmChannelId, CmFailure, CmId, CmIgnored, CmKind, CqId, Denied, Instant, RateCause,
+    State,
 };
 use core::fmt;
 use core::net::IpAddr;
@@ -301,6 +302,10 @@ pub enum Event {
     RnrWaitStarted { qp: Qpn, psn: Psn, until: Instant, retries_left: u8 },
     /// An ack timer ran out.
     AckTimedOut { qp: Qpn, oldest: Psn },
+    /// A packet came with a congestion mark; `notified` if a notification follows.
+    CongestionSeen { qp: Qpn, psn: Psn, notified: bool },
+    /// Congestion control changed the rate of a queue pair.
+    RateChanged { qp: Qpn, bits_per_second: u64, target: u64, alpha_millionths: u32, cause: RateCause },
     /// A peer wrote local memory, or a receive, read response or atomic did.
     MemoryWritten { qp: Qpn, key: u32, address: u64, length: u32, psn: Psn },
     /// A queue pair changed its state.

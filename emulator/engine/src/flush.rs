@@ -159,6 +159,8 @@ impl QueuePair {
             ring.reset();
         }
         self.inbound.start(Default::default());
+        self.limiter = None;
+        self.notified_at = None;
         if let Some(buffer) = self.inbound.buffer.take() {
             self.inbound.spare.push(buffer);
         }

@@ -2,17 +2,20 @@
 
 use crate::card::Card;
 use crate::cm::Manager;
+use crate::congestion::priority;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
-    AsyncEvent, ClientId, Counters, DropReason, Event, Instant, Limits, Memory, Packet, QpKind, Reason,
-    Settings, State, Subscriber,
+    AsyncEvent, ClientId, Counters, DropReason, Event, Instant, Limits, Memory, Packet, PayloadMode, QpKind,
+    Reason, Settings, State, Subscriber,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_queue::DoorbellConsumer;
-use softhca_wire::{Bth, Envelope, Gid, Header, ICRC_LEN, Opcode, PartitionKey, Qpn, Transport};
+use softhca_wire::{
+    Bth, Ecn, Envelope, Gid, Header, ICRC_LEN, Malformed, Opcode, PartitionKey, Qpn, Transport,
+};
 
 /// What a call to the card is given: the time, the memory behind regions, and who hears events.
 pub struct Context<'a> {
@@ -59,6 +62,10 @@ pub struct Run {
     pub bytes: usize,
     /// The queue pair that sends them.
     pub queue_pair: Qpn,
+    /// The service level of its path: their priority where their DSCP is zero.
+    pub service_level: u8,
+    /// Bytes of payload and pad of each packet that are not in the buffer, if payloads are elided.
+    pub elided: usize,
 }
 
 /// A packet that may be sent next.
@@ -66,6 +73,7 @@ pub(crate) struct Plan {
     pub header: Header,
     pub payload: u32,
     pub envelope: Envelope,
+    pub service_level: u8,
     /// Where in its message the payload begins.
     pub offset: u64,
     pub reply: bool,
@@ -114,22 +122,45 @@ impl Hca {
 
     /// Takes a packet, from the BTH to the pad bytes, whose ICRC was found right.
     pub fn receive(&mut self, ctx: &mut Context<'_>, envelope: &Envelope, bytes: &[u8]) {
-        let transport = match Transport::parse(bytes) {
-            Ok(transport) => transport,
-            Err(why) => {
-                self.card.counters.rx_malformed += 1;
-                let reason = DropReason::Malformed(why);
-                return ctx.tell(Event::PacketDropped { qp: Qpn::default(), packet: None, reason });
+        match Transport::parse(bytes) {
+            Ok(transport) => self.take(ctx, envelope, &transport),
+            Err(why) => self.note_malformed(ctx, why),
+        }
+    }
+
+    /// Takes the headers of a packet whose payload, of `elided` bytes with its pad, was left out.
+    pub fn receive_elided(
+        &mut self,
+        ctx: &mut Context<'_>,
+        envelope: &Envelope,
+        bytes: &[u8],
+        elided: usize,
+    ) {
+        static ZEROES: [u8; 4096] = [0; 4096];
+        match Header::parse(bytes) {
+            Ok((header, _)) => {
+                let payload = elided.saturating_sub(header.bth.pad.into()).min(ZEROES.len());
+                let transport = Transport { header, payload: &ZEROES[..payload], padding: &[] };
+                self.take(ctx, envelope, &transport);
             }
-        };
-        let header = &transport.header;
-        let packet = Packet::of(header, transport.payload.len(), envelope.source);
+            Err(why) => self.note_malformed(ctx, why),
+        }
+    }
+
+    fn note_malformed(&mut self, ctx: &mut Context<'_>, why: Malformed) {
+        self.card.counters.rx_malformed += 1;
+        let reason = DropReason::Malformed(why);
+        ctx.tell(Event::PacketDropped { qp: Qpn::default(), packet: None, reason });
+    }
+
+    fn take(&mut self, ctx: &mut Context<'_>, envelope: &Envelope, transport: &Transport<'_>) {
+        let packet = Packet::of(&transport.header, transport.payload.len(), envelope.source);
         if packet.destination == Qpn::MULTICAST {
-            self.receive_multicast(ctx, envelope, &transport, packet);
+            self.receive_multicast(ctx, envelope, transport, packet);
         } else if packet.destination == Qpn::GSI {
-            self.cm.receive(&mut self.card, ctx, envelope, &transport, packet);
+            self.cm.receive(&mut self.card, ctx, envelope, transport, packet);
         } else {
-            self.receive_for(ctx, envelope, &transport, packet, packet.destination);
+            self.receive_for(ctx, envelope, transport, packet, packet.destination);
         }
         self.settle(ctx);
     }
@@ -231,8 +262,11 @@ impl Hca {
         card.counters.rcvd_pkts += 1;
         card.counters.rcvd_bytes += u64::from(packet.payload);
         ctx.tell(Event::PacketReceived { qp: number, packet });
+        if envelope.ecn() == Ecn::CongestionExperienced && opcode != Opcode::CNP {
+            qp.note_mark(card, ctx, &packet);
+        }
         match qp.kind {
-            _ if opcode == Opcode::CNP => card.counters.rp_cnp_handled += 1,
+            _ if opcode == Opcode::CNP => qp.on_notification(card, ctx),
             QpKind::Ud | QpKind::Gsi => qp.on_datagram(card, ctx, transport, envelope, packet),
             QpKind::Uc => qp.on_unreliable(card, ctx, transport, packet),
             QpKind::Rc | QpKind::XrcInitiator | QpKind::XrcTarget if !is_request => {
@@ -254,6 +288,11 @@ impl Hca {
         buffer: &mut [u8],
         most: usize,
     ) -> Option<Run> {
+        if !self.card.owing.is_empty()
+            && let Some(run) = self.transmit_notification(ctx, gate, buffer)
+        {
+            return Some(run);
+        }
         while let Some(number) = self.card.ready.pop_front() {
             let run = if number == Qpn::GSI {
                 self.cm.outbox.fill_run(&mut self.card, ctx, gate, buffer, most)
@@ -272,7 +311,7 @@ impl Hca {
 
     /// Whether a call of [`Hca::transmit`] may have something to send.
     pub fn is_ready(&self) -> bool {
-        !self.card.ready.is_empty()
+        !self.card.ready.is_empty() || !self.card.owing.is_empty()
     }
 
     /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
@@ -287,6 +326,7 @@ impl Hca {
                 qp.wake(&mut self.card);
             }
         }
+        self.release_notifications();
     }
 
     /// The port at `destination` does not answer: timers towards it stand still.
@@ -309,11 +349,21 @@ impl Hca {
 
     /// When [`Hca::expire`] is to be called next.
     pub fn next_timeout(&self) -> Option<Instant> {
-        self.card.timers.next()
+        match (self.card.timers.next(), self.card.pacers.next()) {
+            (Some(timer), Some(pacer)) => Some(timer.min(pacer)),
+            (timer, pacer) => timer.or(pacer),
+        }
     }
 
     /// Does what was due by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
+        while let Some((at, number)) = self.card.pacers.pop(ctx.now) {
+            let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+            if qp.paced_at == Some(at) {
+                qp.paced_at = None;
+                qp.wake(&mut self.card);
+            }
+        }
         while let Some((at, number)) = self.card.timers.pop(ctx.now) {
             if number == Qpn::GSI {
                 self.cm.expire(&mut self.card, ctx, at);
@@ -398,14 +448,25 @@ impl QueuePair {
         buffer: &mut [u8],
         most: usize,
     ) -> Option<Run> {
-        let mut run =
-            Run { envelope: self.envelope, segment: 0, count: 0, bytes: 0, queue_pair: self.number };
+        let mut run = Run {
+            envelope: self.envelope,
+            segment: 0,
+            count: 0,
+            bytes: 0,
+            queue_pair: self.number,
+            service_level: 0,
+            elided: 0,
+        };
+        let elides = card.settings.payload == PayloadMode::Elided;
         let mut most = most;
         let mut replied = false;
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
-                run.envelope = plan.envelope;
+                (run.envelope, run.service_level) = (plan.envelope, plan.service_level);
+                if card.paused != 0 && self.is_paused(card, &plan) {
+                    return None;
+                }
                 most = most.min(gate.packets(plan.envelope.destination, largest));
                 if most == 0 {
                     self.park(card, plan.envelope.destination);
@@ -417,11 +478,20 @@ impl QueuePair {
                 break;
             }
             let at = run.bytes + plan.header.emit(&mut buffer[run.bytes..]);
-            let (payload, pad) = (plan.payload as usize, usize::from(plan.header.bth.pad));
+            let (mut payload, mut pad) = (plan.payload as usize, usize::from(plan.header.bth.pad));
+            if elides {
+                // Packets without their payload cannot be told apart by their size: they go one by one.
+                most = 1;
+                run.elided = payload + pad;
+                (payload, pad) = (0, 0);
+            }
             let end = at + payload + pad + ICRC_LEN;
             let size = end - run.bytes;
             // The packets of a connected queue pair all go the same way.
-            let elsewhere = self.kind.is_datagram() && plan.envelope != run.envelope;
+            let elsewhere = match self.kind.is_datagram() {
+                true => plan.envelope != run.envelope,
+                false => plan.envelope.traffic_class != run.envelope.traffic_class,
+            };
             if run.count > 0 && (size > run.segment || elsewhere) {
                 self.wake(card);
                 break;
@@ -441,8 +511,8 @@ impl QueuePair {
             }
             run.count += 1;
             run.bytes = end;
-            if size < run.segment {
-                self.wake(card);
+            if size < run.segment || run.count == most {
+                self.wake_for_more(card, ctx);
                 break;
             }
         }
@@ -450,6 +520,26 @@ impl QueuePair {
         // finds room behind the requests, which saves the driver a send.
         self.replies_last = replied || self.inbound.owed.is_empty();
         (run.count > 0).then_some(run)
+    }
+
+    /// Wakes the queue pair if it has more to send: now, or when its rate lets it.
+    fn wake_for_more(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
+        if !self.inbound.owed.is_empty() {
+            self.wake(card);
+        } else if self.may_go(card, ctx) {
+            self.wake_requester(card);
+        }
+    }
+
+    /// Whether the priority of a packet is stopped. If so, the queue pair waits until it goes on.
+    fn is_paused(&mut self, card: &mut Card, plan: &Plan) -> bool {
+        let priority = priority(&plan.envelope, plan.service_level);
+        let is_paused = card.paused >> priority & 1 == 1;
+        if is_paused && !self.is_halted {
+            self.is_halted = true;
+            card.halted[usize::from(priority)].push(self.number);
+        }
+        is_paused
     }
 
     /// Waits until the driver may send to `destination`.
@@ -463,9 +553,9 @@ impl QueuePair {
     /// The next packet: replies and requests take turns, so that neither starves the other.
     fn plan(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> Option<Plan> {
         if self.replies_last {
-            self.plan_request(card, ctx).or_else(|| self.plan_reply(card))
+            self.plan_request(card, ctx).or_else(|| self.plan_reply(card, ctx))
         } else {
-            self.plan_reply(card).or_else(|| self.plan_request(card, ctx))
+            self.plan_reply(card, ctx).or_else(|| self.plan_request(card, ctx))
         }
     }
 

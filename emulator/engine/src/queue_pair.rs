@@ -2,8 +2,10 @@
 
 use crate::card::Card;
 use crate::inbound::Inbound;
+use crate::limiter::Limiter;
 use crate::outbound::Outbound;
 use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, QpView, Reason, SrqId, State, XrcdId};
+use alloc::boxed::Box;
 use softhca_wire::{Envelope, Qpn};
 
 pub(crate) struct QueuePair {
@@ -28,6 +30,14 @@ pub(crate) struct QueuePair {
     pub is_parked: bool,
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
+    /// It waits until the port's priority goes on.
+    pub is_halted: bool,
+    /// Its rate, from the first congestion notification on.
+    pub limiter: Option<Box<Limiter>>,
+    /// The entry in the pacers' heap that counts.
+    pub paced_at: Option<Instant>,
+    /// When it last owed a congestion notification.
+    pub notified_at: Option<Instant>,
     /// Whose turn it is when both halves have something to send.
     pub replies_last: bool,
 }

@@ -1,6 +1,7 @@
 //! Replies that are owed, turned into packets in the order of the requests.
 
 use crate::card::Card;
+use crate::congestion::mark_capable;
 use crate::hca::Plan;
 use crate::inbound::Owed;
 use crate::queue_pair::QueuePair;
@@ -12,7 +13,11 @@ use softhca_wire::{
 
 impl QueuePair {
     /// The next reply, if one is owed.
-    pub(crate) fn plan_reply(&self, card: &Card) -> Option<Plan> {
+    pub(crate) fn plan_reply(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> Option<Plan> {
+        let carries = matches!(self.inbound.owed.front()?, Owed::Read { .. });
+        if carries && !self.may_go(card, ctx) {
+            return None;
+        }
         let owed = self.inbound.owed.front()?;
         let service = self.kind.service();
         let header = |operation, position, psn| {
@@ -50,7 +55,12 @@ impl QueuePair {
         if let Some(Aeth { syndrome: Syndrome::Ack(code), .. }) = &mut header.aeth {
             *code = self.credits(card);
         }
-        Some(Plan { header, payload, envelope: self.envelope, offset, reply: true })
+        let mut envelope = self.envelope;
+        if payload > 0 {
+            mark_capable(card, &mut envelope);
+        }
+        let service_level = self.attributes.path.service_level;
+        Some(Plan { header, payload, envelope, service_level, offset, reply: true })
     }
 
     /// What acknowledgements say of the receives that are posted. A shared queue's are nobody's.
@@ -103,6 +113,7 @@ impl QueuePair {
                 false
             }
         };
+        self.note_pace(card, ctx, plan);
         self.tell_sent(card, ctx, plan, None, again);
     }
 

@@ -1,6 +1,7 @@
 //! The requester: takes work from the send queue and turns it into packets.
 
 use crate::card::Card;
+use crate::congestion::mark_capable;
 use crate::hca::Plan;
 use crate::outbound::{Work, WorkOperation};
 use crate::queue_pair::QueuePair;
@@ -84,7 +85,11 @@ impl QueuePair {
             if work.is_read_or_atomic() && self.outbound.reads >= u32::from(self.attributes.max_reads_out) {
                 return None;
             }
-            return Some(self.plan_work(card, work));
+            let carries = !work.is_read_or_atomic();
+            if carries && !self.may_go(card, ctx) {
+                return None;
+            }
+            return Some(self.plan_work(card, &self.outbound.works[self.outbound.cursor]));
         }
     }
 
@@ -338,9 +343,11 @@ impl QueuePair {
             header.xrceth = Some(XrcEth(work.shared_receive_queue));
         }
         let mut envelope = self.envelope;
+        let mut service_level = self.attributes.path.service_level;
         if self.kind.is_datagram() {
             let vector = card.address_handles.get(work.datagram.address_handle).map(|found| found.vector);
             let vector = vector.unwrap_or_default();
+            service_level = vector.service_level;
             let key = work.datagram.queue_key;
             let queue_key = if key.is_controlled() { self.attributes.queue_key } else { key };
             header.deth = Some(Deth { queue_key, source: self.number });
@@ -353,7 +360,10 @@ impl QueuePair {
                 work.datagram.queue_pair,
             );
         }
-        Plan { header, payload, envelope, offset, reply: false }
+        if payload > 0 {
+            mark_capable(card, &mut envelope);
+        }
+        Plan { header, payload, envelope, service_level, offset, reply: false }
     }
 
     /// Reads the payload of the planned packet into `into`.
@@ -397,6 +407,7 @@ impl QueuePair {
             true => 0,
             false => self.outbound.unrequested + 1,
         };
+        self.note_pace(card, ctx, plan);
         self.tell_sent(card, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {
             if self.outbound.ack_deadline.is_none() {

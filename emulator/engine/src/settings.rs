@@ -1,5 +1,6 @@
 //! What is set once per device.
 
+use crate::Congestion;
 use core::time::Duration;
 use softhca_wire::Mtu;
 
@@ -51,6 +52,18 @@ pub enum EndToEndCredits {
     On,
 }
 
+/// Whether packets carry what they are about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum PayloadMode {
+    /// They do.
+    #[default]
+    Carried,
+    /// They have their headers and their lengths; the bytes of the payload stay where they are, and those
+    /// that arrive are zeroes. For simulations that ask how long things take. Packets of both hosts must
+    /// agree, and only a world can carry them.
+    Elided,
+}
+
 /// The settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -66,6 +79,10 @@ pub struct Settings {
     pub mtu: Mtu,
     /// Whether end-to-end credits are used.
     pub credits: EndToEndCredits,
+    /// What the card does about congestion.
+    pub congestion: Congestion,
+    /// Whether packets carry their payload.
+    pub payload: PayloadMode,
     /// Where the numbers of queue pairs and keys begin.
     pub seed: u64,
 }
@@ -79,6 +96,8 @@ impl Default for Settings {
             ack_request_every: 64,
             mtu: Mtu::B4096,
             credits: EndToEndCredits::default(),
+            congestion: Congestion::default(),
+            payload: PayloadMode::default(),
             seed: 0,
         }
     }

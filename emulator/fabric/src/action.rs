@@ -2,11 +2,12 @@
 
 use crate::field::payload;
 use crate::repeat::{Draw, Question};
-use crate::{Effect, Field, Frame, Seed, Value};
+use crate::{Content, Effect, Field, Frame, Seed, Value};
 use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
 /// What happens to a packet that a rule hits.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Nothing: the rule only counts.
@@ -56,6 +57,7 @@ pub enum Action {
 }
 
 /// A bit of a packet.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Counted from the highest bit of the first byte of the BTH; the ICRC's bits count too.
@@ -67,6 +69,7 @@ pub enum Place {
 }
 
 /// What becomes of the ICRC of a packet that is changed.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seal {
     /// It stays, so that the receiver can see the damage.
@@ -76,6 +79,7 @@ pub enum Seal {
 }
 
 /// Which directions of a link an action takes down.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The one that the packet travels in.
@@ -87,7 +91,12 @@ pub enum Cut {
 impl Action {
     /// Whether the action can be done to a packet like this one. If not, the rule is not about it.
     pub(crate) fn applies_to(&self, frame: &Frame, opcode: Option<Opcode>) -> bool {
+        let alters = matches!(self, Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. });
+        if alters && frame.content != Content::Packet && *self != Action::MarkCe {
+            return false;
+        }
         match *self {
+            Action::MarkCe => frame.content != Content::Pause,
             Action::Corrupt { place, .. } => match place {
                 Place::Bit(bit) => (bit as usize) < frame.bytes.len() * 8,
                 Place::PayloadBit(bit) => {
@@ -109,7 +118,7 @@ impl Action {
         seed: Seed,
         question: &Question,
     ) -> Option<Effect> {
-        let Frame { envelope, bytes } = frame;
+        let Frame { envelope, bytes, .. } = frame;
         match *self {
             Action::Corrupt { place, seal } => {
                 let bit = place.bit(bytes, opcode, seed, question);

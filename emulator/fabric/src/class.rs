@@ -3,6 +3,7 @@
 use softhca_wire::{NakCode, Opcode, Operation, Qpn, Service, Syndrome, Transport};
 
 /// What one packet is for.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Class {
@@ -34,6 +35,8 @@ pub enum Class {
     Cm(CmMessage),
     /// Any other packet to or from QP1.
     Management,
+    /// A priority pause frame. Rules see it only if they ask for it.
+    Pause,
     /// Bytes that no packet format fits.
     Malformed,
 }
@@ -82,6 +85,7 @@ impl Class {
 }
 
 /// A message of the connection manager, by its attribute identifier (IBA 12.6).
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum CmMessage {
@@ -138,6 +142,7 @@ impl CmMessage {
 }
 
 /// The classes that a rule speaks of: one, or a group that has a name.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Classes {
     /// This one.

@@ -5,6 +5,7 @@ use softhca_wire::{
 };
 
 /// A field of a BTH or of an extended header.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     /// BTH: the opcode.
@@ -62,6 +63,7 @@ pub enum Field {
 }
 
 /// What a field becomes.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     /// This.

@@ -7,10 +7,12 @@ use core::net::IpAddr;
 use softhca_wire::{Envelope, Header, Psn, Qpn};
 
 /// A queue pair by the place that it has in a scenario, whatever number it got in this run.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Role(pub u32);
 
 /// A queue pair by address and number.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// The host.
@@ -20,6 +22,7 @@ pub struct Endpoint {
 }
 
 /// Whether a packet comes from a flow's queue pair as its request, or goes to it as an answer.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Sense {
     /// The queue pair asks.
@@ -29,6 +32,7 @@ pub enum Sense {
 }
 
 /// The requests of one queue pair and the answers to them. They share one PSN space.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// Its name.

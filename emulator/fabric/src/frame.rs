@@ -1,9 +1,11 @@
 //! What travels over a cable.
 
 use alloc::vec::Vec;
-use softhca_wire::Envelope;
+use core::net::{IpAddr, Ipv4Addr};
+use softhca_wire::{Envelope, Pfc};
 
 /// Which way a frame goes over a cable.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Direction {
     /// From the cable's first end to its second.
@@ -22,31 +24,88 @@ impl Direction {
     }
 }
 
-/// A RoCEv2 packet on its way.
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A RoCEv2 packet.
+    Packet,
+    /// The headers of a RoCEv2 packet, without its payload of so many bytes and without a valid ICRC.
+    Elided {
+        /// Payload and pad.
+        bytes: u32,
+    },
+    /// A priority pause frame. It never leaves its cable.
+    Pause,
+}
+
+/// A frame on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The IP and UDP headers.
+    /// The IP and UDP headers of a packet.
     pub envelope: Envelope,
-    /// Everything from the BTH to the ICRC.
+    /// Everything from the BTH to the ICRC; of a pause frame the whole frame.
     pub bytes: Vec<u8>,
+    /// What it is.
+    pub content: Content,
+    /// The sender's service level, which a VLAN tag would carry.
+    pub service_level: u8,
 }
 
 impl Frame {
-    /// What Ethernet adds: header and check sequence, preamble, and the gap to the next frame.
-    const ETHERNET_OVERHEAD: usize = 18 + 8 + 12;
+    /// What Ethernet adds: header and check sequence.
+    const ETHERNET: usize = 18;
+    /// What passes on the wire between two frames: preamble and gap.
+    const BETWEEN: usize = 8 + 12;
+
+    /// A packet, from the BTH to the ICRC.
+    pub const fn new(envelope: Envelope, bytes: Vec<u8>) -> Frame {
+        Frame { envelope, bytes, content: Content::Packet, service_level: 0 }
+    }
+
+    /// A pause frame.
+    pub fn pause(pause: &Pfc) -> Frame {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let content = Content::Pause;
+        let envelope = Envelope::between(nowhere, nowhere);
+        Frame { envelope, bytes: pause.emit().to_vec(), content, service_level: 0 }
+    }
+
+    /// The pause that it asks for, if it is a pause frame that can be read.
+    pub fn as_pause(&self) -> Option<Pfc> {
+        match self.content {
+            Content::Pause => Pfc::parse(&self.bytes).ok(),
+            _ => None,
+        }
+    }
 
     /// Bytes of the IP packet: what a network MTU limits.
     pub fn packet_length(&self) -> usize {
-        self.envelope.overhead() + self.bytes.len()
+        match self.content {
+            Content::Packet => self.envelope.overhead() + self.bytes.len(),
+            Content::Elided { bytes } => self.envelope.overhead() + self.bytes.len() + bytes as usize,
+            Content::Pause => 0,
+        }
+    }
+
+    /// Bytes that the frame takes in a buffer.
+    pub fn buffer_length(&self) -> usize {
+        match self.content {
+            Content::Pause => Pfc::LEN + 4,
+            _ => self.packet_length() + Self::ETHERNET,
+        }
     }
 
     /// Byte times that the frame occupies on a cable.
     pub fn wire_length(&self) -> usize {
-        self.packet_length() + Self::ETHERNET_OVERHEAD
+        self.buffer_length() + Self::BETWEEN
     }
 
-    /// The priority that switches queue it in: the upper three bits of the DSCP.
+    /// The priority that switches queue it in: the upper three bits of the DSCP or, if that is zero, the
+    /// service level.
     pub const fn priority(&self) -> u8 {
-        self.envelope.traffic_class >> 5
+        match self.envelope.traffic_class >> 2 {
+            0 => self.service_level & 7,
+            dscp => dscp >> 3,
+        }
     }
 }

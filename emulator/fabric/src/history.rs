@@ -4,9 +4,9 @@
 //! rule said about the first packets happens again sixteen million packets later.
 
 use crate::flow::Found;
-use crate::{Class, Flows, Frame, Role, Sense};
+use crate::{Class, Content, Flows, Frame, Role, Sense};
 use alloc::collections::{BTreeMap, VecDeque};
-use softhca_wire::{Icrc, Opcode, Psn, Transport};
+use softhca_wire::{Header, Icrc, Opcode, Psn, Transport};
 
 /// A packet as a cable saw it, before any fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct Sighting {
     pub message: Option<u64>,
     /// Its place in that message, counted from zero.
     pub packet: Option<u64>,
-    /// The upper three bits of its DSCP.
+    /// The priority that switches queue it in; of a pause frame the first that it speaks of.
     pub priority: u8,
 }
 
@@ -55,7 +55,18 @@ fn look(frame: &Frame, flows: &Flows) -> (Sighting, Option<Found>) {
         packet: None,
         priority: frame.priority(),
     };
-    let transport = Icrc::split(&frame.bytes).and_then(|(transport, _)| Transport::parse(transport));
+    let transport = match frame.content {
+        Content::Packet => Icrc::split(&frame.bytes).and_then(|(transport, _)| Transport::parse(transport)),
+        Content::Elided { .. } => {
+            Header::parse(&frame.bytes).map(|(header, _)| Transport { header, payload: &[], padding: &[] })
+        }
+        Content::Pause => {
+            sighting.class = Class::Pause;
+            let first = frame.as_pause().and_then(|pause| pause.pause.iter().position(Option::is_some));
+            sighting.priority = first.unwrap_or(0) as u8;
+            return (sighting, None);
+        }
+    };
     let Ok(packet) = transport else { return (sighting, None) };
     let bth = packet.header.bth;
     sighting.class = Class::of(&packet);

@@ -34,10 +34,8 @@ pub struct Host {
     pub(crate) next_address: u64,
     /// The cables that leave this host, and which way.
     pub(crate) cables: alloc::vec::Vec<(CableId, Direction)>,
-    /// The cable towards each other host.
-    pub(crate) routes: BTreeMap<IpAddr, (CableId, Direction)>,
-    /// A wake-up for this time is in the world's queue.
-    pub(crate) wakes_at: Option<u64>,
+    /// Wake-ups for these times are in the world's queue, the earliest last.
+    pub(crate) wakes_at: alloc::vec::Vec<u64>,
     /// The port will be looked at when the line is free.
     pub(crate) port_waits: bool,
 }
@@ -59,8 +57,7 @@ impl Host {
             shared_receive_queues: BTreeMap::new(),
             next_address: 0x1000_0000,
             cables: vec::Vec::new(),
-            routes: BTreeMap::new(),
-            wakes_at: None,
+            wakes_at: vec::Vec::new(),
             port_waits: false,
         }
     }

@@ -1,7 +1,8 @@
-//! What lies between hosts: cables with fault rules, and a [`World`] of hosts under a virtual clock.
+//! What lies between hosts: cables with fault rules, switches, and a [`World`] of hosts under a virtual clock.
 //!
 //! A [`Cable`] takes frames at one end, asks its [`Rule`]s what happens to each, and hands the frames on
-//! with the time at which they arrive. Every fault is told as a [`Fault`], a small `Copy` fact. Nothing
+//! with the time at which they arrive. A [`Switch`] queues them, marks them, and pauses their senders; a
+//! [`Topology`] says what is connected to what. Every fault is told as a [`Fault`], a small `Copy` fact. Nothing
 //! here performs I/O, reads a clock or keeps a stream of random numbers: the same rules, seed and frames
 //! give the same bytes and facts on every machine.
 //!
@@ -11,8 +12,11 @@
 extern crate alloc;
 
 mod action;
+mod agenda;
 mod cable;
 mod class;
+mod fabric;
+mod fabric_event;
 mod fault;
 mod field;
 mod flow;
@@ -21,29 +25,43 @@ mod history;
 mod host;
 mod lane;
 mod memory;
+mod network;
+mod pause;
+mod receiver;
 mod repeat;
+mod routes;
 mod rule;
 mod seed;
 mod selector;
+mod switch;
+mod switching;
 #[cfg(test)]
 mod testing;
+mod topology;
 mod verbs;
 mod world;
 
 pub use action::{Action, Cut, Place, Seal};
 pub use cable::{Cable, LinkState};
 pub use class::{Class, Classes, CmMessage};
+pub use fabric::Fabric;
+pub use fabric_event::{Culprit, FabricEvent, LossCause, Node, PauseEnd, SwitchId};
 pub use fault::{Cause, Effect, Fault, Outlet};
 pub use field::{Field, Value};
 pub use flow::{Endpoint, Flow, Flows, Role, Sense};
-pub use frame::{Direction, Frame};
+pub use frame::{Content, Direction, Frame};
 pub use history::{History, Sighting};
 pub use host::{Host, HostId};
 pub use lane::{Ledger, Line};
 pub use memory::Store;
+pub use network::{Census, Laid};
+pub use pause::{FlowControl, QUANTUM_BITS, pause_ns};
+pub use receiver::{HostPortCounters, Receiver};
 pub use repeat::{BadPattern, Burst, Choice, Pattern, Repeat, Scope};
 pub use rule::{Rule, RuleId, Tally};
 pub use seed::{PER_BILLION, Seed};
 pub use selector::{Selector, Span};
+pub use switch::{Marking, PortCounters, Remedy, Scheduling, Switch, SwitchSettings, Watchdog};
+pub use topology::{BadTopology, End, Layout, Topology};
 pub use verbs::{Connection, QpOptions, Verbs};
-pub use world::{CableId, Census, Observer, Stage, World};
+pub use world::{CableId, Observer, Stage, World};

@@ -13,8 +13,15 @@ const SPARSE_FROM: u64 = 64 << 20;
 
 enum Block {
     Dense(Vec<u8>),
-    Sparse { length: u64, pages: BTreeMap<u64, Box<[u8; PAGE]>> },
+    Sparse {
+        length: u64,
+        pages: BTreeMap<u64, Box<[u8; PAGE]>>,
+    },
     Adopted(Box<dyn Memory + Send>),
+    /// Zeroes for ever.
+    Void {
+        length: u64,
+    },
 }
 
 /// The memory behind the regions of one host. Large blocks are sparse: gigabytes cost only what is written.
@@ -31,6 +38,11 @@ impl Store {
             _ => Block::Sparse { length, pages: BTreeMap::new() },
         };
         self.add(block)
+    }
+
+    /// A block of zeroes that nothing is ever written to: what packets without payload are about.
+    pub fn allocate_void(&mut self, length: u64) -> MemoryId {
+        self.add(Block::Void { length })
     }
 
     /// A block that somebody else keeps: asked for its bytes, and for no other block's.
@@ -95,6 +107,10 @@ impl Memory for Store {
                 }
             }
             Block::Adopted(keeper) => keeper.read(memory, offset, into)?,
+            Block::Void { length } => {
+                range(offset, into.len(), *length)?;
+                into.fill(0);
+            }
         }
         Ok(())
     }
@@ -118,6 +134,7 @@ impl Memory for Store {
                 }
             }
             Block::Adopted(keeper) => keeper.write(memory, offset, from)?,
+            Block::Void { length } => range(offset, from.len(), *length)?,
         }
         Ok(())
     }

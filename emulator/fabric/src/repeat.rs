@@ -6,6 +6,7 @@ use core::fmt;
 use core::num::NonZeroU64;
 
 /// How often, among the packets that match. The default is every time.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeat {
     /// The first so many are left alone.
@@ -31,6 +32,7 @@ impl Repeat {
 }
 
 /// Whose packets are counted together.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
     /// All that match. With several flows, which of them is hit depends on their order.
@@ -41,6 +43,7 @@ pub enum Scope {
 }
 
 /// Which of the packets that match are hit.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// All.
@@ -60,6 +63,11 @@ pub enum Choice {
 }
 
 /// Hits and misses in order, such as `XOO`: at most 64.
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(try_from = "alloc::string::String", into = "alloc::string::String")
+)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     /// Bit n is set if the n-th is a hit.
@@ -103,6 +111,22 @@ impl Pattern {
     }
 }
 
+#[cfg(feature = "serde")]
+impl TryFrom<alloc::string::String> for Pattern {
+    type Error = BadPattern;
+
+    fn try_from(text: alloc::string::String) -> Result<Pattern, BadPattern> {
+        Pattern::parse(&text)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Pattern> for alloc::string::String {
+    fn from(pattern: Pattern) -> alloc::string::String {
+        alloc::format!("{pattern}")
+    }
+}
+
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (0..self.length).try_for_each(|n| f.write_str(if self.hits(n.into()) { "X" } else { "O" }))
@@ -140,6 +164,7 @@ impl core::error::Error for BadPattern {}
 
 /// The Gilbert-Elliott model: every flow is in a good or in a bad state and may change it with each packet;
 /// it starts in the good one. All in parts per billion.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Burst {
     /// From good to bad.

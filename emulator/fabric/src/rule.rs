@@ -5,10 +5,12 @@ use crate::{Action, Direction, Frame, Repeat, Seed, Selector, Sighting};
 
 /// Names a rule among all rules of a run. Draws depend on it, so it should not change when other rules are
 /// added or taken away.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(pub u32);
 
 /// Which packets, how often, and what happens to them.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its name.
@@ -29,6 +31,7 @@ impl Rule {
 }
 
 /// How often a rule was right and how often it acted.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Packets that it is about.

@@ -1,10 +1,11 @@
 //! Which packets a rule is about.
 
-use crate::{Classes, Direction, Role, Sense, Sighting};
+use crate::{Class, Classes, Direction, Role, Sense, Sighting};
 use alloc::vec::Vec;
 use softhca_wire::Opcode;
 
 /// Whole numbers from `first` to `last`, both included.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The smallest.
@@ -34,6 +35,7 @@ impl Span {
 ///
 /// A condition about something that a packet does not have (the message of a CNP, the relative PSN of an
 /// unknown queue pair) does not hold.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
     /// Which end of the cable sends it.
@@ -73,7 +75,10 @@ impl Selector {
             wanted.is_none_or(|span| found.is_some_and(|number| span.contains(number)))
         }
         is(self.direction, Some(direction))
-            && self.classes.is_none_or(|classes| classes.contains(sighting.class))
+            && match self.classes {
+                Some(classes) => classes.contains(sighting.class),
+                None => sighting.class != Class::Pause,
+            }
             && (self.opcodes.is_empty()
                 || sighting.opcode.is_some_and(|opcode| self.opcodes.contains(&opcode)))
             && is(self.role, sighting.role)
@@ -97,7 +102,7 @@ impl Selector {
 mod tests {
     use super::*;
     use crate::testing::{ALICE, BOB, Packet, flow};
-    use crate::{Class, Flows, History};
+    use crate::{Flows, History};
     use alloc::vec;
     use softhca_wire::Operation;
 

@@ -101,7 +101,7 @@ impl Packet {
             bytes[at + 16..at + 18].copy_from_slice(&attribute.to_be_bytes());
         }
         Icrc::seal(&envelope, &mut bytes);
-        Frame { envelope, bytes }
+        Frame::new(envelope, bytes)
     }
 }
 

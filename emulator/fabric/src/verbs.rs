@@ -5,8 +5,8 @@ use crate::{Endpoint, Flow, HostId, Role, World};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, Attributes, CqId, Error, Instant, Memory, MemoryId, Modify, PdId, QpInit, QpKind,
-    QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, Attributes, CqId, Error, Instant, Memory, MemoryId, Modify, PayloadMode, PdId,
+    QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_queue::{
     Access, BadRequest, Completion, Notify, Receive, SendRequest, completion_ring, receive_ring, send_ring,
@@ -67,6 +67,8 @@ pub struct Connection {
     pub min_rnr_timer: RnrTimer,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
+    /// The priority where no DSCP says otherwise.
+    pub service_level: u8,
     /// The roles under which rules know the two queue pairs.
     pub roles: [Option<Role>; 2],
 }
@@ -83,6 +85,7 @@ impl Default for Connection {
             rnr_retry: 7,
             min_rnr_timer: RnrTimer::new(12),
             traffic_class: 0,
+            service_level: 0,
             roles: [None, None],
         }
     }
@@ -107,10 +110,13 @@ impl Verbs<'_> {
         host.hca.free_domain(host.client, domain)
     }
 
-    /// Allocates zeroed memory and registers it. Returns its key and the address of its first byte.
+    /// Allocates zeroed memory and registers it; it stays zeroed if payloads are elided. Returns its key and the address of its first byte.
     pub fn register(&mut self, domain: PdId, length: u64, access: Access) -> Result<(RemoteKey, u64), Error> {
         let host = self.world.host_mut(self.id);
-        let memory = host.store.allocate(length);
+        let memory = match host.hca.settings().payload {
+            PayloadMode::Carried => host.store.allocate(length),
+            PayloadMode::Elided => host.store.allocate_void(length),
+        };
         let base = if access.contains(Access::ZERO_BASED) { 0 } else { host.next_address };
         let region = Region { client: host.client, domain, base, length, access, memory };
         let key = host.hca.register(region)?;
@@ -469,8 +475,8 @@ impl Verbs<'_> {
     ) -> Result<(), Error> {
         let destination = Gid::from(self.world.host(peer).address);
         let kind = self.query(number)?.kind;
-        let path =
-            AddressVector { traffic_class: connection.traffic_class, ..AddressVector::to(destination) };
+        let Connection { traffic_class, service_level, .. } = *connection;
+        let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
         let modify = Modify::default();
         self.modify(number, modify.state(State::Init).partition_index(0).port(1).access(connection.access))?;
         let mut receive = modify

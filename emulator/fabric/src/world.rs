@@ -1,21 +1,25 @@
-//! Hosts and cables under a virtual clock.
+//! Hosts, cables and switches under a virtual clock.
 //!
 //! Everything that will happen is in one heap, ordered by time and then by the order in which it was
 //! scheduled; the same script and seed therefore give the same bytes and events on every machine.
 
+use crate::agenda::Happening;
 use crate::host::{Host, HostId};
+use crate::network::{Network, Output};
 use crate::verbs::Verbs;
-use crate::{Cable, Direction, Fault, Flows, Frame, Ledger, Line, Outlet, Rule, Seed, Store};
+use crate::{
+    BadTopology, Cable, Census, Content, Direction, FabricEvent, Fault, Flows, Frame, HostPortCounters, Laid,
+    Layout, Line, Node, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
+};
 use alloc::boxed::Box;
-use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::RefCell;
-use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Context, Event, Instant, Settings};
-use softhca_wire::{Icrc, Psn};
+use softhca_engine::{Context, Event, Instant, PayloadMode, Settings};
+use softhca_wire::{Icrc, Pfc, Psn};
 
 /// Names a cable of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +30,8 @@ pub struct CableId(pub u32);
 pub enum Stage {
     /// It leaves a host and enters the cable, before any fault.
     Admitted,
+    /// It leaves a switch and enters the cable, before any fault.
+    Forwarded,
     /// It comes out of the cable and reaches a host.
     Delivered,
 }
@@ -42,9 +48,19 @@ pub trait Observer {
         let _ = (now, cable, direction, stage, frame);
     }
 
+    /// A pause frame went by.
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        let _ = (now, cable, direction, stage, pause);
+    }
+
     /// A rule, or the state of a link, did something to a frame.
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         let _ = (now, cable, fault);
+    }
+
+    /// A switch, or the port of a host, told an event.
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        let _ = (now, event);
     }
 }
 
@@ -60,8 +76,16 @@ impl Observer for Vec<Box<dyn Observer>> {
         self.iter_mut().for_each(|observer| observer.frame(now, cable, direction, stage, frame));
     }
 
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        self.iter_mut().for_each(|observer| observer.pause(now, cable, direction, stage, pause));
+    }
+
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         self.iter_mut().for_each(|observer| observer.fault(now, cable, fault));
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.iter_mut().for_each(|observer| observer.fabric(now, event));
     }
 }
 
@@ -75,8 +99,16 @@ impl<O: Observer> Observer for Rc<RefCell<O>> {
         self.borrow_mut().frame(now, cable, direction, stage, frame);
     }
 
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        self.borrow_mut().pause(now, cable, direction, stage, pause);
+    }
+
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         self.borrow_mut().fault(now, cable, fault);
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.borrow_mut().fabric(now, event);
     }
 }
 
@@ -90,73 +122,24 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
         (**self).frame(now, cable, direction, stage, frame);
     }
 
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        (**self).pause(now, cable, direction, stage, pause);
+    }
+
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         (**self).fault(now, cable, fault);
     }
-}
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Happening {
-    Arrival {
-        slot: u32,
-        host: HostId,
-        cable: CableId,
-        direction: Direction,
-    },
-    Line {
-        host: HostId,
-    },
-    Timer {
-        host: HostId,
-    },
-    Held {
-        cable: CableId,
-    },
-    /// The oldest frame that a host sent to itself comes back.
-    Looped,
-}
-
-/// A cable and the hosts at its two ends.
-struct Link {
-    cable: Cable,
-    ends: [HostId; 2],
-}
-
-/// How many frames went where.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
-    /// Frames that hosts put on cables, and duplicates that rules made.
-    pub admitted: u64,
-    /// Frames that reached a host.
-    pub delivered: u64,
-    /// Frames that were lost.
-    pub dropped: u64,
-    /// Frames that are on their way, held-back ones included.
-    pub in_flight: u64,
-}
-
-impl Census {
-    /// Nothing appeared and nothing vanished.
-    pub const fn balances(&self) -> bool {
-        self.admitted == self.delivered + self.dropped + self.in_flight
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        (**self).fabric(now, event);
     }
 }
 
-/// Hosts and cables under a virtual clock, seen by an observer.
+/// Hosts, cables and switches under a virtual clock, seen by an observer.
 pub struct World<O: Observer = Box<dyn Observer>> {
     now: Instant,
-    seed: u64,
     hosts: Vec<Host>,
-    links: Vec<Link>,
-    flows: Flows,
-    agenda: BinaryHeap<Reverse<(u64, u64, Happening)>>,
-    serial: u64,
-    /// Frames on their way, and their places that are free.
-    frames: Vec<Option<Frame>>,
-    free: Vec<u32>,
-    arrivals: u64,
-    /// Buffers of frames that have arrived.
-    buffers: Vec<Vec<u8>>,
+    network: Network,
     observer: O,
     /// Frames that a host sent to itself, oldest first: they pass no cable.
     looped: VecDeque<(HostId, Frame)>,
@@ -188,16 +171,8 @@ impl<O: Observer> World<O> {
     pub fn observed(seed: u64, observer: O) -> World<O> {
         World {
             now: Instant::ZERO,
-            seed,
             hosts: Vec::new(),
-            links: Vec::new(),
-            flows: Flows::new(),
-            agenda: BinaryHeap::new(),
-            serial: 0,
-            frames: Vec::new(),
-            free: Vec::new(),
-            arrivals: 0,
-            buffers: Vec::new(),
+            network: Network::new(Seed(seed)),
             observer,
             looped: VecDeque::new(),
             scratch: vec![0; FRAME],
@@ -223,8 +198,8 @@ impl<O: Observer> World<O> {
 
     /// Adds a host with this address.
     pub fn add_host_at(&mut self, name: &str, address: IpAddr, mut settings: Settings) -> HostId {
-        let id = HostId(self.hosts.len() as u32);
-        settings.seed = Seed(self.seed).draw(&[0x686f_7374, u64::from(id.0)]);
+        let id = self.network.add_host(address);
+        settings.seed = self.network.seed.draw(&[0x686f_7374, u64::from(id.0)]);
         self.hosts.push(Host::new(name, address, settings));
         id
     }
@@ -242,39 +217,117 @@ impl<O: Observer> World<O> {
         self.hosts.iter().enumerate().map(|(index, host)| (HostId(index as u32), host))
     }
 
-    /// Lays a cable between two hosts; its forward direction leads from `first` to `second`.
-    pub fn add_cable(&mut self, first: HostId, second: HostId, line: Line) -> CableId {
-        let id = CableId(self.links.len() as u32);
-        self.links.push(Link { cable: Cable::new(Seed(self.seed), line), ends: [first, second] });
-        for (here, there, direction) in
-            [(first, second, Direction::Forward), (second, first, Direction::Backward)]
-        {
-            let address = self.host(there).address;
-            let host = &mut self.hosts[here.0 as usize];
-            host.cables.push((id, direction));
-            host.routes.insert(address, (id, direction));
-        }
+    /// Adds a switch.
+    pub fn add_switch(&mut self, name: &str, settings: SwitchSettings) -> SwitchId {
+        self.network.add_switch(name, settings)
+    }
+
+    /// A switch.
+    ///
+    /// # Panics
+    /// If the id is of another world.
+    pub fn switch(&self, id: SwitchId) -> &Switch {
+        &self.network.switches[id.0 as usize]
+    }
+
+    /// Every switch, in the order in which they were added.
+    pub fn switches(&self) -> impl Iterator<Item = (SwitchId, &Switch)> {
+        self.network.switches.iter().enumerate().map(|(index, switch)| (SwitchId(index as u32), switch))
+    }
+
+    /// Lays a cable between two hosts or switches; its forward direction leads from `first` to `second`.
+    pub fn add_cable(&mut self, first: impl Into<Node>, second: impl Into<Node>, line: Line) -> CableId {
+        let id = self.network.add_cable([first.into(), second.into()], line);
+        self.note_cable(id, line);
         id
+    }
+
+    /// Tells the hosts at a new cable of it.
+    fn note_cable(&mut self, id: CableId, line: Line) {
+        for (end, direction) in self.ends(id).into_iter().zip([Direction::Forward, Direction::Backward]) {
+            let Node::Host(host) = end else { continue };
+            let host = self.host_mut(host);
+            host.cables.push((id, direction));
+            if let Some(rate) = line.bits_per_second {
+                host.hca.set_line_rate(rate.get());
+            }
+        }
+    }
+
+    /// Connects hosts as a topology says: as many of `hosts` as it has. Every cable gets `line`, every switch
+    /// `settings`; both can be changed afterwards.
+    ///
+    /// # Panics
+    /// If there are fewer hosts than the topology has.
+    pub fn lay_out(
+        &mut self,
+        topology: &Topology,
+        hosts: &[HostId],
+        line: Line,
+        settings: SwitchSettings,
+    ) -> Result<Laid, BadTopology> {
+        Ok(self.lay(&topology.layout()?, hosts, line, settings))
+    }
+
+    /// Connects hosts as a layout says.
+    ///
+    /// # Panics
+    /// If there are fewer hosts than the layout has.
+    pub fn lay(&mut self, layout: &Layout, hosts: &[HostId], line: Line, settings: SwitchSettings) -> Laid {
+        let laid = self.network.lay(layout, hosts, line, settings);
+        laid.cables.iter().for_each(|cable| self.note_cable(*cable, line));
+        laid
+    }
+
+    /// Decides by which cables frames for a host leave a switch, in place of every shortest way: each flow
+    /// takes one of them. Cables that are not the switch's are left out.
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[CableId]) {
+        self.network.set_route(switch, host, cables);
+    }
+
+    /// Changes how fast a host takes what arrives.
+    pub fn set_receiver(&mut self, host: HostId, receiver: Receiver) {
+        self.network.set_receiver(self.now, host, receiver, &mut self.observer);
+    }
+
+    /// How fast a host takes what arrives.
+    pub fn receiver(&self, host: HostId) -> &Receiver {
+        &self.network.hosts[host.0 as usize].receiver
+    }
+
+    /// What the port of a host counted about pauses and its buffer.
+    pub fn port_counters(&self, host: HostId) -> HostPortCounters {
+        self.network.hosts[host.0 as usize].counters()
+    }
+
+    /// The priorities that a host may not send now, as a mask.
+    pub fn paused(&self, host: HostId) -> u8 {
+        self.network.hosts[host.0 as usize].pauses.mask()
     }
 
     /// A cable.
     pub fn cable(&self, id: CableId) -> &Cable {
-        &self.links[id.0 as usize].cable
+        &self.network.links[id.0 as usize].cable
     }
 
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
-        &mut self.links[id.0 as usize].cable
+        &mut self.network.links[id.0 as usize].cable
     }
 
-    /// The hosts at the two ends of a cable, if there is such a cable.
-    pub fn ends_of(&self, id: CableId) -> Option<[HostId; 2]> {
-        self.links.get(id.0 as usize).map(|link| link.ends)
+    /// What is at the two ends of a cable, if there is such a cable.
+    pub fn ends_of(&self, id: CableId) -> Option<[Node; 2]> {
+        self.network.links.get(id.0 as usize).map(|link| link.ends)
     }
 
-    /// The hosts at a cable's two ends.
-    pub fn ends(&self, id: CableId) -> [HostId; 2] {
-        self.links[id.0 as usize].ends
+    /// What is at a cable's two ends.
+    pub fn ends(&self, id: CableId) -> [Node; 2] {
+        self.network.links[id.0 as usize].ends
+    }
+
+    /// The node that a direction of a cable starts at.
+    pub fn start_of(&self, id: CableId, direction: Direction) -> Node {
+        self.network.start_of(id, direction)
     }
 
     /// Adds a fault rule to a cable.
@@ -284,17 +337,17 @@ impl<O: Observer> World<O> {
 
     /// The queue pairs that rules have names for.
     pub fn flows(&self) -> &Flows {
-        &self.flows
+        &self.network.flows
     }
 
     /// The queue pairs that rules have names for, to add some.
     pub fn flows_mut(&mut self) -> &mut Flows {
-        &mut self.flows
+        &mut self.network.flows
     }
 
     /// A number drawn from the world's seed; the same for the same words.
     pub fn draw(&self, words: &[u64]) -> u64 {
-        Seed(self.seed).draw(words)
+        self.network.seed.draw(words)
     }
 
     /// A PSN drawn from the world's seed.
@@ -308,13 +361,21 @@ impl<O: Observer> World<O> {
         id: HostId,
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
     ) -> R {
+        let result = self.with_context(id, act);
+        self.pump(id);
+        result
+    }
+
+    fn with_context<R>(
+        &mut self,
+        id: HostId,
+        act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
+    ) -> R {
         let now = self.now;
         let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
         let observer = &mut self.observer;
         let mut events = |now, event: &Event| observer.card(now, id, event);
-        let result = act(hca, &mut Context { now, memory: store, events: &mut events });
-        self.pump(id);
-        result
+        act(hca, &mut Context { now, memory: store, events: &mut events })
     }
 
     /// The memory behind a host's regions.
@@ -328,18 +389,7 @@ impl<O: Observer> World<O> {
 
     /// How many frames went where.
     pub fn census(&self) -> Census {
-        let mut census =
-            Census { in_flight: (self.frames.len() - self.free.len()) as u64, ..Census::default() };
-        for link in &self.links {
-            for direction in [Direction::Forward, Direction::Backward] {
-                let Ledger { admitted, duplicated, dropped, held, .. } = *link.cable.ledger(direction);
-                census.admitted += admitted + duplicated;
-                census.dropped += dropped;
-                census.in_flight += held;
-            }
-        }
-        census.delivered = self.arrivals;
-        census
+        self.network.census()
     }
 
     /// Goes on until nothing is left to happen, or `until` is reached. Returns whether something is left.
@@ -354,115 +404,115 @@ impl<O: Observer> World<O> {
     }
 
     fn go_on_until(&mut self, until: Instant) -> bool {
-        while let Some(at) = self.next_at() {
-            if at > until.nanos() {
-                self.now = self.now.max(until);
-                return true;
-            }
-            self.step();
-        }
-        if until.nanos() != u64::MAX {
+        while self.step_until(until.nanos()) {}
+        let is_left = self.network.agenda.next_at().is_some();
+        if is_left || until.nanos() != u64::MAX {
             self.now = self.now.max(until);
         }
-        false
+        is_left
     }
 
-    /// Goes on until nothing is left to happen.
+    /// Goes on until nothing is left to happen. That may be never: a sender that is paused for ever is told
+    /// so again and again.
     pub fn run(&mut self) {
         self.run_until(Instant::from_nanos(u64::MAX));
     }
 
     /// When the next thing happens, if anything is left to happen.
     pub fn next_event_at(&self) -> Option<Instant> {
-        self.next_at().map(Instant::from_nanos)
-    }
-
-    fn next_at(&self) -> Option<u64> {
-        self.agenda.peek().map(|Reverse((at, ..))| *at)
+        self.network.agenda.next_at().map(Instant::from_nanos)
     }
 
     /// Lets the next thing happen. False if nothing is left.
     pub fn step(&mut self) -> bool {
-        let Some(Reverse((at, _, happening))) = self.agenda.pop() else { return false };
+        self.step_until(u64::MAX)
+    }
+
+    /// Lets the next thing happen, if it happens by then.
+    fn step_until(&mut self, until: u64) -> bool {
+        let Some((at, happening)) = self.network.agenda.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
-        match happening {
-            Happening::Arrival { slot, host, cable, direction } => {
-                let frame = self.frames[slot as usize].take().expect("a frame arrives once");
-                self.free.push(slot);
-                self.arrivals += 1;
-                self.observer.frame(self.now, cable, direction, Stage::Delivered, &frame);
-                self.arrive(host, frame);
-            }
-            Happening::Line { host } => {
+        let output = match happening {
+            Happening::HostLine { host } => {
                 self.host_mut(host).port_waits = false;
-                self.pump(host);
+                self.flush(host);
+                Output::Nothing
             }
-            Happening::Timer { host } => {
-                let waiting = &mut self.host_mut(host).wakes_at;
-                if *waiting == Some(at) {
-                    *waiting = None;
-                    self.with_card(host, |hca, ctx| hca.expire(ctx));
-                }
-            }
-            Happening::Held { cable } => {
-                let now = self.now.nanos();
-                self.through(cable, |cable, _, outlet| cable.expire(now, outlet));
+            Happening::HostTimer { host } => {
+                self.host_mut(host).wakes_at.pop();
+                self.with_context(host, |hca, ctx| hca.expire(ctx));
+                self.flush(host);
+                Output::Nothing
             }
             Happening::Looped => {
                 let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
-                self.arrive(host, frame);
+                Output::Arrived { host, frame }
+            }
+            other => self.network.happen(self.now, other, &mut self.observer),
+        };
+        match output {
+            Output::Nothing => {}
+            Output::Arrived { host, frame } => self.arrive(host, frame),
+            Output::Paused { host } => {
+                let mask = self.paused(host);
+                self.host_mut(host).hca.pause(mask);
+                self.flush(host);
             }
         }
         true
     }
 
     fn arrive(&mut self, host: HostId, frame: Frame) {
-        self.with_card(host, |hca, ctx| match Icrc::split(&frame.bytes) {
-            Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
-                hca.receive(ctx, &frame.envelope, transport);
+        self.with_context(host, |hca, ctx| match frame.content {
+            Content::Elided { bytes } => {
+                hca.receive_elided(ctx, &frame.envelope, &frame.bytes, bytes as usize);
             }
-            Ok(_) => hca.note_bad_icrc(ctx),
-            Err(_) => hca.receive(ctx, &frame.envelope, &[]),
+            Content::Pause => {}
+            Content::Packet => match Icrc::split(&frame.bytes) {
+                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                    hca.receive(ctx, &frame.envelope, transport);
+                }
+                Ok(_) => hca.note_bad_icrc(ctx),
+                Err(_) => hca.receive(ctx, &frame.envelope, &[]),
+            },
         });
-        self.buffers.push(frame.bytes);
+        self.network.spare.push(frame.bytes);
+        self.flush(host);
     }
 
-    fn schedule(&mut self, at: u64, happening: Happening) {
-        self.serial += 1;
-        self.agenda.push(Reverse((at, self.serial, happening)));
+    /// Lets the card of a host hear its doorbells, and send.
+    pub(crate) fn pump(&mut self, id: HostId) {
+        self.with_context(id, |hca, ctx| hca.ring(ctx));
+        self.flush(id);
     }
 
     /// Gives the card of a host the chance to send, and sees to its timers.
-    pub(crate) fn pump(&mut self, id: HostId) {
-        loop {
-            let now = self.now;
-            let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-            let observer = &mut self.observer;
-            let mut events = |now, event: &Event| observer.card(now, id, event);
-            let mut ctx = Context { now, memory: store, events: &mut events };
-            hca.ring(&mut ctx);
-            if !hca.is_ready() {
-                break;
-            }
-            let free_at = self.free_at(id);
-            if free_at > now.nanos() {
+    fn flush(&mut self, id: HostId) {
+        while self.host(id).hca.is_ready() {
+            let free_at = self.network.host_free_at(id);
+            if free_at > self.now.nanos() {
                 let host = self.host_mut(id);
                 if !host.port_waits {
                     host.port_waits = true;
-                    self.schedule(free_at, Happening::Line { host: id });
+                    self.network.agenda.push(free_at, Happening::HostLine { host: id });
                 }
                 break;
             }
-            let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-            let observer = &mut self.observer;
-            let mut events = |now, event: &Event| observer.card(now, id, event);
-            let mut ctx = Context { now, memory: store, events: &mut events };
-            let Some(run) = hca.transmit(&mut ctx, &mut (), &mut self.scratch, 1) else { break };
-            let mut bytes = self.buffers.pop().unwrap_or_default();
+            let mut scratch = core::mem::take(&mut self.scratch);
+            let run = self.with_context(id, |hca, ctx| hca.transmit(ctx, &mut (), &mut scratch, 1));
+            self.scratch = scratch;
+            let Some(run) = run else { break };
+            let mut bytes = self.network.spare.pop().unwrap_or_default();
             bytes.clear();
             bytes.extend_from_slice(&self.scratch[..run.bytes]);
-            Icrc::seal(&run.envelope, &mut bytes);
-            self.send(id, Frame { envelope: run.envelope, bytes });
+            let content = match self.host(id).hca.settings().payload {
+                PayloadMode::Elided => Content::Elided { bytes: run.elided as u32 },
+                PayloadMode::Carried => {
+                    Icrc::seal(&run.envelope, &mut bytes);
+                    Content::Packet
+                }
+            };
+            self.send(id, Frame { envelope: run.envelope, bytes, content, service_level: run.service_level });
         }
         self.watch_timers(id);
     }
@@ -470,99 +520,32 @@ impl<O: Observer> World<O> {
     fn watch_timers(&mut self, id: HostId) {
         let host = self.host_mut(id);
         let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
-        if host.wakes_at.is_none_or(|waiting| at < waiting) {
-            host.wakes_at = Some(at);
-            self.schedule(at, Happening::Timer { host: id });
+        // A wake-up that is too early costs a look; one for each deadline that moved would fill the queue.
+        if host.wakes_at.last().is_none_or(|waiting| at < *waiting) {
+            host.wakes_at.push(at);
+            self.network.agenda.push(at, Happening::HostTimer { host: id });
         }
-    }
-
-    /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
-    fn free_at(&self, id: HostId) -> u64 {
-        let cables = &self.host(id).cables;
-        cables.iter().map(|(cable, direction)| self.cable(*cable).free_at_ns(*direction)).max().unwrap_or(0)
     }
 
     fn send(&mut self, id: HostId, frame: Frame) {
         let destination = frame.envelope.destination;
-        let host = self.host(id);
-        if destination.is_multicast() {
-            let cables = host.cables.clone();
-            for (cable, direction) in cables {
-                self.admit(cable, direction, frame.clone());
-            }
-            self.loop_back(id, frame);
-        } else if destination == host.address {
-            self.loop_back(id, frame);
-        } else if let Some((cable, direction)) = host.routes.get(&destination).copied() {
-            self.admit(cable, direction, frame);
-        } else {
-            // Nobody has this address: the frame goes nowhere, as on a network without a route.
-            self.buffers.push(frame.bytes);
+        if destination == self.host(id).address {
+            return self.loop_back(id, frame);
+        }
+        let copy = destination.is_multicast().then(|| frame.clone());
+        self.network.send(self.now, id, frame, &mut self.observer);
+        if let Some(copy) = copy {
+            self.loop_back(id, copy);
         }
     }
 
     fn loop_back(&mut self, id: HostId, frame: Frame) {
         self.looped.push_back((id, frame));
-        self.schedule(self.now.nanos(), Happening::Looped);
+        self.network.agenda.push(self.now.nanos(), Happening::Looped);
     }
 
     /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
         self.arrive(to, frame);
-    }
-
-    fn admit(&mut self, cable: CableId, direction: Direction, frame: Frame) {
-        let now = self.now.nanos();
-        self.observer.frame(self.now, cable, direction, Stage::Admitted, &frame);
-        self.through(cable, |cable, flows, outlet| cable.admit(now, direction, frame, flows, outlet));
-    }
-
-    /// Calls `act` with a cable and takes what comes out of it.
-    fn through(&mut self, id: CableId, act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet)) {
-        let World { now, links, flows, agenda, serial, frames, free, observer, .. } = self;
-        let Link { cable, ends } = &mut links[id.0 as usize];
-        let mut exit = Exit { id, ends: *ends, now: *now, agenda, serial, frames, free, observer };
-        act(cable, flows, &mut exit);
-        if let Some(at) = cable.next_timeout() {
-            self.schedule(at, Happening::Held { cable: id });
-        }
-    }
-}
-
-/// Where a cable's frames come out: the agenda.
-struct Exit<'a> {
-    id: CableId,
-    ends: [HostId; 2],
-    now: Instant,
-    agenda: &'a mut BinaryHeap<Reverse<(u64, u64, Happening)>>,
-    serial: &'a mut u64,
-    frames: &'a mut Vec<Option<Frame>>,
-    free: &'a mut Vec<u32>,
-    observer: &'a mut dyn Observer,
-}
-
-impl Outlet for Exit<'_> {
-    fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame) {
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.frames[slot as usize] = Some(frame);
-                slot
-            }
-            None => {
-                self.frames.push(Some(frame));
-                self.frames.len() as u32 - 1
-            }
-        };
-        let host = match direction {
-            Direction::Forward => self.ends[1],
-            Direction::Backward => self.ends[0],
-        };
-        *self.serial += 1;
-        let arrival = Happening::Arrival { slot, host, cable: self.id, direction };
-        self.agenda.push(Reverse((at_ns, *self.serial, arrival)));
-    }
-
-    fn report(&mut self, fault: Fault) {
-        self.observer.fault(self.now, self.id, &fault);
     }
 }

@@ -1,6 +1,6 @@
 //! Who is who: the names that people know hosts, queue pairs and rules by.
 
-use softhca_fabric::{CableId, Direction, Endpoint, HostId, Role, RuleId, World};
+use softhca_fabric::{CableId, Direction, Endpoint, HostId, Node, Role, RuleId, SwitchId, World};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,8 @@ use std::net::IpAddr;
 pub struct Cast {
     hosts: BTreeMap<HostId, (String, IpAddr)>,
     by_address: BTreeMap<IpAddr, HostId>,
-    cables: BTreeMap<CableId, [HostId; 2]>,
+    switches: BTreeMap<SwitchId, String>,
+    cables: BTreeMap<CableId, [Node; 2]>,
     queue_pairs: BTreeMap<Endpoint, String>,
     peers: BTreeMap<Endpoint, Endpoint>,
     first_psns: BTreeMap<Endpoint, Psn>,
@@ -24,12 +25,15 @@ impl Cast {
         Cast::default()
     }
 
-    /// The hosts, cables and known queue pairs of a world as it is now. The queue pairs of a host are
+    /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
     /// called by its name and a number, in the order of their roles: `alice.1`.
     pub fn of(world: &World) -> Cast {
         let mut cast = Cast::new();
         for (id, host) in world.hosts() {
             cast.name_host(id, host.name(), host.address());
+        }
+        for (id, switch) in world.switches() {
+            cast.name_switch(id, switch.name());
         }
         for index in 0.. {
             let Some(ends) = world.ends_of(CableId(index)) else { break };
@@ -54,6 +58,16 @@ impl Cast {
     pub fn name_host(&mut self, id: HostId, name: &str, address: IpAddr) {
         self.hosts.insert(id, (name.to_owned(), address));
         self.by_address.insert(address, id);
+    }
+
+    /// Says which hosts a cable joins.
+    pub fn name_cable(&mut self, id: CableId, ends: [HostId; 2]) {
+        self.cables.insert(id, ends.map(Node::Host));
+    }
+
+    /// Names a switch.
+    pub fn name_switch(&mut self, id: SwitchId, name: &str) {
+        self.switches.insert(id, name.to_owned());
     }
 
     /// Names a queue pair.
@@ -107,11 +121,38 @@ impl Cast {
         self.hosts.get(&id).map(|(_, address)| *address)
     }
 
-    /// The address of the host that a direction of a cable starts at, and of the one that it leads to.
+    /// The address of the host that a direction of a cable starts at, and of the one that it leads to; none if
+    /// one of them is a switch.
     pub fn ends(&self, cable: CableId, direction: Direction) -> Option<[IpAddr; 2]> {
+        let [from, to] = self.nodes(cable, direction)?;
+        Some([self.address(from.host()?)?, self.address(to.host()?)?])
+    }
+
+    /// The address of the host that a direction of a cable starts at; none if it starts at a switch.
+    pub fn sender(&self, cable: CableId, direction: Direction) -> Option<IpAddr> {
+        let [from, _] = self.nodes(cable, direction)?;
+        self.address(from.host()?)
+    }
+
+    /// What a direction of a cable starts at, and what it leads to.
+    pub fn nodes(&self, cable: CableId, direction: Direction) -> Option<[Node; 2]> {
         let [first, second] = *self.cables.get(&cable)?;
-        let ends = [self.address(first)?, self.address(second)?];
-        Some(if direction == Direction::Forward { ends } else { [ends[1], ends[0]] })
+        Some(if direction == Direction::Forward { [first, second] } else { [second, first] })
+    }
+
+    /// What a host or switch is called.
+    pub fn node(&self, node: Node) -> String {
+        match node {
+            Node::Host(host) => self.host(host),
+            Node::Switch(id) => {
+                self.switches.get(&id).map_or_else(|| format!("switch{}", id.0), String::clone)
+            }
+        }
+    }
+
+    /// What is at the other end of a cable than `node`.
+    pub fn other_end(&self, cable: CableId, node: Node) -> Option<Node> {
+        self.cables.get(&cable)?.iter().copied().find(|end| *end != node)
     }
 
     /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.

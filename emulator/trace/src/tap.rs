@@ -2,8 +2,8 @@
 
 use crate::capture::{CaptureWriter, Heading, InterfaceId};
 use crate::{Cast, words};
-use softhca_fabric::{CableId, Direction, Fault, Frame, Observer, Stage};
-use softhca_wire::{Bth, Psn};
+use softhca_fabric::{CableId, Direction, Fault, Frame, Node, Observer, Stage};
+use softhca_wire::{Bth, Pfc, Psn};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -16,6 +16,8 @@ pub enum Points {
     Senders,
     /// Also where they arrive, after every fault.
     BothEnds,
+    /// Also where they leave a switch.
+    EveryCable,
 }
 
 /// A frame that may still get a comment: faults are told right after the frame they happen to.
@@ -29,7 +31,8 @@ struct Held {
     comment: String,
 }
 
-/// Writes the frames of a world to a capture, one interface per host.
+/// Writes the frames of a world to a capture, one interface per host, and one per switch that something of it
+/// is written of. Pause frames are written where they are sent.
 ///
 /// Call [`Tap::finish`] at the end: it writes the last frame and tells whether all could be written.
 #[derive(Debug)]
@@ -38,6 +41,8 @@ pub struct Tap<W> {
     cast: Cast,
     points: Points,
     interfaces: BTreeMap<IpAddr, InterfaceId>,
+    /// Those of switches.
+    switches: BTreeMap<Node, InterfaceId>,
     held: Option<Held>,
     failure: Option<io::Error>,
 }
@@ -45,8 +50,8 @@ pub struct Tap<W> {
 impl<W: Write> Tap<W> {
     /// A tap that writes to `writer`, with an interface for every host that has a name.
     pub fn new(writer: CaptureWriter<W>, cast: Cast, points: Points) -> io::Result<Tap<W>> {
-        let (interfaces, held, failure) = (BTreeMap::new(), None, None);
-        let mut tap = Tap { writer, cast, points, interfaces, held, failure };
+        let (interfaces, switches) = (BTreeMap::new(), BTreeMap::new());
+        let mut tap = Tap { writer, cast, points, interfaces, switches, held: None, failure: None };
         let addresses: Vec<IpAddr> = tap.cast.hosts().map(|(_, address)| address).collect();
         for address in addresses {
             tap.interface(address)?;
@@ -82,10 +87,37 @@ impl<W: Write> Tap<W> {
             return;
         }
         let comment = (!comment.is_empty()).then_some(comment);
-        let Frame { envelope, bytes } = frame;
+        let Frame { envelope, bytes, .. } = frame;
         let written = self
             .interface(at)
             .and_then(|interface| self.writer.packet(time_ns, interface, heading, envelope, bytes, comment));
+        self.failure = written.err();
+    }
+
+    /// The interface of a host or switch.
+    fn interface_of(&mut self, node: Node) -> io::Result<InterfaceId> {
+        if let Some(address) = node.host().and_then(|host| self.cast.address(host)) {
+            return self.interface(address);
+        }
+        if let Some(interface) = self.switches.get(&node) {
+            return Ok(*interface);
+        }
+        let interface = self.writer.add_interface(&self.cast.node(node), "switch")?;
+        self.switches.insert(node, interface);
+        Ok(interface)
+    }
+
+    /// Writes what leaves a node over a cable.
+    fn write_at(
+        &mut self,
+        cable: CableId,
+        direction: Direction,
+        write: impl FnOnce(&mut CaptureWriter<W>, InterfaceId) -> io::Result<()>,
+    ) {
+        let Some([node, _]) = self.cast.nodes(cable, direction).filter(|_| self.failure.is_none()) else {
+            return;
+        };
+        let written = self.interface_of(node).and_then(|interface| write(&mut self.writer, interface));
         self.failure = written.err();
     }
 
@@ -113,12 +145,34 @@ impl<W: Write> Observer for Tap<W> {
                 let (frame, comment) = (frame.clone(), String::new());
                 self.held = Some(Held { time_ns, cable, direction, psn, frame, comment });
             }
-            Stage::Delivered if self.points == Points::BothEnds => {
-                let ends = self.cast.ends(cable, direction);
-                let receiver = ends.map_or(frame.envelope.destination, |[_, receiver]| receiver);
+            Stage::Forwarded if self.points == Points::EveryCable => {
+                self.write_at(cable, direction, |writer, interface| {
+                    writer.packet(time_ns, interface, Heading::Out, &frame.envelope, &frame.bytes, None)
+                });
+            }
+            Stage::Delivered if self.points != Points::Senders => {
+                let ends = self.cast.nodes(cable, direction);
+                let receiver = ends.and_then(|[_, receiver]| self.cast.address(receiver.host()?));
+                let receiver = receiver.unwrap_or(frame.envelope.destination);
                 self.write(time_ns, receiver, Heading::In, frame, "");
             }
-            Stage::Delivered => {}
+            Stage::Forwarded | Stage::Delivered => {}
+        }
+    }
+
+    fn pause(
+        &mut self,
+        now: softhca_engine::Instant,
+        cable: CableId,
+        direction: Direction,
+        stage: Stage,
+        pause: &Pfc,
+    ) {
+        self.release();
+        if stage == Stage::Admitted {
+            self.write_at(cable, direction, |writer, interface| {
+                writer.pause(now.nanos(), interface, Heading::Out, pause, None)
+            });
         }
     }
 

@@ -4,20 +4,27 @@
 //! hears doorbells and timers, and sends what may be sent. Nothing is sent without a grant of its receiver,
 //! and receiving never waits for one.
 
+use crate::backbone::{Backbone, Plug};
+use crate::entropy::FlowSockets;
 use crate::faults::Faults;
 use crate::hold::{FlowKey, Held, HoldBack};
+use crate::multicast::Memberships;
+use crate::pauses::Pauses;
+use crate::system::Bells;
 use crate::{
-    Batch, Cause, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, RoceSocket, SendError,
+    Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
 use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
-use softhca_wire::link::{Incarnation, Message};
+use softhca_wire::link::{Incarnation, Message, Pause};
 use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many packets' worth of sending one turn may do, so that receiving gets its share.
@@ -26,6 +33,8 @@ const RUNS_PER_TURN: usize = 8;
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
 const ERROR_PAUSE: u64 = 100_000_000;
+/// How far a queue pair whose rate is limited may catch up: about as late as a thread wakes up.
+const PACING_SLACK: Duration = Duration::from_micros(100);
 
 /// Which way a frame passed a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +92,8 @@ pub struct DriverOptions {
     pub settings: Settings,
     /// How the invariant CRC is checked.
     pub icrc: IcrcCheck,
+    /// Which source port packets have.
+    pub entropy: Entropy,
 }
 
 /// A run that the kernel did not take yet: sealed, and waiting in the buffer.
@@ -97,6 +108,11 @@ pub struct Driver<M> {
     hca: Hca,
     memory: M,
     sockets: HostSockets,
+    memberships: Memberships,
+    /// Opened as flows need them, if they may.
+    flow_sockets: Option<FlowSockets>,
+    /// What wakes the driver's thread besides the two sockets of the first address.
+    bells: Option<Arc<Bells>>,
     links: Links,
     witness: Box<dyn Witness>,
     started: std::time::Instant,
@@ -109,6 +125,10 @@ pub struct Driver<M> {
     waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
     held: HoldBack,
+    pauses: Pauses,
+    plug: Option<Plug>,
+    /// Destinations that wait for the line to the backbone.
+    at_line: BTreeSet<IpAddr>,
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
@@ -116,9 +136,11 @@ pub struct Driver<M> {
 
 /// Asks the links before anything is sent.
 struct Permission<'a> {
-    socket: &'a RoceSocket,
+    sockets: &'a HostSockets,
     links: &'a mut Links,
     waiting: &'a mut BTreeMap<IpAddr, u64>,
+    plug: Option<&'a Plug>,
+    at_line: &'a mut BTreeSet<IpAddr>,
     now: u64,
 }
 
@@ -127,12 +149,20 @@ impl Gate for Permission<'_> {
         if destination.is_multicast() {
             return usize::MAX;
         }
+        if let Some(plug) = self.plug.filter(|plug| plug.leads_to(destination)) {
+            if plug.is_free() {
+                return 1;
+            }
+            self.at_line.insert(destination);
+            return 0;
+        }
         let price = charge(size, 1);
         if !self.links.may_send(destination, price, self.now) {
             wait_for(self.waiting, destination, price);
             return 0;
         }
-        self.socket.run_within(destination, size, self.links.allowance(destination, self.now))
+        let allowance = self.links.allowance(destination, self.now);
+        self.sockets.towards(destination).roce.run_within(destination, size, allowance)
     }
 }
 
@@ -194,12 +224,23 @@ impl<M: Memory> Driver<M> {
     ) -> Driver<M> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);
-        let budget = budget(sockets.roce.receive_buffer());
+        // Whatever was granted fits into either socket, if there are two.
+        let buffer = sockets.ports().map(|port| port.roce.receive_buffer()).min().unwrap_or(0);
+        let budget = budget(buffer);
+        let mut settings = options.settings;
+        settings.mtu = settings.mtu.min(sockets.active_mtu());
+        if let Some(control) = &mut settings.congestion.control {
+            control.slack = control.slack.max(PACING_SLACK);
+        }
+        let rate = settings.congestion.control.and_then(|control| NonZeroU64::new(control.line_rate));
         Driver {
-            hca: Hca::new(options.settings, vec![Gid::from(sockets.address())]),
+            hca: Hca::new(settings, sockets.gids()),
             memory,
             links: Links::new(incarnation, budget, 0),
             sockets,
+            memberships: Memberships::default(),
+            flow_sockets: (options.entropy == Entropy::On).then(FlowSockets::default),
+            bells: None,
             witness,
             started: std::time::Instant::now(),
             icrc: options.icrc,
@@ -210,6 +251,9 @@ impl<M: Memory> Driver<M> {
             waiting: BTreeMap::new(),
             faults: None,
             held: HoldBack::default(),
+            pauses: Pauses::new(rate),
+            plug: None,
+            at_line: BTreeSet::new(),
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
@@ -265,7 +309,29 @@ impl<M: Memory> Driver<M> {
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
         let mut events = Events(&mut *self.witness);
-        act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events })
+        let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
+        if !self.memberships.are(self.hca.multicast_groups().map(Gid::ip)) {
+            let wanted = self.hca.multicast_groups().map(Gid::ip).collect();
+            self.memberships.follow(&wanted, &self.sockets, self.bells.as_deref());
+        }
+        result
+    }
+
+    /// Why the network does not bring what is sent to a group with members here, if so.
+    pub fn multicast_failure(&self, group: Gid) -> Option<io::Error> {
+        let failure = self.memberships.failure(group.ip())?;
+        Some(io::Error::new(failure.kind(), failure.to_string()))
+    }
+
+    /// Lets `bells` ring when something arrives that is not at [`Driver::descriptors`].
+    pub(crate) fn ring_with(&mut self, bells: Arc<Bells>) -> io::Result<()> {
+        for port in self.sockets.ports().skip(1) {
+            bells.add(port.roce.as_fd())?;
+            bells.add(port.link.as_fd())?;
+        }
+        self.memberships.listen(&bells)?;
+        self.bells = Some(bells);
+        Ok(())
     }
 
     /// Puts a fault rule on the cable before the socket. Frames go one by one from now on.
@@ -287,9 +353,35 @@ impl<M: Memory> Driver<M> {
         self.faults.iter().flat_map(|faults| faults.cable.rules())
     }
 
-    /// The descriptors that become readable when something arrives.
+    /// Takes all rules and flows away. What they hold back still goes its way, one frame at a time.
+    pub fn clear_rules(&mut self) {
+        if let Some(faults) = &mut self.faults {
+            faults.clear();
+        }
+    }
+
+    /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and
+    /// no socket. False if the network has no place for this host. Datagrams for groups stay on sockets.
+    pub fn plug_in(&mut self, backbone: Arc<Backbone>) -> bool {
+        self.plug = Plug::new(backbone, self.address());
+        self.plug.is_some()
+    }
+
+    /// Sends a priority flow control frame to a peer: its port stops these priorities, or lets them go on. It
+    /// goes over the link once, and may be lost.
+    pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
+        let now = self.now().nanos();
+        self.links.pause(peer, pause, now);
+    }
+
+    /// The descriptors that become readable when something arrives for the first address.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.sockets.roce.as_fd(), self.sockets.link.as_fd()]
+    }
+
+    /// Whether there is something that may be sent now.
+    pub fn has_more(&self) -> bool {
+        self.hca.is_ready() || self.unsent.is_some()
     }
 
     /// How long until [`Driver::turn`] has something to do although nothing arrives.
@@ -305,7 +397,12 @@ impl<M: Memory> Driver<M> {
         let faults = self.faults.as_ref().and_then(Faults::next_timeout);
         let card = self.hca.next_timeout().map(Instant::nanos);
         let held = self.held.next_timeout();
-        let next = [card, self.links.next_timeout(), faults, held].into_iter().flatten().min()?;
+        let pauses = self.pauses.next_timeout();
+        let plug = self.plug.as_ref();
+        let arrival = plug.and_then(Plug::next_in).map(|wait| now + wait);
+        let line = plug.filter(|_| !self.at_line.is_empty()).map(|plug| now + plug.free_in());
+        let due = [card, self.links.next_timeout(), faults, held, pauses, arrival, line];
+        let next = due.into_iter().flatten().min()?;
         Some(Duration::from_nanos(next.saturating_sub(now)))
     }
 
@@ -323,6 +420,11 @@ impl<M: Memory> Driver<M> {
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.turned_at = now;
+        if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            self.pauses.expire(now.nanos());
+            self.hca.pause(self.pauses.mask());
+        }
+        let carried = self.heed_backbone(now);
         let mut events = Events(&mut *self.witness);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.ring(&mut ctx);
@@ -334,16 +436,16 @@ impl<M: Memory> Driver<M> {
         self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
-        Ok(sent || received)
+        Ok(sent || received || carried)
     }
 
     /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
     fn receive(&mut self, now: Instant) -> io::Result<bool> {
-        let mut moved = self.receive_batch(now)?;
+        let mut moved = self.receive_batches(now)?;
         while !self.held.is_empty() {
             if let Some(key) = self.held.overdue(self.now().nanos()) {
                 self.release(now, key);
-            } else if self.receive_batch(now)? {
+            } else if self.receive_batches(now)? {
                 moved = true;
             } else {
                 break;
@@ -352,49 +454,22 @@ impl<M: Memory> Driver<M> {
         Ok(moved)
     }
 
-    fn receive_batch(&mut self, now: Instant) -> io::Result<bool> {
-        self.sockets.roce.receive(&mut self.batch)?;
-        if self.batch.is_empty() {
-            self.links.socket_empty(now.nanos());
-            return Ok(false);
+    /// Takes one batch of each socket.
+    fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
+        let (mut received, mut drained) = (false, true);
+        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, .. } = self;
+        let ports = sockets.ports().map(|port| (port.address(), &port.roce));
+        for (address, socket) in ports.chain(memberships.sockets()) {
+            socket.receive(batch)?;
+            let granted = !address.is_multicast();
+            received |= !batch.is_empty();
+            drained &= !batch.is_full() || !granted;
+            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc);
         }
-        let Driver { hca, memory, links, witness, batch, sockets, icrc, held, .. } = self;
-        let address = sockets.address();
-        for chunk in batch.chunks() {
-            let peer = chunk.source.ip();
-            links.received(peer, chunk.charge(), now.nanos());
-            let limit = match (*icrc, links.state(peer)) {
-                (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
-                _ => crate::MAX_RUN_SEGMENTS as u32,
-            };
-            let keeps_order = links.keeps_order(peer);
-            for datagram in chunk.datagrams() {
-                let mut envelope = Envelope::between(peer, address);
-                envelope.source_port = datagram.source.port();
-                envelope.traffic_class = datagram.traffic_class;
-                let identification = match *icrc {
-                    IcrcCheck::Ignore => Some(0),
-                    _ => Icrc::identify(&envelope, datagram.bytes, limit),
-                };
-                envelope.identification = identification.unwrap_or(0);
-                witness.frame(now, Passage::Received, &envelope, datagram.bytes);
-                let mut events = Events(&mut **witness);
-                let mut ctx = Context { now, memory, events: &mut events };
-                match (Icrc::split(datagram.bytes), identification) {
-                    (Ok((transport, _)), Some(_)) if keeps_order => {
-                        let taker = Taker { hca, held, ctx, now: now.nanos() };
-                        taker.take_in_order(&envelope, transport);
-                    }
-                    (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
-                    (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
-                    (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
-                }
-            }
-        }
-        if !self.batch.is_full() {
+        if drained {
             self.links.socket_empty(now.nanos());
         }
-        Ok(true)
+        Ok(received)
     }
 
     /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
@@ -403,6 +478,43 @@ impl<M: Memory> Driver<M> {
         let wall_ns = self.started.elapsed().as_nanos() as u64;
         let ctx = Context { now, memory: &mut self.memory, events: &mut events };
         Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
+    }
+
+    /// Takes what the backbone has for this host. Says whether that is anything.
+    fn heed_backbone(&mut self, now: Instant) -> bool {
+        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
+        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
+        hca.pause(pauses.mask() | glance.paused);
+        if glance.is_free {
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(&mut ctx, destination));
+        }
+        for frame in &glance.frames {
+            witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match Icrc::split(&frame.bytes) {
+                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                    hca.receive(&mut ctx, &frame.envelope, transport);
+                }
+                Ok(_) => hca.note_bad_icrc(&mut ctx),
+                Err(_) => hca.receive(&mut ctx, &frame.envelope, &frame.bytes),
+            }
+        }
+        !glance.frames.is_empty()
+    }
+
+    /// Hands a packet in the buffer to the backbone, if that leads to its destination.
+    fn send_to_backbone(&mut self, now: Instant, run: &Run) -> bool {
+        let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(run.envelope.destination)) else {
+            return false;
+        };
+        let mut bytes = self.buffer[..run.bytes].to_vec();
+        Icrc::seal(&run.envelope, &mut bytes);
+        self.witness.frame(now, Passage::Sent, &run.envelope, &bytes);
+        plug.send(Frame { service_level: run.service_level, ..Frame::new(run.envelope, bytes) });
+        true
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
@@ -416,15 +528,17 @@ impl<M: Memory> Driver<M> {
             return Ok(());
         }
         self.link_read_at = now_ns;
-        loop {
-            self.sockets.link.receive(&mut self.link_batch)?;
-            for datagram in self.link_batch.datagrams() {
-                if let Ok(message) = Message::parse(datagram.bytes) {
-                    self.links.handle(datagram.source.ip(), &message, now_ns);
+        for port in self.sockets.ports() {
+            loop {
+                port.link.receive(&mut self.link_batch)?;
+                for datagram in self.link_batch.datagrams() {
+                    if let Ok(message) = Message::parse(datagram.bytes) {
+                        self.links.handle(datagram.source.ip(), &message, now_ns);
+                    }
                 }
-            }
-            if !self.link_batch.is_full() {
-                break;
+                if !self.link_batch.is_full() {
+                    break;
+                }
             }
         }
         if self.links.next_timeout().is_some_and(|at| at <= now_ns) {
@@ -436,15 +550,17 @@ impl<M: Memory> Driver<M> {
 
     /// Reads what the network said about earlier datagrams.
     fn read_errors(&mut self, now: Instant) -> io::Result<()> {
-        for port in [UnreachablePort::Roce, UnreachablePort::Link] {
-            let socket = match port {
-                UnreachablePort::Roce => &self.sockets.roce,
-                UnreachablePort::Link => &self.sockets.link,
-            };
+        let Driver { sockets, flow_sockets, links, .. } = self;
+        let both = sockets
+            .ports()
+            .flat_map(|port| [(UnreachablePort::Roce, &port.roce), (UnreachablePort::Link, &port.link)]);
+        let flows = flow_sockets.iter().flat_map(FlowSockets::iter);
+        let flows = flows.map(|socket| (UnreachablePort::Roce, socket));
+        for (port, socket) in both.chain(flows) {
             for _ in 0..64 {
                 let Some(error) = socket.take_error()? else { break };
                 if let (Some(peer), Cause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.unreachable(peer.ip(), port, now.nanos());
+                    links.unreachable(peer.ip(), port, now.nanos());
                 }
             }
         }
@@ -458,7 +574,7 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, held, .. } = self;
+        let Driver { hca, memory, links, witness, waiting, unsent, held, pauses, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -468,11 +584,16 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Became(PeerState::Dead) => {
                     held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
+                    pauses.forget(event.peer);
+                    hca.pause(pauses.mask());
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
-                LinkChange::Paused(_) => {}
+                LinkChange::Paused(pause) => {
+                    pauses.apply(event.peer, &pause, now.nanos());
+                    hca.pause(pauses.mask());
+                }
             }
         }
         waiting.retain(|peer, price| {
@@ -489,7 +610,7 @@ impl<M: Memory> Driver<M> {
     fn send_link_messages(&mut self, now: Instant) -> io::Result<()> {
         while let Some((peer, message)) = self.links.transmit(now.nanos()) {
             let bytes = message.emit();
-            match self.sockets.link.send_run(peer, 0, bytes.len(), &bytes) {
+            match self.sockets.towards_mut(peer).link.send_run(peer, 0, bytes.len(), &bytes) {
                 // Every message is sent again until its purpose is reached: a lost one costs time only.
                 Ok(_) | Err(SendError::WouldBlock | SendError::NoBuffers | SendError::TooLarge) => {}
                 Err(SendError::SegmentationRefused) => {}
@@ -504,18 +625,24 @@ impl<M: Memory> Driver<M> {
         if !self.send_unsent(now)? {
             return Ok(false);
         }
+        self.faults.take_if(|faults| faults.is_done());
         if self.faults.is_some() {
             return self.send_through_faults(now);
         }
         let mut moved = false;
         for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
+            let (plug, now_ns) = (plug.as_ref(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
             let most = crate::MAX_RUN_SEGMENTS;
-            let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
+            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
+            if self.send_to_backbone(now, &run) {
+                continue;
+            }
+            self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
@@ -525,12 +652,20 @@ impl<M: Memory> Driver<M> {
         Ok(moved)
     }
 
+    /// The source port that a run will have: 4791, or with entropy that of its flow.
+    fn choose_port(&mut self, envelope: &mut Envelope) {
+        envelope.source_port = match &mut self.flow_sockets {
+            Some(sockets) => sockets.port_for(envelope.source, envelope.source_port),
+            None => ROCE_PORT,
+        };
+    }
+
     /// Seals the packets of a run in the buffer, as the kernel will number them.
     fn seal(&mut self, now: Instant, run: &Run, from: usize) {
         let mut envelope = run.envelope;
-        envelope.source_port = ROCE_PORT;
+        let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &envelope);
         for (index, packet) in self.buffer[from..run.bytes].chunks_mut(run.segment).enumerate() {
-            envelope.identification = self.sockets.roce.identification(index);
+            envelope.identification = socket.identification(index);
             Icrc::seal(&envelope, packet);
             if from == 0 {
                 self.witness.frame(now, Passage::Sent, &envelope, packet);
@@ -543,21 +678,23 @@ impl<M: Memory> Driver<M> {
         while let Some(Unsent { run, done }) = &mut self.unsent {
             let run = *run;
             let destination = run.envelope.destination;
+            let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &run.envelope);
             let mut bytes = &self.buffer[*done..run.bytes];
             if !destination.is_multicast() {
                 // A run that waited, or that the path does not cut, may have lost its permission.
                 let allowance = self.links.allowance(destination, now.nanos());
-                let allowed = self.sockets.roce.run_within(destination, run.segment, allowance);
+                let allowed = socket.run_within(destination, run.segment, allowance);
                 if allowed == 0 {
                     self.links.may_send(destination, charge(run.segment, 1), now.nanos());
                     return Ok(false);
                 }
                 bytes = &bytes[..bytes.len().min(allowed * run.segment)];
             }
-            match self.sockets.roce.send_run(destination, run.envelope.traffic_class, run.segment, bytes) {
+            let to = SocketAddr::new(destination, ROCE_PORT);
+            match socket.send_run_to(to, run.envelope.traffic_class, run.segment, bytes) {
                 Ok(count) => {
                     if !destination.is_multicast() {
-                        let price = self.sockets.roce.run_charge(destination, run.segment, count);
+                        let price = socket.run_charge(destination, run.segment, count);
                         self.links.sent(destination, price, now.nanos());
                     }
                     *done = (*done + count * run.segment).min(run.bytes);
@@ -583,16 +720,16 @@ impl<M: Memory> Driver<M> {
     fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, .. } = self;
+            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let mut gate = Permission { socket: &sockets.roce, links, waiting, now: now.nanos() };
-            let Some(run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
+            let (plug, now_ns) = (plug.as_ref(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
+            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
+            self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
-            let mut envelope = run.envelope;
-            (envelope.source_port, envelope.identification) = (ROCE_PORT, 0);
-            let frame = Frame { envelope, bytes: self.buffer[..run.bytes].to_vec() };
+            let frame = Frame::new(run.envelope, self.buffer[..run.bytes].to_vec());
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
                 faults.admit(now, Direction::Forward, frame, &mut **witness);
@@ -604,6 +741,11 @@ impl<M: Memory> Driver<M> {
             faults.expire(now, &mut **witness);
             let Some(frame) = faults.due(now.nanos()) else { break };
             let (destination, length) = (frame.envelope.destination, frame.bytes.len());
+            if let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(destination)) {
+                plug.send(frame);
+                moved = true;
+                continue;
+            }
             let price = charge(length, 1);
             let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
             if !allowed {
@@ -619,6 +761,8 @@ impl<M: Memory> Driver<M> {
                 count: 1,
                 bytes: length,
                 queue_pair: softhca_wire::Qpn::default(),
+                service_level: frame.service_level,
+                elided: 0,
             };
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
@@ -626,6 +770,63 @@ impl<M: Memory> Driver<M> {
             }
         }
         Ok(moved)
+    }
+}
+
+/// The socket that a run leaves from.
+fn outlet<'a>(
+    sockets: &'a mut HostSockets,
+    flows: &'a mut Option<FlowSockets>,
+    envelope: &Envelope,
+) -> &'a mut crate::RoceSocket {
+    let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
+    own.unwrap_or_else(|| &mut sockets.towards_mut(envelope.destination).roce)
+}
+
+/// Takes what came to `address`, which may be a multicast group: that is exempt from grants.
+fn take<M: Memory>(
+    now: Instant,
+    batch: &Batch,
+    address: IpAddr,
+    hca: &mut Hca,
+    memory: &mut M,
+    links: &mut Links,
+    held: &mut HoldBack,
+    witness: &mut dyn Witness,
+    icrc: IcrcCheck,
+) {
+    for chunk in batch.chunks() {
+        let peer = chunk.source.ip();
+        if !address.is_multicast() {
+            links.received(peer, chunk.charge(), now.nanos());
+        }
+        let limit = match (icrc, links.state(peer)) {
+            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
+            _ => crate::MAX_RUN_SEGMENTS as u32,
+        };
+        let keeps_order = links.keeps_order(peer);
+        for datagram in chunk.datagrams() {
+            let mut envelope = Envelope::between(peer, address);
+            envelope.source_port = datagram.source.port();
+            envelope.traffic_class = datagram.traffic_class;
+            let identification = match icrc {
+                IcrcCheck::Ignore => Some(0),
+                _ => Icrc::identify(&envelope, datagram.bytes, limit),
+            };
+            envelope.identification = identification.unwrap_or(0);
+            witness.frame(now, Passage::Received, &envelope, datagram.bytes);
+            let mut events = Events(witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match (Icrc::split(datagram.bytes), identification) {
+                (Ok((transport, _)), Some(_)) if keeps_order => {
+                    let taker = Taker { hca, held, ctx, now: now.nanos() };
+                    taker.take_in_order(&envelope, transport);
+                }
+                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
+                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
+                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
+            }
+        }
     }
 }
 

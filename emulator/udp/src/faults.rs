@@ -46,6 +46,21 @@ impl Faults {
         self.cable.add_rule(rule);
     }
 
+    /// Takes all rules and flows away. What is held back stays until its time.
+    pub fn clear(&mut self) {
+        let rules: Vec<_> = self.cable.rules().map(|(rule, _)| rule.id).collect();
+        for id in rules {
+            self.cable.remove_rule(id);
+        }
+        self.flows = Flows::new();
+    }
+
+    /// Whether there is nothing that a frame would have to pass.
+    pub fn is_done(&self) -> bool {
+        let idle = self.cable.rules().next().is_none() && self.flows.iter().next().is_none();
+        idle && self.out.is_empty() && self.cable.next_timeout().is_none()
+    }
+
     pub fn admit(&mut self, now: Instant, direction: Direction, frame: Frame, witness: &mut dyn Witness) {
         let Faults { cable, flows, out, serial } = self;
         cable.admit(now.nanos(), direction, frame, flows, &mut Exit { out, serial, now, witness });

@@ -1,11 +1,12 @@
 //! Which address a host takes, and who has it when it is taken.
 
 use crate::socket::{RoceSocket, SocketOptions};
-use softhca_wire::ROCE_PORT;
+use crate::{Interface, interface_of};
 use softhca_wire::link::LINK_PORT;
+use softhca_wire::{Gid, Mtu, ROCE_PORT};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use thiserror::Error;
 
 /// The environment variable that names the host's address.
@@ -58,7 +59,9 @@ pub enum BindError {
         address: SocketAddr,
     },
     /// `SOFTHCA_ADDRESS` is not an IP address.
-    #[error("{ADDRESS_VARIABLE} is {value:?}, which is not an IP address")]
+    #[error(
+        "{ADDRESS_VARIABLE} is {value:?}: an IP address is expected, or an IPv4 and an IPv6 address with a comma"
+    )]
     BadVariable {
         /// Its value.
         value: String,
@@ -96,13 +99,16 @@ impl BindError {
 /// The receive buffer that link control asks for: what a kernel as it comes gives to anybody.
 const LINK_BUFFER: usize = 212_992;
 
-/// The two sockets of a host.
+/// The two sockets of a host; four if it has an IPv4 and an IPv6 address.
 #[derive(Debug)]
 pub struct HostSockets {
     /// Carries RoCE, on port 4791.
     pub roce: RoceSocket,
     /// Carries link control, on port 4792.
     pub link: RoceSocket,
+    interface: Option<Interface>,
+    /// Those of its IPv6 address, beside an IPv4 address.
+    second: Option<Box<HostSockets>>,
 }
 
 impl HostSockets {
@@ -111,20 +117,99 @@ impl HostSockets {
         let bind = |port, options| RoceSocket::bind(SocketAddr::new(address, port), options);
         // Link control first: who finds it missing takes the port for another make.
         let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_BUFFER, ..options })?;
-        Ok(HostSockets { roce: bind(ROCE_PORT, options)?, link })
+        let roce = bind(ROCE_PORT, options)?;
+        let interface = interface_of(address);
+        if let Some(interface) = &interface {
+            // Where this fails, groups cannot be joined either, and whoever tries is told.
+            let _ = roce.route_multicast(interface);
+        }
+        Ok(HostSockets { roce, link, interface, second: None })
     }
 
-    /// The host's address.
+    /// Binds both ports of an IPv4 address and of an IPv6 address beside it: the host's second GID. Without
+    /// one, a host on a network takes the one of its interface, if there is one and it is free.
+    pub fn bind_both(
+        address: IpAddr,
+        ipv6: Option<Ipv6Addr>,
+        options: SocketOptions,
+    ) -> Result<HostSockets, BindError> {
+        HostSockets::bind(address, options)?.with_ipv6(ipv6, options)
+    }
+
+    /// The same for a host whose IPv4 address is bound already.
+    pub fn with_ipv6(
+        mut self,
+        ipv6: Option<Ipv6Addr>,
+        options: SocketOptions,
+    ) -> Result<HostSockets, BindError> {
+        if self.address().is_ipv6() {
+            return Ok(self);
+        }
+        self.second = match ipv6 {
+            Some(asked) => Some(Box::new(HostSockets::bind(asked.into(), options)?)),
+            None if self.address().is_loopback() => None,
+            None => {
+                let found = self.interface.as_ref().and_then(|interface| interface.ipv6);
+                found.and_then(|found| HostSockets::bind(found.into(), options).ok()).map(Box::new)
+            }
+        };
+        Ok(self)
+    }
+
+    /// The host's address, its first if there are two.
     pub fn address(&self) -> IpAddr {
         self.roce.local_address().ip()
+    }
+
+    /// The GID table: an entry for each address.
+    pub fn gids(&self) -> Vec<Gid> {
+        self.ports().map(|port| Gid::from(port.address())).collect()
+    }
+
+    /// The interface that has the address.
+    pub fn interface(&self) -> Option<&Interface> {
+        self.interface.as_ref()
+    }
+
+    /// The largest path MTU that the interfaces carry, with room for every header. Loopback carries all.
+    pub fn active_mtu(&self) -> Mtu {
+        let carried = |port: &HostSockets| match &port.interface {
+            _ if port.address().is_loopback() => Mtu::B4096,
+            Some(interface) => Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256),
+            None => Mtu::B1024,
+        };
+        self.ports().map(carried).min().unwrap_or(Mtu::B1024)
+    }
+
+    /// The sockets of each address.
+    pub(crate) fn ports(&self) -> impl Iterator<Item = &HostSockets> {
+        std::iter::once(self).chain(self.second.as_deref())
+    }
+
+    /// The sockets of the address of the same IP version as `other`.
+    pub(crate) fn of_version(&self, other: IpAddr) -> Option<&HostSockets> {
+        self.ports().find(|port| port.address().is_ipv4() == other.is_ipv4())
+    }
+
+    /// The sockets that packets to `destination` leave from.
+    pub(crate) fn towards(&self, destination: IpAddr) -> &HostSockets {
+        self.of_version(destination).unwrap_or(self)
+    }
+
+    /// The same, to send.
+    pub(crate) fn towards_mut(&mut self, destination: IpAddr) -> &mut HostSockets {
+        if self.address().is_ipv4() == destination.is_ipv4() || self.second.is_none() {
+            return self;
+        }
+        self.second.as_mut().expect("it was just seen")
     }
 }
 
 /// Takes the address in `SOFTHCA_ADDRESS`, or the first of 127.0.0.2 … 127.0.0.254 that is free.
 pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     if let Ok(value) = std::env::var(ADDRESS_VARIABLE) {
-        let address = value.parse().map_err(|_| BindError::BadVariable { value })?;
-        return HostSockets::bind(address, options);
+        let (address, ipv6) = parse_addresses(&value).ok_or(BindError::BadVariable { value })?;
+        return HostSockets::bind_both(address, ipv6, options);
     }
     // Looking who has an address takes longer than trying the next.
     let free =
@@ -136,6 +221,17 @@ pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
         }
     }
     HostSockets::bind(Ipv4Addr::new(127, 0, 0, 2).into(), options)
+}
+
+/// Reads an address, or an IPv4 address and an IPv6 address with a comma between them.
+pub fn parse_addresses(text: &str) -> Option<(IpAddr, Option<Ipv6Addr>)> {
+    match text.split_once(',') {
+        None => Some((text.trim().parse().ok()?, None)),
+        Some((ipv4, ipv6)) => {
+            let ipv4: Ipv4Addr = ipv4.trim().parse().ok()?;
+            Some((ipv4.into(), Some(ipv6.trim().parse().ok()?)))
+        }
+    }
 }
 
 /// Looks for the socket that keeps `address` from being bound. The kernel's tables are read in pieces, and one

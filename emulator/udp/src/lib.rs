@@ -6,26 +6,32 @@
 
 #![cfg(unix)]
 
+mod backbone;
 mod batch;
 mod driver;
+mod entropy;
 mod faults;
 mod grant;
 mod hold;
 mod host;
 mod link;
+mod multicast;
+mod pauses;
 pub mod raw;
 mod socket;
 mod station;
 mod system;
 
+pub use backbone::{Backbone, BackboneError};
 pub use batch::{Batch, Chunk, Datagram};
 pub use driver::{Driver, DriverOptions, IcrcCheck, Passage, Witness};
+pub use entropy::Entropy;
 pub use grant::{Granter, Holder, LARGEST_CHARGE, budget, charge};
-pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, Owner, bind_host};
+pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, Owner, bind_host, parse_addresses};
 pub use link::{LinkChange, LinkEvent, Links, PeerState, UnreachablePort};
 pub use socket::{
     Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
     SocketOptions,
 };
 pub use station::{Conduct, Station};
-pub use system::{Ready, Waker, wait, wait_writable};
+pub use system::{Interface, ProcessMark, Ready, Waker, interface_of, wait, wait_writable};

@@ -4,10 +4,11 @@
 //! [`RoceSocket::identification`] predicts, which the ICRC needs. Nothing is queued here and nothing is
 //! tried again: what the kernel does not take is the caller's to keep.
 
-use crate::{BindError, batch::Batch, charge, system};
-use socket2::{Domain, Protocol, Socket, Type};
+use crate::{BindError, Interface, batch::Batch, charge, system};
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+use softhca_wire::ROCE_PORT;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, BorrowedFd};
 use thiserror::Error;
 
@@ -121,6 +122,49 @@ impl RoceSocket {
         let local = socket.local_addr().map_err(other)?.as_socket().unwrap_or(address);
         let segmentation = if offload { options.segmentation } else { Segmentation::Separate };
         Ok(RoceSocket { socket, local, segmentation, receive_buffer })
+    }
+
+    /// A socket that gets what is sent to a multicast group on an interface, as do all others like it. The
+    /// membership ends with it.
+    pub fn join(group: IpAddr, interface: &Interface, options: SocketOptions) -> io::Result<RoceSocket> {
+        let address = match group {
+            IpAddr::V4(_) => SocketAddr::new(group, ROCE_PORT),
+            IpAddr::V6(group) => SocketAddrV6::new(group, ROCE_PORT, 0, interface.index).into(),
+        };
+        let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_reuse_address(true)?;
+        if group.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        system::configure(&socket, group.is_ipv6(), options.receive_buffer)?;
+        system::refuse_other_groups(&socket, group.is_ipv6());
+        let receive_buffer = socket.recv_buffer_size()?;
+        socket.bind(&address.into())?;
+        match group {
+            IpAddr::V4(group) => {
+                socket.join_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(interface.index))?;
+            }
+            IpAddr::V6(group) => socket.join_multicast_v6(&group, interface.index)?,
+        }
+        Ok(RoceSocket { socket, local: address, segmentation: Segmentation::Separate, receive_buffer })
+    }
+
+    /// Sends multicast out of this interface, to members on this machine too, as far as unicast goes.
+    pub fn route_multicast(&self, interface: &Interface) -> io::Result<()> {
+        const HOPS: u32 = 64;
+        match self.local.ip() {
+            IpAddr::V4(address) => {
+                self.socket.set_multicast_if_v4(&address)?;
+                self.socket.set_multicast_loop_v4(true)?;
+                self.socket.set_multicast_ttl_v4(HOPS)
+            }
+            IpAddr::V6(_) => {
+                self.socket.set_multicast_if_v6(interface.index)?;
+                self.socket.set_multicast_loop_v6(true)?;
+                self.socket.set_multicast_hops_v6(HOPS)
+            }
+        }
     }
 
     /// Where the socket is bound.

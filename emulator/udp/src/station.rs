@@ -1,7 +1,7 @@
 //! A driver behind a lock, and the thread that drives it when, or because, nobody else does.
 
 use crate::system::Bells;
-use crate::{Driver, Waker, wait};
+use crate::{Driver, ProcessMark, Waker, wait};
 use parking_lot::{Mutex, MutexGuard};
 use softhca_engine::Memory;
 use softhca_queue::Words;
@@ -17,6 +17,9 @@ const TAKE_OVER: Duration = Duration::from_micros(50);
 
 /// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
 const EMPTY_TURNS: u32 = 64;
+
+/// How long a card that ends may take to send what it has.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Who drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +47,7 @@ struct Core<M> {
     asleep: Words,
     stop: AtomicBool,
     waker: Waker,
-    bells: Bells,
+    bells: Arc<Bells>,
     sockets: [OwnedFd; 2],
 }
 
@@ -52,13 +55,17 @@ struct Core<M> {
 pub struct Station<M> {
     core: Arc<Core<M>>,
     thread: Option<JoinHandle<()>>,
+    /// Where the thread runs.
+    process: ProcessMark,
 }
 
 impl<M: Memory + Send + 'static> Station<M> {
     /// Starts the thread. The first of the `asleep` words tells whoever rings a doorbell that the thread needs
     /// to be woken.
-    pub fn start(driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
+    pub fn start(mut driver: Driver<M>, conduct: Conduct, asleep: Words) -> io::Result<Station<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
+        let bells = Arc::new(Bells::new()?);
+        driver.ring_with(bells.clone())?;
         let name = format!("softhca {}", driver.address());
         let started = driver.started();
         let core = Arc::new(Core {
@@ -71,13 +78,13 @@ impl<M: Memory + Send + 'static> Station<M> {
             asleep,
             stop: AtomicBool::new(false),
             waker: Waker::new()?,
-            bells: Bells::new()?,
+            bells,
         });
         let thread = std::thread::Builder::new().name(name).spawn({
             let core = core.clone();
             move || core.serve()
         })?;
-        Ok(Station { core, thread: Some(thread) })
+        Ok(Station { core, thread: Some(thread), process: ProcessMark::current() })
     }
 
     /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn.
@@ -111,6 +118,11 @@ impl<M: Memory + Send + 'static> Station<M> {
 
 impl<M> Drop for Station<M> {
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // A copy in a child: the thread is the parent's.
+            std::mem::forget(self.thread.take());
+            return;
+        }
         self.core.stop.store(true, Ordering::Release);
         self.core.waker.wake();
         if let Some(thread) = self.thread.take() {
@@ -137,6 +149,18 @@ impl<M: Memory> Core<M> {
             match self.conduct {
                 Conduct::Callers => self.stand_in(),
                 Conduct::Thread { linger } => self.work(linger),
+            }
+        }
+        self.finish();
+    }
+
+    /// Sends what may be sent at once: a peer may wait for the last word of a connection.
+    fn finish(&self) {
+        let mut driver = self.driver.lock();
+        let until = Instant::now() + LAST_WORDS;
+        while driver.has_more() && Instant::now() < until {
+            if driver.turn().is_err() {
+                return;
             }
         }
     }

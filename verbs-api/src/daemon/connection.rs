@@ -2,11 +2,13 @@
 
 use crate::Error;
 use crate::backend::Result;
+use crate::embedded::check_process;
 use parking_lot::{Condvar, Mutex};
 use softhca_queue::control::{
     Call, Folder, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
     send_frame,
 };
+use softhca_udp::ProcessMark;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,6 +20,7 @@ use std::thread::JoinHandle;
 pub(crate) struct Greeted {
     stream: UnixStream,
     reader: FrameReader,
+    process: ProcessMark,
     pub welcome: Welcome,
 }
 
@@ -61,11 +64,12 @@ impl Greeted {
             let text = format!("it speaks protocol {}, this library {PROTOCOL}", welcome.protocol);
             return Err(missing(text));
         }
-        Ok(Greeted { stream, reader, welcome })
+        Ok(Greeted { stream, reader, process: ProcessMark::current(), welcome })
     }
 
     /// Asks one thing, and skips news.
     pub fn ask(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
+        check_process(&self.process)?;
         send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
         loop {
             if let (Message::Reply(reply), descriptors) = self.next()? {
@@ -76,12 +80,13 @@ impl Greeted {
 
     /// The next message.
     pub fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+        check_process(&self.process)?;
         receive(&mut self.reader, self.stream.as_fd()).map_err(gone)
     }
 
     /// Has a thread read from now on, which gives news to `listener`.
     pub fn listen(self, listener: Arc<dyn Listener>) -> Result<Line> {
-        let Greeted { stream, mut reader, .. } = self;
+        let Greeted { stream, mut reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
         let shared = Arc::new(Shared { reply: Mutex::new(Slot::Empty), arrived: Condvar::new() });
@@ -104,7 +109,6 @@ impl Greeted {
                 }
             })
             .map_err(system)?;
-        let process = std::process::id();
         Ok(Line { stream, shared, calling: Mutex::new(()), process, thread: Some(thread) })
     }
 }
@@ -140,16 +144,19 @@ pub(crate) struct Line {
     shared: Arc<Shared>,
     /// One call at a time.
     calling: Mutex<()>,
-    process: u32,
+    process: ProcessMark,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Line {
+    /// Refuses in a child: the connection is the parent's.
+    pub fn check_process(&self) -> Result<()> {
+        check_process(&self.process)
+    }
+
     /// Asks one thing.
     pub fn call(&self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
-        if std::process::id() != self.process {
-            return Err(Error::Forked { parent: self.process });
-        }
+        self.check_process()?;
         let _calling = self.calling.lock();
         let mut slot = self.shared.reply.lock();
         if let Slot::Empty = &*slot {
@@ -173,7 +180,7 @@ impl Line {
 
 impl Drop for Line {
     fn drop(&mut self) {
-        if std::process::id() != self.process {
+        if !self.process.is_here() {
             // The parent's connection, and a thread that does not exist here.
             std::mem::forget(self.thread.take());
             return;

@@ -2,11 +2,12 @@
 
 use crate::backend::Result;
 use crate::daemon::connection::Greeted;
-use crate::{Counters, Error};
+use crate::{Counters, Error, QpKind, Role, Rule, Tally};
 use softhca_queue::AsyncEvent;
 use softhca_queue::control::{
-    Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status,
+    Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status, decode, encode,
 };
+use std::os::fd::BorrowedFd;
 
 /// An asynchronous event of some client of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,6 +79,42 @@ impl DaemonControl {
         }
     }
 
+    /// Puts fault rules, with names for records, on the cable of a host. `seed` decides their draws.
+    pub fn add_rules(&mut self, host: &str, seed: u64, rules: &[(Rule, &str)]) -> Result<()> {
+        let call = Call::AddRules { host: Some(host.into()), seed, rules: encode(&rules) };
+        self.line.ask(&call, &[]).map(|_| ())
+    }
+
+    /// Gives roles, which rules speak of, to the next queue pairs of a host that become ready to receive: each to
+    /// the first of its kind. PSNs count from the first that it is told to send.
+    pub fn name_flows(&mut self, host: &str, seed: u64, roles: &[(QpKind, Role)]) -> Result<()> {
+        let roles = roles.iter().map(|(kind, role)| (*kind, role.0)).collect();
+        self.line.ask(&Call::NameFlows { host: Some(host.into()), seed, roles }, &[]).map(|_| ())
+    }
+
+    /// The rules of a host, and how often each fired.
+    pub fn rules(&mut self, host: &str) -> Result<Vec<(Rule, Tally)>> {
+        read_rules(self.line.ask(&Call::Rules { host: Some(host.into()) }, &[])?.0)
+    }
+
+    /// Takes all rules and roles of a host away. What they hold back still arrives.
+    pub fn clear_rules(&mut self, host: &str) -> Result<()> {
+        self.line.ask(&Call::ClearRules { host: Some(host.into()) }, &[]).map(|_| ())
+    }
+
+    /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with
+    /// [`DaemonControl::end_records`], or with this connection.
+    pub fn record(&mut self, capture: Option<BorrowedFd<'_>>, log: Option<BorrowedFd<'_>>) -> Result<()> {
+        let call = Call::Record { capture: capture.is_some(), log: log.is_some() };
+        let passed: Vec<BorrowedFd<'_>> = [capture, log].into_iter().flatten().collect();
+        self.line.ask(&call, &passed).map(|_| ())
+    }
+
+    /// Ends the records of this connection. When it returns, they are complete, or the error says what is missing.
+    pub fn end_records(&mut self) -> Result<()> {
+        self.line.ask(&Call::EndRecords, &[]).map(|_| ())
+    }
+
     /// Ends the daemon, and waits until it is gone.
     pub fn stop(mut self) -> Result<()> {
         let watch = ProcessWatch::new(self.process());
@@ -90,6 +127,16 @@ impl DaemonControl {
             watch.wait();
         }
         Ok(())
+    }
+}
+
+/// The rules in a reply.
+pub(crate) fn read_rules(reply: Reply) -> Result<Vec<(Rule, Tally)>> {
+    match reply {
+        Reply::Rules(bytes) => {
+            decode(&bytes).map_err(|error| Error::Refused { errno: 71, message: error.to_string() })
+        }
+        other => Err(unexpected(&other)),
     }
 }
 

@@ -8,7 +8,6 @@ pub use control::{DaemonControl, SeenEvent};
 pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
-use crate::embedded::network_mtu;
 use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::time::real_now;
@@ -21,6 +20,7 @@ use softhca_engine::{
     AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, QpInit,
     QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
+use softhca_fabric::{Flow, Rule, Tally};
 use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
@@ -176,6 +176,19 @@ impl Daemon {
         self.host.limits
     }
 
+    pub fn add_rule(&self, seed: u64, rule: Rule) -> Result<()> {
+        let rules = protocol::encode(&vec![(rule, "")]);
+        self.done(&Call::AddRules { host: None, seed, rules })
+    }
+
+    pub fn add_flow(&self, seed: u64, flow: Flow) -> Result<()> {
+        self.done(&Call::AddFlows { host: None, seed, flows: protocol::encode(&vec![flow]) })
+    }
+
+    pub fn rules(&self) -> Result<Vec<(Rule, Tally)>> {
+        control::read_rules(self.call(&Call::Rules { host: None })?)
+    }
+
     fn call(&self, call: &Call) -> Result<Reply> {
         self.line.call(call, &[]).map(|(reply, _)| reply)
     }
@@ -207,6 +220,10 @@ macro_rules! expect {
 }
 
 impl Backend for Daemon {
+    fn check_process(&self) -> Result<()> {
+        self.line.check_process()
+    }
+
     fn gids(&self) -> Vec<Gid> {
         self.gids.clone()
     }
@@ -240,6 +257,7 @@ impl Backend for Daemon {
         block: Arc<Block>,
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
+        self.check_process()?;
         let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
         let descriptor = memory.and_then(|memory| memory.take_descriptor());
         let place = match descriptor {
@@ -287,6 +305,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_completion_queue(&self, cq: CqId) -> Result<()> {
+        self.check_process()?;
         self.board.queues.lock().remove(&cq);
         self.board.estate.remove_queue(cq);
         self.done(&Call::DestroyCompletionQueue(cq))
@@ -369,6 +388,7 @@ impl Backend for Daemon {
     }
 
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()> {
+        self.check_process()?;
         self.board.estate.remove_queue_pair(number);
         self.done(&Call::DestroyQueuePair(number))
     }
@@ -398,7 +418,7 @@ impl Backend for Daemon {
     }
 
     fn active_mtu(&self) -> Mtu {
-        network_mtu(self.host.address)
+        self.host.active_mtu
     }
 
     fn host_named(&self, name: &str) -> Option<IpAddr> {

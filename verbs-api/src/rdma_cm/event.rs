@@ -37,9 +37,10 @@ impl Event {
         }
     }
 
-    /// The event, if it is of this kind; else the error that it stands for.
+    /// The event, if it is of this kind; else the error that it stands for. A connection that is over is over,
+    /// whether or not the peer had a word to say.
     pub fn expect(self, kind: EventKind) -> Result<Event, Error> {
-        if self.kind == kind && self.status == 0 {
+        if self.kind == kind && (self.status == 0 || kind == EventKind::Disconnected) {
             return Ok(self);
         }
         Err(Error::Connection { kind: self.kind, status: self.status })

@@ -106,6 +106,8 @@ impl Outbox {
                 count: 0,
                 bytes: 0,
                 queue_pair: Qpn::GSI,
+                service_level: 0,
+                elided: 0,
             });
             self.build(card, ctx, &next, &mut buffer[run.bytes..run.bytes + SEGMENT]);
             run.count += 1;

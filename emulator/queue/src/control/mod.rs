@@ -11,13 +11,13 @@ pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, sen
 
 use crate::{
     Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
-    QpView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
+    QpKind, QpView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
 pub const PROTOCOL: u32 = 2;
@@ -68,6 +68,8 @@ pub struct HostCard {
     pub device: String,
     /// Its address.
     pub address: IpAddr,
+    /// The largest path MTU that its network carries.
+    pub active_mtu: Mtu,
     /// What one client can have there.
     pub limits: Limits,
     /// What a lost packet does.
@@ -117,6 +119,44 @@ pub enum Call {
     Watch,
     /// End the daemon.
     Stop,
+    /// Put fault rules on the cable of a host, behind those that are there. Without a name, of the own one.
+    AddRules {
+        host: Option<String>,
+        /// Decides the draws, if there were no rules before.
+        seed: u64,
+        /// The rules with their names, as the fabric writes them down.
+        rules: Vec<u8>,
+    },
+    /// Let the rules of a host know queue pairs by their roles.
+    AddFlows {
+        host: Option<String>,
+        seed: u64,
+        /// The flows, as the fabric writes them down.
+        flows: Vec<u8>,
+    },
+    /// Give these roles to the next queue pairs of a host that become ready to receive, each to the first of
+    /// its kind; all hosts of the daemon know them by it.
+    NameFlows {
+        host: Option<String>,
+        seed: u64,
+        roles: Vec<(QpKind, u32)>,
+    },
+    /// The rules of a host and how often each fired.
+    Rules {
+        host: Option<String>,
+    },
+    /// Take all rules, flows and names of a host away. What they hold back still arrives.
+    ClearRules {
+        host: Option<String>,
+    },
+    /// Write what the cards do to the descriptors that come with it, until this connection ends: first a
+    /// capture, then an event log, as far as they are asked for.
+    Record {
+        capture: bool,
+        log: bool,
+    },
+    /// End the records of this connection: everything has been written when the reply comes.
+    EndRecords,
     AllocateDomain,
     FreeDomain(PdId),
     Register {
@@ -222,6 +262,8 @@ pub enum Reply {
     View(QpView),
     Counters(Counters),
     Status(Status),
+    /// The rules and their tallies, as the fabric writes them down.
+    Rules(Vec<u8>),
     Cm(cm::Reply),
 }
 

@@ -191,7 +191,7 @@ impl Observer for Ladders {
     }
 
     fn fault(&mut self, _: Instant, cable: CableId, fault: &Fault) {
-        let sender = self.cast.ends(cable, fault.direction).map(|[sender, _]| sender);
+        let sender = self.cast.sender(cable, fault.direction);
         Ladders::fault(self, sender, fault);
     }
 }

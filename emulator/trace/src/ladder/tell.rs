@@ -3,7 +3,7 @@
 use super::Tone;
 use super::label::relative;
 use crate::words::{async_event, duration};
-use softhca_engine::{AsyncEvent, BackCause, CmFailure, DropReason, Event, Reason, Refusal};
+use softhca_engine::{AsyncEvent, BackCause, CmFailure, DropReason, Event, RateCause, Reason, Refusal};
 use softhca_queue::{Completion, Status};
 use softhca_wire::{Psn, Qpn};
 
@@ -28,6 +28,8 @@ pub(super) fn queue_pair(event: &Event) -> Option<Qpn> {
         | Event::WentBack { qp, .. }
         | Event::RnrWaitStarted { qp, .. }
         | Event::AckTimedOut { qp, .. }
+        | Event::CongestionSeen { qp, .. }
+        | Event::RateChanged { qp, .. }
         | Event::MemoryWritten { qp, .. }
         | Event::StateChanged { qp, .. }
         | Event::Retired { qp, .. }
@@ -85,6 +87,12 @@ pub(super) fn sentence(event: &Event, zeros: Zeros, now_ns: i64) -> Option<(Tone
         }
         Event::AckTimedOut { oldest, .. } => {
             (Tone::Odd, format!("no answer to {} in time", relative(oldest, zeros.own)))
+        }
+        Event::CongestionSeen { psn, notified: true, .. } => {
+            (Tone::Odd, format!("{} came with a congestion mark", relative(psn, zeros.peer)))
+        }
+        Event::RateChanged { bits_per_second, cause: RateCause::Notified, .. } => {
+            (Tone::Odd, format!("slows down to {} Mb/s", bits_per_second / 1_000_000))
         }
         Event::Raised { event, .. } => (Tone::Odd, format!("async event {}", async_event(&event))),
         Event::ClientFaulted { why, .. } => (Tone::Bad, format!("the application broke its ring: {why}")),

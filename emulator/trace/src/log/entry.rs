@@ -1,10 +1,10 @@
 //! Maps events and faults to the names of the log. Every variant is here, or it does not compile.
 
-use super::vocabulary::{Change, PacketData, What};
+use super::vocabulary::{Change, CulpritData, PacketData, What};
 use crate::Cast;
 use crate::words::{self, slug};
 use softhca_engine::{AsyncEvent, Event, Packet, Reason};
-use softhca_fabric::{CableId, Cause, Effect, Fault};
+use softhca_fabric::{CableId, Cause, Culprit, Effect, FabricEvent, Fault, Node};
 use softhca_queue::{Completion, CompletionFlags};
 use softhca_wire::Syndrome;
 
@@ -107,6 +107,16 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
             What::RnrWaitStarted { qp: qp.value(), psn: psn.value(), until: until.nanos(), retries_left }
         }
         Event::AckTimedOut { qp, oldest } => What::AckTimedOut { qp: qp.value(), oldest_psn: oldest.value() },
+        Event::CongestionSeen { qp, psn, notified } => {
+            What::MarkSeen { qp: qp.value(), psn: psn.value(), notified }
+        }
+        Event::RateChanged { qp, bits_per_second, target, alpha_millionths, cause } => What::RateChanged {
+            qp: qp.value(),
+            rate: bits_per_second,
+            target,
+            alpha: alpha_millionths,
+            cause: slug(&cause).into(),
+        },
         Event::MemoryWritten { qp, key, address, length, psn } => {
             What::MemoryWritten { qp: qp.value(), key, address, length, psn: psn.value() }
         }
@@ -153,6 +163,49 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
         },
     };
     (what, trigger)
+}
+
+fn culprit(culprit: &Culprit) -> CulpritData {
+    CulpritData {
+        source: culprit.source,
+        destination: culprit.destination,
+        dest_qp: culprit.packet.map(|(qpn, _)| qpn.value()),
+        psn: culprit.packet.map(|(_, psn)| psn.value()),
+    }
+}
+
+/// Where something happened in the fabric, what it is in the log, and why it happened.
+pub(super) fn of_fabric(event: &FabricEvent) -> (Node, What, Option<String>) {
+    let mut trigger = None;
+    let (node, what) = match *event {
+        FabricEvent::Marked { switch, cable: CableId(cable), priority, depth, culprit: of } => {
+            (Node::Switch(switch), What::EcnMarked { cable, priority, depth, packet: culprit(&of) })
+        }
+        FabricEvent::Lost { at, cable: CableId(cable), priority, cause, culprit: of } => {
+            trigger = Some(cause.to_string());
+            let (cause, packet) = (slug(&cause).into(), culprit(&of));
+            (at, What::FrameLost { cable, priority, cause, packet })
+        }
+        FabricEvent::PauseSent { at, cable: CableId(cable), priority, quanta, held } => {
+            (at, What::PauseSent { cable, priority, quanta, held })
+        }
+        FabricEvent::PauseReceived { at, cable: CableId(cable), priority, quanta, until_ns: until } => {
+            (at, What::PauseReceived { cable, priority, quanta, until })
+        }
+        FabricEvent::PauseEnded { at, cable: CableId(cable), priority, how } => {
+            (at, What::PauseEnded { cable, priority, how: slug(&how).into() })
+        }
+        FabricEvent::QueueSampled { switch, cable: CableId(cable), priority, depth } => {
+            (Node::Switch(switch), What::QueueSampled { cable, priority, depth })
+        }
+        FabricEvent::WatchdogFired { at, cable: CableId(cable), priority, lost } => {
+            (at, What::WatchdogFired { cable, priority, lost })
+        }
+        FabricEvent::WatchdogRestored { at, cable: CableId(cable), priority } => {
+            (at, What::WatchdogRestored { cable, priority })
+        }
+    };
+    (node, what, trigger)
 }
 
 fn change(effect: &Effect) -> Change {

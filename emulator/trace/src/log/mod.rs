@@ -9,12 +9,12 @@ mod vocabulary;
 
 pub use convert::{Conversion, Converted};
 pub use reader::{EventLogReader, LogCause, LogError};
-pub use vocabulary::{Change, Name, PacketData, VOCABULARY, What};
+pub use vocabulary::{Change, CulpritData, Name, PacketData, VOCABULARY, What};
 
 use crate::Cast;
 use serde::{Deserialize, Serialize};
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{CableId, Fault, HostId, Observer};
+use softhca_fabric::{CableId, FabricEvent, Fault, HostId, Observer};
 use std::io::{self, Write};
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ pub struct VantagePoint {
 pub struct Entry {
     /// When, in nanoseconds since the start.
     pub time: u64,
-    /// Where: the name of the host; for a fault that of the sender.
+    /// Where: the name of the host or switch; for a fault that of the sender.
     pub host: String,
     /// What: the keys `name` and `data`.
     #[serde(flatten)]
@@ -82,6 +82,16 @@ impl<W: Write> EventLog<W> {
         log
     }
 
+    /// The names that lines are written with, to add to.
+    pub fn cast_mut(&mut self) -> &mut Cast {
+        &mut self.cast
+    }
+
+    /// Hands what was written so far on to whoever stores it.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+
     /// A card told an event.
     pub fn card(&mut self, now: Instant, host: HostId, event: &Event) {
         let (what, trigger) = entry::of_event(event);
@@ -90,10 +100,16 @@ impl<W: Write> EventLog<W> {
 
     /// A fault happened to a frame on a cable.
     pub fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        let ends = self.cast.ends(cable, fault.direction);
-        let host = ends.map_or(String::new(), |[sender, _]| self.cast.host_at(sender));
+        let ends = self.cast.nodes(cable, fault.direction);
+        let host = ends.map_or(String::new(), |[sender, _]| self.cast.node(sender));
         let (what, trigger) = entry::of_fault(cable, fault, &self.cast);
         self.line(&Entry { time: now.nanos(), host, what, trigger });
+    }
+
+    /// A switch, or the port of a host, told an event.
+    pub fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        let (node, what, trigger) = entry::of_fabric(event);
+        self.line(&Entry { time: now.nanos(), host: self.cast.node(node), what, trigger });
     }
 
     /// Hands everything on. The first thing that could not be written is the error.
@@ -124,5 +140,9 @@ impl<W: Write> Observer for EventLog<W> {
 
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
         EventLog::fault(self, now, cable, fault);
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        EventLog::fabric(self, now, event);
     }
 }

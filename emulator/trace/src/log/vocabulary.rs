@@ -179,6 +179,28 @@ vocabulary! {
         /// The oldest PSN without an answer.
         oldest_psn: u32,
     }
+    /// A packet came with a congestion mark.
+    "congestion:mark_seen" MarkSeen {
+        /// The queue pair.
+        qp: u32,
+        /// The packet's PSN.
+        psn: u32,
+        /// Whether a notification (CNP) follows; if not, the last one was too short ago.
+        notified: bool,
+    }
+    /// Congestion control changed the rate of a queue pair.
+    "congestion:rate_changed" RateChanged {
+        /// The queue pair.
+        qp: u32,
+        /// Its rate now, in bits per second.
+        rate: u64,
+        /// The rate that it rises to next.
+        target: u64,
+        /// The estimate of congestion (DCQCN's alpha), in millionths.
+        alpha: u32,
+        /// What changed it.
+        cause: Word,
+    }
     /// Local memory was written: by a peer, or by a receive, read response or atomic.
     "memory:written" MemoryWritten {
         /// The queue pair that the packet came to.
@@ -292,6 +314,84 @@ vocabulary! {
         /// Zero, a negative errno, or the reason of a refusal.
         status: i32,
     }
+    /// A switch marked a packet because of the queue before it.
+    "fabric:ecn_marked" EcnMarked {
+        /// The cable that it leaves over.
+        cable: u32,
+        /// Its priority.
+        priority: u8,
+        /// Bytes that waited before it.
+        depth: u64,
+        /// The packet.
+        packet: CulpritData,
+    }
+    /// A frame was lost in a switch, or at the port of a host.
+    "fabric:frame_lost" FrameLost {
+        /// The cable that it was to leave over, or that it came over.
+        cable: u32,
+        /// Its priority.
+        priority: u8,
+        /// Why.
+        cause: Word,
+        /// The packet.
+        packet: CulpritData,
+    }
+    /// A pause frame was sent.
+    "fabric:pause_sent" PauseSent {
+        /// The cable.
+        cable: u32,
+        /// The priority that is to stop.
+        priority: u8,
+        /// For so many times 512 bit times; 0 lets it go on.
+        quanta: u16,
+        /// Bytes of that priority that had come over the cable and were still there.
+        held: u64,
+    }
+    /// A pause frame came.
+    "fabric:pause_received" PauseReceived {
+        /// The cable.
+        cable: u32,
+        /// The priority that stops.
+        priority: u8,
+        /// For so many times 512 bit times; 0 lets it go on.
+        quanta: u16,
+        /// When it goes on by itself, in nanoseconds since the start.
+        until: u64,
+    }
+    /// A priority that was stopped goes on.
+    "fabric:pause_ended" PauseEnded {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// `resumed`, `expired`, or `overruled` by a watchdog.
+        how: Word,
+    }
+    /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
+    "fabric:queue_sampled" QueueSampled {
+        /// The cable that the queue leads to.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// Bytes that wait.
+        depth: u64,
+    }
+    /// A watchdog acted on a queue that a pause had stopped for too long, or on a host that had stopped others.
+    "fabric:watchdog_fired" WatchdogFired {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+        /// Frames that it took out of the queue.
+        lost: u64,
+    }
+    /// A watchdog is done: everything is as before.
+    "fabric:watchdog_restored" WatchdogRestored {
+        /// The cable.
+        cable: u32,
+        /// The priority.
+        priority: u8,
+    }
     /// Something was done to a packet on a cable.
     "fabric:fault" Fault {
         /// The cable.
@@ -343,6 +443,21 @@ pub struct PacketData {
     pub rnr_wait: Option<u64>,
     /// The other host.
     pub peer: IpAddr,
+}
+
+/// A packet that something happened to in the fabric.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CulpritData {
+    /// Who sent it.
+    pub source: IpAddr,
+    /// Whom it is for.
+    pub destination: IpAddr,
+    /// The queue pair that it is for, unless it is malformed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dest_qp: Option<u32>,
+    /// Its PSN, unless it is malformed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub psn: Option<u32>,
 }
 
 /// What a fault did to a packet.

@@ -62,6 +62,17 @@ pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> i
     Ok(offload)
 }
 
+/// Keeps away what is sent to groups that another socket of the machine has joined.
+pub(crate) fn refuse_other_groups(socket: &Socket, ipv6: bool) {
+    const OFF: libc::c_int = 0;
+    // Before Linux 4.20 there is no such option for IPv6; the bound address does the same.
+    let _ = if ipv6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, OFF)
+    } else {
+        set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, OFF)
+    };
+}
+
 /// Appends one control message and returns where the next one goes.
 fn push<T: Copy>(control: &mut Control, at: usize, level: libc::c_int, kind: libc::c_int, value: T) -> usize {
     // SAFETY: these only compute sizes.

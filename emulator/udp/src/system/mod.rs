@@ -1,5 +1,11 @@
 //! What differs between operating systems. The only place with unsafe code.
 
+mod interface;
+pub use interface::{Interface, interface_of};
+
+mod process;
+pub use process::ProcessMark;
+
 mod wait;
 pub use wait::{Ready, Waker, wait, wait_writable};
 

@@ -15,6 +15,9 @@ pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> 
     Ok(false)
 }
 
+/// Elsewhere the bound address does this.
+pub(crate) fn refuse_other_groups(_: &Socket, _: bool) {}
+
 pub(crate) fn send_run(
     socket: &Socket,
     destination: SocketAddr,

@@ -1,0 +1,173 @@
+//! Captures and event logs of what the cards of a daemon do, to descriptors that somebody passed.
+
+use parking_lot::Mutex;
+use softhca_engine::{Event, Instant};
+use softhca_fabric::{CableId, Fault, HostId, RuleId};
+use softhca_trace::{CaptureWriter, Cast, EventLog, PortTap};
+use softhca_wire::Envelope;
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A capture, a log, or both, of all hosts.
+struct Record {
+    /// Who asked for it.
+    owner: u64,
+    cast: Cast,
+    capture: Option<(CaptureWriter<BufWriter<File>>, Vec<PortTap>)>,
+    log: Option<EventLog<BufWriter<File>>>,
+    broken: Option<io::Error>,
+}
+
+impl Record {
+    /// Notes the first thing that could not be written; the file ends there.
+    fn note(&mut self, written: io::Result<()>) {
+        if let Err(error) = written
+            && self.broken.is_none()
+        {
+            eprintln!("softhca: a record ends early: {error}");
+            self.broken = Some(error);
+        }
+    }
+
+    fn flush(&mut self) {
+        let capture = self.capture.as_mut().map_or(Ok(()), |(writer, _)| writer.flush());
+        let log = self.log.as_mut().map_or(Ok(()), EventLog::flush);
+        self.note(capture.and(log));
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        if let Some((writer, taps)) = &mut self.capture {
+            for tap in taps {
+                tap.release(writer)?;
+            }
+            writer.flush()?;
+        }
+        if let Some(log) = &mut self.log {
+            log.finish()?;
+        }
+        match self.broken {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+}
+
+/// All records of a daemon.
+pub(crate) struct Records {
+    cast: Mutex<Cast>,
+    started: std::time::Instant,
+    /// There is one: spares everybody else the lock.
+    any: AtomicBool,
+    all: Mutex<Vec<Record>>,
+}
+
+impl Records {
+    pub fn new() -> Arc<Records> {
+        Arc::new(Records {
+            cast: Mutex::default(),
+            started: std::time::Instant::now(),
+            any: AtomicBool::new(false),
+            all: Mutex::default(),
+        })
+    }
+
+    /// Names a host, before any record starts.
+    pub fn name_host(&self, id: HostId, name: &str, address: std::net::IpAddr) {
+        let mut cast = self.cast.lock();
+        cast.name_host(id, name, address);
+        // Every host has a cable of its own, which it is the first end of.
+        cast.name_cable(CableId(id.0), [id, id]);
+    }
+
+    /// Names a rule, in the records that there are and those to come.
+    pub fn name_rule(&self, id: RuleId, name: &str) {
+        self.cast.lock().name_rule(id, name);
+        for record in self.all.lock().iter_mut() {
+            record.cast.name_rule(id, name);
+            if let Some(log) = &mut record.log {
+                log.cast_mut().name_rule(id, name);
+            }
+        }
+    }
+
+    /// Starts a record.
+    pub fn start(&self, owner: u64, capture: Option<File>, log: Option<File>) -> io::Result<()> {
+        let cast = self.cast.lock().clone();
+        let capture = match capture {
+            None => None,
+            Some(file) => {
+                let mut writer = CaptureWriter::new(BufWriter::new(file))?;
+                let mut taps = Vec::new();
+                for (name, address) in cast.hosts() {
+                    taps.push(PortTap::new(writer.add_interface(name, &address.to_string())?));
+                }
+                Some((writer, taps))
+            }
+        };
+        let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", cast.clone()));
+        self.all.lock().push(Record { owner, cast, capture, log, broken: None });
+        self.any.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends the records of `owner`. The first thing that could not be written is the error.
+    pub fn end(&self, owner: u64) -> io::Result<()> {
+        let ended: Vec<Record> = {
+            let mut all = self.all.lock();
+            let ended = all.extract_if(.., |record| record.owner == owner).collect();
+            self.any.store(!all.is_empty(), Ordering::Release);
+            ended
+        };
+        ended.into_iter().map(Record::finish).fold(Ok(()), io::Result::and)
+    }
+
+    /// Hands on what was written so far.
+    pub fn flush(&self) {
+        self.all.lock().iter_mut().for_each(Record::flush);
+    }
+
+    fn each(&self, act: impl Fn(&mut Record, Instant) -> io::Result<()>) {
+        if self.any.load(Ordering::Acquire) {
+            // One clock for all cards: what was told first happened first.
+            let mut all = self.all.lock();
+            let now = Instant::from_nanos(self.started.elapsed().as_nanos() as u64);
+            for record in all.iter_mut().filter(|record| record.broken.is_none()) {
+                let written = act(record, now);
+                record.note(written);
+            }
+        }
+    }
+
+    pub fn card(&self, host: HostId, event: &Event) {
+        self.each(|record, now| {
+            if let Some(log) = &mut record.log {
+                log.card(now, host, event);
+            }
+            match &mut record.capture {
+                Some((writer, taps)) => taps[host.0 as usize].release(writer),
+                None => Ok(()),
+            }
+        });
+    }
+
+    pub fn sent(&self, host: HostId, envelope: &Envelope, packet: &[u8]) {
+        self.each(|record, now| match &mut record.capture {
+            Some((writer, taps)) => taps[host.0 as usize].sent(writer, now.nanos(), envelope, packet),
+            None => Ok(()),
+        });
+    }
+
+    pub fn fault(&self, host: HostId, fault: &Fault) {
+        self.each(|record, now| {
+            if let Some(log) = &mut record.log {
+                log.fault(now, CableId(host.0), fault);
+            }
+            if let Some((_, taps)) = &mut record.capture {
+                taps[host.0 as usize].fault(fault, &record.cast);
+            }
+            Ok(())
+        });
+    }
+}

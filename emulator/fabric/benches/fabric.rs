@@ -1,0 +1,186 @@
+//! What a simulated network costs: data packets per second on one core, memory, growth with size.
+//!
+//! `cargo bench -p softhca-fabric --bench fabric`. The engine and the headers are the real ones; payload bytes
+//! and the ICRC are left out. Nothing here asserts: the machine decides the numbers, this prints them.
+
+use softhca_engine::{Congestion, PayloadMode, QpKind, Settings};
+use softhca_fabric::{Connection, Direction, HostId, Line, QpOptions, Seed, SwitchSettings, Topology, World};
+use softhca_queue::{Access, Operation, RemoteAddress, SendRequest, Sge};
+use softhca_wire::{LocalKey, Mtu};
+use std::num::NonZeroU64;
+use std::time::Instant as Clock;
+
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+/// An ACK for each packet, DCQCN with the paper's parameters.
+fn settings() -> Settings {
+    Settings {
+        payload: PayloadMode::Elided,
+        congestion: Congestion::DCQCN,
+        ack_request_every: 1,
+        ..Settings::default()
+    }
+}
+
+fn build(topology: Topology) -> (World, Vec<HostId>) {
+    let mut world = World::new(1);
+    let hosts: Vec<_> = (0..topology.hosts()).map(|n| world.add_host(&format!("h{n}"), settings())).collect();
+    let line = Line { bits_per_second: NonZeroU64::new(100_000_000_000), delay_ns: 1_000, ..Line::default() };
+    world.lay_out(&topology, &hosts, line, SwitchSettings::default()).expect("a topology");
+    (world, hosts)
+}
+
+/// One WRITE of so many bytes from one host to another.
+fn start(world: &mut World, from: HostId, to: HostId, bytes: u32) {
+    let ports = [from, to].map(|host| {
+        let mut verbs = world.on(host);
+        let domain = verbs.allocate_domain().expect("a domain");
+        let cq = verbs.create_completion_queue(16).expect("a completion queue");
+        let options = QpOptions { sends: 4, receives: 1, entries: 1, inline: 0, ..QpOptions::default() };
+        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, options).expect("a queue pair");
+        let (key, base) = verbs.register(domain, bytes.into(), RIGHTS).expect("a region");
+        (qp, key, base)
+    });
+    let [(qp, key, base), (peer, peer_key, to_base)] = ports;
+    let connection = Connection { mtu: Mtu::B4096, traffic_class: 3 << 5, ..Connection::default() };
+    world.connect((from, qp), (to, peer), &connection).expect("a connection");
+    let sge = [Sge { address: base, length: bytes, key: LocalKey(key.0) }];
+    let remote = RemoteAddress { address: to_base, key: peer_key };
+    let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
+    world.on(from).post_send(qp, &request).expect("a send");
+}
+
+/// A host for each to send to, none itself: the next of a shuffled circle.
+fn permutation(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
+    let mut circle = hosts.to_vec();
+    for index in (1..circle.len()).rev() {
+        circle.swap(index, Seed(9).below(index as u64 + 1, &[index as u64]) as usize);
+    }
+    (0..circle.len()).map(|index| (circle[index], circle[(index + 1) % circle.len()])).collect()
+}
+
+/// Frames that all cables took.
+fn packet_links(world: &World) -> u64 {
+    let cables = (0..).map_while(|cable| {
+        let cable = softhca_fabric::CableId(cable);
+        world.ends_of(cable).map(|_| world.cable(cable))
+    });
+    let ways = [Direction::Forward, Direction::Backward];
+    cables.map(|cable| ways.iter().map(|way| cable.ledger(*way).admitted).sum::<u64>()).sum()
+}
+
+struct Outcome {
+    packets_per_second: f64,
+    ns_per_packet_link: f64,
+}
+
+/// Runs flows to their end and tells what that took.
+fn run(
+    topology: Topology,
+    flows: impl Fn(&[HostId]) -> Vec<(HostId, HostId)>,
+    bytes: u32,
+    tell: bool,
+) -> Outcome {
+    let (mut world, hosts) = build(topology);
+    let flows = flows(&hosts);
+    for (from, to) in &flows {
+        start(&mut world, *from, *to, bytes);
+    }
+    let clock = Clock::now();
+    let begin = seconds(clock);
+    world.run();
+    let seconds = seconds(clock) - begin;
+    let packets = flows.len() as u64 * u64::from(Mtu::B4096.packets(bytes));
+    let links = packet_links(&world);
+    if tell {
+        let sum = |pick: fn(&softhca_engine::Counters) -> u64| {
+            hosts.iter().map(|host| pick(world.host(*host).card().counters())).sum::<u64>()
+        };
+        let census = world.census();
+        println!(
+            "  {packets} data packets, {links} packet-links, {:.1} ms simulated; {} marks seen, {} CNPs, {} lost, {} sent again",
+            world.now().nanos() as f64 / 1e6,
+            sum(|c| c.np_ecn_marked_roce_packets),
+            sum(|c| c.np_cnp_sent),
+            census.dropped,
+            sum(|c| c.retransmitted_pkts),
+        );
+        let pauses: u64 =
+            hosts.iter().map(|h| world.port_counters(*h).pauses_received.iter().sum::<u64>()).sum();
+        println!("  {pauses} pause frames reached hosts");
+    }
+    Outcome { packets_per_second: packets as f64 / seconds, ns_per_packet_link: seconds * 1e9 / links as f64 }
+}
+
+fn incast(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
+    let (to, senders) = hosts.split_last().expect("hosts");
+    senders.iter().map(|from| (*from, *to)).collect()
+}
+
+fn best(count: u32, mut outcome: impl FnMut(bool) -> Outcome) -> (f64, f64) {
+    let rates: Vec<f64> = (0..count).map(|n| outcome(n == 0).packets_per_second).collect();
+    (rates.iter().copied().fold(f64::MAX, f64::min), rates.iter().copied().fold(0.0, f64::max))
+}
+
+/// Seconds that this thread has had a processor; of the clock where the system does not tell. Others use the
+/// machine too, and what they take is none of the simulation's.
+fn seconds(begin: Clock) -> f64 {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+    let nanoseconds = told.and_then(|told| told.split_whitespace().next()?.parse::<u64>().ok());
+    nanoseconds.map_or_else(|| begin.elapsed().as_secs_f64(), |nanoseconds| nanoseconds as f64 / 1e9)
+}
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<usize>().ok()).unwrap_or(0) * 4096
+}
+
+fn main() {
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name);
+    println!(
+        "4 KiB packets, an ACK each, 100 Gb/s, 1 µs, DCQCN and PFC on; payload and ICRC elided; seconds of one core"
+    );
+    if is_wanted("memory") {
+        let before = resident_bytes();
+        let (mut world, hosts) = build(Topology::FatTree { k: 16 });
+        let with_hosts = resident_bytes();
+        println!(
+            "memory: {} bytes per host of a fat tree of 1024, switches and routes included",
+            (with_hosts - before) / 1024
+        );
+        let pairs = 64 * hosts.len();
+        for index in 0..pairs {
+            start(&mut world, hosts[index % 1024], hosts[(index * 7 + 1) % 1024], 1);
+        }
+        let bytes = resident_bytes() - with_hosts;
+        println!(
+            "memory: {} bytes per queue pair with its queues (4 sends, 1 receive), completion queue and region",
+            bytes / (2 * pairs)
+        );
+    }
+    if is_wanted("incast") {
+        println!("16-to-1 incast of 64 MB flows through one switch:");
+        let (least, most) = best(5, |tell| run(Topology::Star { hosts: 17 }, incast, 64_000_000, tell));
+        println!("  {least:.0} to {most:.0} data packets a second");
+    }
+    if is_wanted("permutation") {
+        println!("128-host permutation of 4 MB flows over a fat tree, k = 8:");
+        let (least, most) = best(5, |tell| run(Topology::FatTree { k: 8 }, permutation, 4_000_000, tell));
+        println!("  {least:.0} to {most:.0} data packets a second");
+    }
+    if is_wanted("growth") {
+        println!(
+            "growth: ns per packet-link, permutation of 1 MB flows through one switch, then over fat trees"
+        );
+        for hosts in [2, 8, 32, 128, 512, 1024] {
+            let outcome = run(Topology::Star { hosts }, permutation, 1_000_000, false);
+            println!("  {hosts:5} hosts, star     {:6.0} ns", outcome.ns_per_packet_link);
+        }
+        for k in [4, 8, 16] {
+            let outcome = run(Topology::FatTree { k }, permutation, 1_000_000, false);
+            println!("  {:5} hosts, fat tree {:6.0} ns", k * k * k / 4, outcome.ns_per_packet_link);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Priority flow control (IEEE 802.1Qbb): the port that is told to stop, and the buffer that tells it to.
+
+use core::num::NonZeroU64;
+
+/// One quantum of pause time is so many bit times.
+pub const QUANTUM_BITS: u64 = 512;
+
+/// The rate at which quanta are counted on a line that has none.
+const UNRATED: u64 = 100_000_000_000;
+
+/// How long so many quanta last on a line of this rate, in nanoseconds, rounded down. A line without a rate
+/// counts them at 100 Gb/s.
+///
+/// ```
+/// use core::num::NonZeroU64;
+/// use softhca_fabric::pause_ns;
+/// assert_eq!(pause_ns(65_535, NonZeroU64::new(40_000_000_000)), 838_848);
+/// ```
+pub const fn pause_ns(quanta: u16, bits_per_second: Option<NonZeroU64>) -> u64 {
+    let rate = match bits_per_second {
+        Some(rate) => rate.get(),
+        None => UNRATED,
+    };
+    ((quanta as u128 * QUANTUM_BITS as u128 * 1_000_000_000) / rate as u128) as u64
+}
+
+/// When a buffer asks for pauses, per ingress port and priority. Bytes are those of frames in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowControl {
+    /// The priorities that are never to lose a frame, as a mask.
+    pub priorities: u8,
+    /// From so many bytes on the sender is told to stop.
+    pub xoff: u64,
+    /// Down to so many bytes it stays stopped.
+    pub xon: u64,
+    /// Bytes beyond `xoff` for what is under way when the sender is told.
+    pub headroom: u64,
+    /// For how long each pause frame stops the sender. It is sent again after half that time.
+    pub quanta: u16,
+}
+
+impl FlowControl {
+    /// The headroom that a line needs so that nothing is lost: what is under way for the time of a pause
+    /// frame there and a frame back, one frame that the sender has begun, and one that keeps the pause frame
+    /// waiting.
+    pub fn headroom_for(bits_per_second: u64, delay_ns: u64, largest_frame: u64) -> u64 {
+        const PAUSE_FRAME: u64 = 84;
+        let flying = u128::from(bits_per_second) * u128::from(2 * delay_ns) / 8_000_000_000;
+        flying as u64 + 2 * largest_frame + PAUSE_FRAME
+    }
+}
+
+impl Default for FlowControl {
+    /// Priorities 0 to 5; XOFF at 256 KiB, above the marking threshold Kmax; headroom for 100 Gb/s over 2 µs.
+    fn default() -> FlowControl {
+        FlowControl {
+            priorities: 0b0011_1111,
+            xoff: 256 << 10,
+            xon: 224 << 10,
+            headroom: 64 << 10,
+            quanta: u16::MAX,
+        }
+    }
+}
+
+/// What a pause frame changed for one priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PauseChange {
+    /// It stops now, or stays stopped for longer.
+    Stopped,
+    /// It goes on.
+    Resumed,
+    /// It was not stopped anyway.
+    Nothing,
+}
+
+/// The priorities of a port that may not send, and until when.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pauses {
+    mask: u8,
+    until: [u64; 8],
+    since: [u64; 8],
+    /// How long each priority was stopped in all.
+    pub total_ns: [u64; 8],
+    /// Pause frames that came, for each priority.
+    pub received: [u64; 8],
+}
+
+impl Pauses {
+    pub fn mask(&self) -> u8 {
+        self.mask
+    }
+
+    /// A pause frame says that a priority stops for so long; zero lets it go on.
+    pub fn apply(&mut self, now: u64, priority: u8, for_ns: u64) -> PauseChange {
+        let (at, bit) = (usize::from(priority), 1 << priority);
+        self.received[at] += 1;
+        if for_ns == 0 {
+            let was = self.mask & bit != 0;
+            self.end(now, priority);
+            return if was { PauseChange::Resumed } else { PauseChange::Nothing };
+        }
+        if self.mask & bit == 0 {
+            self.mask |= bit;
+            self.since[at] = now;
+        }
+        self.until[at] = now.saturating_add(for_ns);
+        PauseChange::Stopped
+    }
+
+    /// When a priority that is stopped goes on.
+    pub fn until(&self, priority: u8) -> u64 {
+        self.until[usize::from(priority)]
+    }
+
+    /// Lets a priority go on.
+    pub fn end(&mut self, now: u64, priority: u8) {
+        if self.mask & 1 << priority != 0 {
+            self.mask &= !(1 << priority);
+            self.total_ns[usize::from(priority)] += now - self.since[usize::from(priority)];
+        }
+    }
+
+    /// The priorities whose pause is over; they go on.
+    pub fn expire(&mut self, now: u64) -> u8 {
+        let over = (0..8).filter(|priority| self.mask >> priority & 1 == 1 && self.until(*priority) <= now);
+        let over = over.fold(0, |mask, priority| mask | 1 << priority);
+        (0..8).filter(|priority| over >> priority & 1 == 1).for_each(|priority| self.end(now, priority));
+        over
+    }
+}
+
+/// What a buffer holds of one ingress port, and which of its priorities were told to stop.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ingress {
+    pub held: [u64; 8],
+    stopped: u8,
+    /// When each stopped priority is told again.
+    pub refresh_at: [u64; 8],
+    /// Since when each is stopped.
+    pub stopped_at: [u64; 8],
+    /// Pause frames sent, for each priority, those that end a pause included.
+    pub sent: [u64; 8],
+}
+
+impl Ingress {
+    pub fn is_stopped(&self, priority: u8) -> bool {
+        self.stopped >> priority & 1 == 1
+    }
+
+    /// Takes a frame in. True if the sender is to be told to stop.
+    pub fn fill(&mut self, flow: Option<&FlowControl>, now: u64, priority: u8, bytes: u64) -> bool {
+        let held = &mut self.held[usize::from(priority)];
+        *held += bytes;
+        let stops = flow.is_some_and(|flow| flow.priorities >> priority & 1 == 1 && *held >= flow.xoff);
+        if !stops || self.is_stopped(priority) {
+            return false;
+        }
+        self.stop(now, priority);
+        true
+    }
+
+    pub fn stop(&mut self, now: u64, priority: u8) {
+        self.stopped |= 1 << priority;
+        self.stopped_at[usize::from(priority)] = now;
+    }
+
+    /// Lets a frame out. True if the sender is to be told to go on.
+    pub fn release(&mut self, flow: Option<&FlowControl>, priority: u8, bytes: u64) -> bool {
+        let held = &mut self.held[usize::from(priority)];
+        *held -= bytes;
+        let resumes = flow.is_none_or(|flow| *held <= flow.xon);
+        if !resumes || self.stopped >> priority & 1 == 0 {
+            return false;
+        }
+        self.stopped &= !(1 << priority);
+        true
+    }
+
+    pub fn resume(&mut self, priority: u8) {
+        self.stopped &= !(1 << priority);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quanta_are_512_bit_times() {
+        assert_eq!(pause_ns(1, NonZeroU64::new(1_000_000_000)), 512);
+        assert_eq!(pause_ns(65_535, NonZeroU64::new(100_000_000_000)), 335_539);
+        assert_eq!(pause_ns(0, None), 0);
+    }
+
+    #[test]
+    fn a_pause_ends_with_its_time_or_with_a_resume() {
+        let mut pauses = Pauses::default();
+        assert_eq!(pauses.apply(10, 3, 100), PauseChange::Stopped);
+        assert_eq!(pauses.apply(20, 3, 100), PauseChange::Stopped);
+        assert_eq!((pauses.mask(), pauses.until(3)), (0b1000, 120));
+        assert_eq!(pauses.expire(119), 0);
+        assert_eq!(pauses.expire(120), 0b1000);
+        assert_eq!(pauses.apply(130, 3, 0), PauseChange::Nothing);
+        pauses.apply(200, 3, 50);
+        assert_eq!(pauses.apply(210, 3, 0), PauseChange::Resumed);
+        assert_eq!(pauses.total_ns[3], 110 + 10);
+        assert_eq!(pauses.received[3], 5);
+    }
+
+    #[test]
+    fn a_sender_is_told_once_to_stop_and_once_to_go_on() {
+        let flow = FlowControl { xoff: 100, xon: 50, ..FlowControl::default() };
+        let mut ingress = Ingress::default();
+        let told = [40, 40, 40, 40].map(|bytes| ingress.fill(Some(&flow), 0, 3, bytes));
+        assert_eq!(told, [false, false, true, false]);
+        let told = [40, 40, 40, 40].map(|bytes| ingress.release(Some(&flow), 3, bytes));
+        assert_eq!(told, [false, false, true, false]);
+        assert!(!ingress.fill(Some(&flow), 0, 7, 1_000), "priority 7 may lose frames");
+    }
+}

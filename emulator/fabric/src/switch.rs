@@ -1,0 +1,472 @@
+//! A switch: ports with a queue per priority, one buffer that they share, marking, and who is to be paused.
+//!
+//! A switch decides and counts; [`crate::Network`] moves the frames.
+
+use crate::pause::{FlowControl, Ingress, Pauses};
+use crate::seed::Seed;
+use crate::{CableId, Direction, LossCause, PER_BILLION};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+/// Random early marking of one queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marking {
+    /// Up to so many bytes waiting nothing is marked.
+    pub least: u64,
+    /// From so many bytes on everything is marked.
+    pub most: u64,
+    /// How many packets in a billion are marked just below `most`; from `least` on it rises in a line.
+    pub per_billion: u32,
+}
+
+impl Marking {
+    /// Kmin 5 KB, Kmax 200 KB, Pmax 1 %: the set of the DCQCN paper.
+    pub const PAPER: Marking = Marking { least: 5_000, most: 200_000, per_billion: PER_BILLION / 100 };
+
+    /// How many packets in a billion are marked behind so many bytes.
+    pub const fn chance(&self, depth: u64) -> u32 {
+        if depth <= self.least {
+            0
+        } else if depth >= self.most {
+            PER_BILLION
+        } else {
+            let span = (self.most - self.least) as u128;
+            (self.per_billion as u128 * (depth - self.least) as u128 / span) as u32
+        }
+    }
+}
+
+impl Default for Marking {
+    fn default() -> Marking {
+        Marking::PAPER
+    }
+}
+
+/// What a watchdog does with a queue that stood still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Remedy {
+    /// Loses what waits and what comes.
+    #[default]
+    Drop,
+    /// Sends in spite of the pause.
+    Forward,
+}
+
+/// Looks for queues that a pause keeps from moving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watchdog {
+    /// How long a queue may stand still.
+    pub after: Duration,
+    /// How long no pause frame must have come before the queue is trusted again.
+    pub restore: Duration,
+    /// What is done meanwhile.
+    pub remedy: Remedy,
+}
+
+impl Default for Watchdog {
+    /// 200 ms each, the usual figures of switch software.
+    fn default() -> Watchdog {
+        let time = Duration::from_millis(200);
+        Watchdog { after: time, restore: time, remedy: Remedy::Drop }
+    }
+}
+
+/// Which of its priorities a port serves first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Scheduling {
+    /// The highest that may send.
+    #[default]
+    Strict,
+    /// One frame of each in turn.
+    RoundRobin,
+}
+
+/// What is set once per switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchSettings {
+    /// Bytes that all queues share.
+    pub buffer: u64,
+    /// Bytes that a queue of a priority outside of flow control may hold.
+    pub queue_limit: u64,
+    /// Marks packets of senders that react to marks; none marks nothing.
+    pub marking: Option<Marking>,
+    /// Pauses senders before frames are lost; none lets frames be lost.
+    pub flow_control: Option<FlowControl>,
+    /// Looks for queues that stand still; none lets them.
+    pub watchdog: Option<Watchdog>,
+    /// Which priority goes first.
+    pub scheduling: Scheduling,
+    /// Tells the depth of queues whenever it passes a multiple of so many bytes; zero does not.
+    pub sample_step: u64,
+}
+
+impl Default for SwitchSettings {
+    fn default() -> SwitchSettings {
+        SwitchSettings {
+            buffer: 16 << 20,
+            queue_limit: 1 << 20,
+            marking: Some(Marking::PAPER),
+            flow_control: Some(FlowControl::default()),
+            watchdog: None,
+            scheduling: Scheduling::Strict,
+            sample_step: 0,
+        }
+    }
+}
+
+/// What a port of a switch counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Frames sent, pause frames excluded.
+    pub sent_frames: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Frames that came, pause frames excluded.
+    pub received_frames: u64,
+    /// Frames that came here and were lost in the switch.
+    pub lost_frames: u64,
+    /// Packets that got a mark on their way out.
+    pub marked: u64,
+    /// Pause frames sent, for each priority; those that let the peer go on included.
+    pub pauses_sent: [u64; 8],
+    /// Pause frames that came, for each priority.
+    pub pauses_received: [u64; 8],
+    /// How long each priority was stopped, in nanoseconds.
+    pub paused_ns: [u64; 8],
+    /// The most bytes that ever waited in one queue.
+    pub deepest: u64,
+    /// How often the watchdog acted.
+    pub watchdog_fired: u64,
+}
+
+/// A frame in a queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Queued {
+    pub slot: u32,
+    pub bytes: u32,
+    pub ingress: u16,
+}
+
+/// The watchdog's notes of one port.
+#[derive(Clone, Debug)]
+pub(crate) struct Guard {
+    /// Since when each queue stands still; the end of time if it does not.
+    pub since: [u64; 8],
+    /// The queues that it acts on.
+    pub active: u8,
+    /// When the last pause frame came for each.
+    pub paused_at: [u64; 8],
+}
+
+/// A port of a switch.
+#[derive(Clone, Debug)]
+pub(crate) struct SwitchPort {
+    pub cable: CableId,
+    /// Which way frames leave.
+    pub direction: Direction,
+    pub queues: [VecDeque<Queued>; 8],
+    pub depth: [u64; 8],
+    /// The queues that hold frames.
+    pub occupied: u8,
+    pub pauses: Pauses,
+    pub ingress: Ingress,
+    /// The port will be looked at when its line is free.
+    pub waits: bool,
+    /// The priority that was served last.
+    served: u8,
+    pub guard: Option<Box<Guard>>,
+    pub counters: PortCounters,
+}
+
+impl SwitchPort {
+    fn new(cable: CableId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
+        let guard = Guard { since: [u64::MAX; 8], active: 0, paused_at: [0; 8] };
+        SwitchPort {
+            cable,
+            direction,
+            queues: Default::default(),
+            depth: [0; 8],
+            occupied: 0,
+            pauses: Pauses::default(),
+            ingress: Ingress::default(),
+            waits: false,
+            served: 0,
+            guard: settings.watchdog.map(|_| guard.into()),
+            counters: PortCounters::default(),
+        }
+    }
+
+    /// The priority to be served next, if one may send.
+    pub fn next_priority(&self, scheduling: Scheduling) -> Option<u8> {
+        let may = self.occupied & !self.pauses.mask();
+        if may == 0 {
+            return None;
+        }
+        Some(match scheduling {
+            Scheduling::Strict => 7 - may.leading_zeros() as u8,
+            Scheduling::RoundRobin => {
+                let turned = may.rotate_right(u32::from(self.served) + 1);
+                (turned.trailing_zeros() as u8 + self.served + 1) & 7
+            }
+        })
+    }
+
+    /// Takes the next frame of a queue out.
+    pub fn pop(&mut self, priority: u8) -> Option<Queued> {
+        let at = usize::from(priority);
+        let queued = self.queues[at].pop_front()?;
+        self.depth[at] -= u64::from(queued.bytes);
+        if self.queues[at].is_empty() {
+            self.occupied &= !(1 << priority);
+        }
+        self.served = priority;
+        Some(queued)
+    }
+}
+
+/// How a switch finds the way: for each host an entry in a list of sets of ports.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routes {
+    pub sets: Vec<Vec<u16>>,
+    /// By host; `u16::MAX` for one that cannot be reached.
+    pub by_host: Vec<u16>,
+    /// The ports of the tree that datagrams for groups take.
+    pub flood: Vec<u16>,
+}
+
+impl Routes {
+    pub const NONE: u16 = u16::MAX;
+}
+
+/// A switch.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    pub(crate) name: String,
+    pub(crate) settings: SwitchSettings,
+    pub(crate) ports: Vec<SwitchPort>,
+    pub(crate) routes: Routes,
+    /// Bytes in all queues.
+    pub(crate) used: u64,
+    /// Makes the choice of a path differ from switch to switch.
+    pub(crate) salt: u64,
+}
+
+impl Switch {
+    pub(crate) fn new(name: &str, settings: SwitchSettings, salt: u64) -> Switch {
+        let (ports, routes) = (Vec::new(), Routes::default());
+        Switch { name: name.into(), settings, ports, routes, used: 0, salt }
+    }
+
+    pub(crate) fn add_port(&mut self, cable: CableId, direction: Direction) -> u16 {
+        self.ports.push(SwitchPort::new(cable, direction, &self.settings));
+        (self.ports.len() - 1) as u16
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &SwitchSettings {
+        &self.settings
+    }
+
+    /// The cables at its ports, and which way they lead from here.
+    pub fn cables(&self) -> impl Iterator<Item = (CableId, Direction)> {
+        self.ports.iter().map(|port| (port.cable, port.direction))
+    }
+
+    /// Bytes in all queues.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes that wait to leave over a cable with this priority; zero if the cable is not the switch's.
+    pub fn depth(&self, cable: CableId, priority: u8) -> u64 {
+        let port = self.ports.iter().find(|port| port.cable == cable);
+        port.map_or(0, |port| port.depth[usize::from(priority & 7)])
+    }
+
+    /// The priorities that may not leave over a cable now, as a mask.
+    pub fn paused(&self, cable: CableId) -> u8 {
+        self.ports.iter().find(|port| port.cable == cable).map_or(0, |port| port.pauses.mask())
+    }
+
+    /// What the port at a cable counted.
+    pub fn counters(&self, cable: CableId) -> Option<PortCounters> {
+        let port = self.ports.iter().find(|port| port.cable == cable)?;
+        Some(PortCounters {
+            pauses_sent: port.ingress.sent,
+            pauses_received: port.pauses.received,
+            paused_ns: port.pauses.total_ns,
+            ..port.counters
+        })
+    }
+
+    /// The port that a packet of a flow leaves by.
+    #[inline]
+    pub(crate) fn egress(&self, host: u32, flow: u64) -> Option<u16> {
+        let set = *self.routes.by_host.get(host as usize)?;
+        let ports = self.routes.sets.get(usize::from(set))?;
+        match ports[..] {
+            [] => None,
+            [only] => Some(only),
+            _ => Some(ports[Seed(self.salt).below(ports.len() as u64, &[flow]) as usize]),
+        }
+    }
+
+    /// Whether the buffer takes a frame.
+    pub(crate) fn admits(
+        &self,
+        ingress: u16,
+        egress: u16,
+        priority: u8,
+        bytes: u64,
+    ) -> Result<(), LossCause> {
+        let at = usize::from(priority);
+        let out = &self.ports[usize::from(egress)];
+        if out.guard.as_ref().is_some_and(|guard| guard.active >> priority & 1 == 1)
+            && self.settings.watchdog.is_some_and(|watchdog| watchdog.remedy == Remedy::Drop)
+        {
+            return Err(LossCause::Watchdog);
+        }
+        if self.used + bytes > self.settings.buffer {
+            return Err(LossCause::BufferFull);
+        }
+        match &self.settings.flow_control {
+            Some(flow) if flow.priorities >> priority & 1 == 1 => {
+                let held = self.ports[usize::from(ingress)].ingress.held[at];
+                // The frame that passes XOFF is the last that the pool takes; the headroom is for what follows.
+                let fits = held < flow.xoff || held + bytes <= flow.xoff + flow.headroom;
+                if fits { Ok(()) } else { Err(LossCause::HeadroomFull) }
+            }
+            _ if out.depth[at] + bytes > self.settings.queue_limit => Err(LossCause::QueueFull),
+            _ => Ok(()),
+        }
+    }
+
+    /// Queues a frame that was admitted. True if its sender is to be told to stop.
+    pub(crate) fn enqueue(&mut self, now: u64, egress: u16, priority: u8, queued: Queued) -> bool {
+        let (at, bytes) = (usize::from(priority), u64::from(queued.bytes));
+        self.used += bytes;
+        let out = &mut self.ports[usize::from(egress)];
+        out.depth[at] += bytes;
+        out.occupied |= 1 << priority;
+        out.counters.deepest = out.counters.deepest.max(out.depth[at]);
+        out.queues[at].push_back(queued);
+        let flow = self.settings.flow_control.as_ref();
+        self.ports[usize::from(queued.ingress)].ingress.fill(flow, now, priority, bytes)
+    }
+
+    /// A frame left its queue. True if its sender is to be told to go on.
+    pub(crate) fn release(&mut self, priority: u8, queued: &Queued) -> bool {
+        let bytes = u64::from(queued.bytes);
+        self.used -= bytes;
+        let flow = self.settings.flow_control.as_ref();
+        self.ports[usize::from(queued.ingress)].ingress.release(flow, priority, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn switch(settings: SwitchSettings) -> Switch {
+        let mut switch = Switch::new("s", settings, 1);
+        for port in 0..3 {
+            switch.add_port(CableId(port), Direction::Forward);
+        }
+        switch
+    }
+
+    fn queued(ingress: u16, bytes: u32) -> Queued {
+        Queued { slot: 0, bytes, ingress }
+    }
+
+    #[test]
+    fn the_chance_of_a_mark_rises_in_a_line_and_then_jumps() {
+        let marking = Marking { least: 1_000, most: 2_000, per_billion: 100_000_000 };
+        assert_eq!(
+            [0, 1_000, 1_500, 1_999, 2_000].map(|depth| marking.chance(depth)),
+            [0, 0, 50_000_000, 99_900_000, PER_BILLION]
+        );
+    }
+
+    #[test]
+    fn strict_scheduling_serves_the_highest_priority_that_may_send() {
+        let mut switch = switch(SwitchSettings::default());
+        for priority in [1, 6, 3] {
+            switch.enqueue(0, 0, priority, queued(1, 100));
+        }
+        let port = &mut switch.ports[0];
+        assert_eq!(port.next_priority(Scheduling::Strict), Some(6));
+        port.pauses.apply(0, 6, 10);
+        assert_eq!(port.next_priority(Scheduling::Strict), Some(3));
+    }
+
+    #[test]
+    fn round_robin_takes_turns() {
+        let mut switch = switch(SwitchSettings::default());
+        for _ in 0..2 {
+            for priority in [1, 6, 3] {
+                switch.enqueue(0, 0, priority, queued(1, 100));
+            }
+        }
+        let port = &mut switch.ports[0];
+        let mut served = Vec::new();
+        while let Some(priority) = port.next_priority(Scheduling::RoundRobin) {
+            port.pop(priority);
+            served.push(priority);
+        }
+        assert_eq!(served, [1, 3, 6, 1, 3, 6]);
+    }
+
+    #[test]
+    fn a_lossless_priority_loses_only_what_its_headroom_does_not_hold() {
+        let flow = FlowControl { xoff: 1_000, xon: 500, headroom: 250, ..FlowControl::default() };
+        let mut switch = switch(SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() });
+        let mut told = Vec::new();
+        let mut fate = Vec::new();
+        for _ in 0..13 {
+            let admitted = switch.admits(1, 0, 3, 100);
+            fate.push(admitted);
+            if admitted.is_ok() {
+                told.push(switch.enqueue(0, 0, 3, queued(1, 100)));
+            }
+        }
+        assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
+        assert_eq!(fate[12], Err(LossCause::HeadroomFull));
+        assert_eq!(told.iter().position(|told| *told), Some(9), "{told:?}");
+        assert_eq!(switch.admits(2, 0, 3, 100), Ok(()), "another port has its own headroom");
+        assert_eq!(switch.used(), 1_200);
+    }
+
+    #[test]
+    fn other_priorities_lose_what_their_queue_does_not_hold() {
+        let mut switch =
+            switch(SwitchSettings { queue_limit: 250, buffer: 400, ..SwitchSettings::default() });
+        assert_eq!(switch.admits(1, 0, 7, 251), Err(LossCause::QueueFull));
+        switch.enqueue(0, 0, 7, queued(1, 250));
+        assert_eq!(switch.admits(1, 2, 7, 151), Err(LossCause::BufferFull));
+        assert_eq!(switch.admits(1, 2, 7, 150), Ok(()));
+    }
+
+    #[test]
+    fn flows_spread_over_equal_paths_and_each_keeps_its_own() {
+        let mut switch = switch(SwitchSettings::default());
+        switch.routes =
+            Routes { sets: alloc::vec![alloc::vec![0, 1, 2]], by_host: alloc::vec![0], flood: Vec::new() };
+        let mut counts = [0; 3];
+        for flow in 0..3_000 {
+            let port = switch.egress(0, flow).expect("a path");
+            assert_eq!(switch.egress(0, flow), Some(port));
+            counts[usize::from(port)] += 1;
+        }
+        assert!(counts.iter().all(|count| (900..1_100).contains(count)), "{counts:?}");
+        assert_eq!(switch.egress(1, 0), None);
+    }
+}

@@ -1,0 +1,373 @@
+//! The published experiments about congestion, small: DCQCN, unfairness, victims, storms, deadlock.
+
+mod net;
+
+use net::*;
+use softhca_engine::{Congestion, Event, Instant, Recovery, Settings};
+use softhca_fabric::{
+    Action, Class, Classes, Connection, Direction, FabricEvent, FlowControl, LossCause, Node, PauseEnd,
+    Receiver, Remedy, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology, Watchdog, pause_ns,
+};
+use softhca_wire::{Mtu, Opcode};
+use std::time::Duration;
+
+/// Keeps a flow busy: more than it can send in the time of any test.
+fn fill(net: &mut Net, flow: Flow) {
+    net.write(flow, REGION as u32, 1_000);
+}
+
+/// Gb/s of payload of each flow between two times in microseconds.
+fn shares(net: &mut Net, flows: &[Flow], from: u64, to: u64) -> Vec<f64> {
+    net.run_us(from);
+    let before: Vec<_> = flows.iter().map(|flow| net.received(*flow)).collect();
+    net.run_us(to);
+    let bits = |(flow, before): (&Flow, u64)| (net.received(*flow) - before) as f64 * 8.0;
+    flows.iter().zip(before).map(bits).map(|bits| bits / ((to - from) as f64 * 1_000.0)).collect()
+}
+
+#[test]
+fn two_flows_from_40_and_5_gbit_converge_to_equal_shares() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
+    let flows = [net.connect(0, 2), net.connect(1, 2)];
+    for (flow, rate) in flows.iter().zip([40, 5]) {
+        let qp = flow.from.qp;
+        assert!(net.world.with_card(flow.from.host, |hca, ctx| hca.set_rate(ctx, qp, rate * GBIT)));
+    }
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    let early = shares(&mut net, &flows, 0, 100);
+    assert!(early[0] > 4.0 * early[1], "{early:?}");
+    let late = shares(&mut net, &flows, 60_000, 120_000);
+    let fairness = (late[0] + late[1]).powi(2) / (2.0 * (late[0].powi(2) + late[1].powi(2)));
+    assert!(fairness > 0.98, "{late:?}: Jain's index {fairness}");
+    assert!(late[0] + late[1] > 30.0, "{late:?}");
+    assert_eq!(net.record.borrow().paused(), 0, "marks come before pauses");
+}
+
+#[test]
+fn notifications_keep_their_interval_and_their_traffic_class() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
+    let flows = [net.connect(0, 2), net.connect(1, 2)];
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    net.run_us(2_000);
+    let record = net.record.borrow();
+    let mut seen = 0;
+    for flow in flows {
+        let times: Vec<u64> = record
+            .cards
+            .iter()
+            .filter_map(|(at, host, event)| match event {
+                Event::CongestionSeen { qp, notified: true, .. }
+                    if (*host, *qp) == (flow.to.host, flow.to.qp) =>
+                {
+                    Some(*at)
+                }
+                _ => None,
+            })
+            .collect();
+        assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= 50_000), "{times:?}");
+        seen += times.len() as u64;
+    }
+    let counters = net.world.host(net.hosts[2]).card().counters();
+    assert_eq!(counters.np_cnp_sent, seen);
+    assert!(counters.np_ecn_marked_roce_packets > seen);
+    let handled: u64 = (0..2).map(|n| net.world.host(net.hosts[n]).card().counters().rp_cnp_handled).sum();
+    assert!(handled > 0 && handled <= seen);
+}
+
+#[test]
+fn a_card_without_reaction_point_counts_notifications_and_goes_on() {
+    let notifies = Settings { congestion: Congestion { control: None, ..Congestion::DCQCN }, ..plain() };
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), notifies);
+    let capable = Connection { mtu: Mtu::B4096, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    let flows = [net.connect_with(0, 2, &capable), net.connect_with(1, 2, &capable)];
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    net.run_us(2_000);
+    let record = net.record.borrow();
+    assert!(record.paused() > 0, "nobody slows down, so senders are paused");
+    assert!(!record.cards.iter().any(|(_, _, event)| matches!(event, Event::RateChanged { .. })));
+    assert!(net.world.host(net.hosts[0]).card().counters().rp_cnp_handled > 0);
+}
+
+/// Three senders behind the left switch and one beside the receiver, on the right.
+fn unfair(settings: Settings) -> Vec<f64> {
+    let switch = SwitchSettings::default();
+    let mut net = Net::new(5, Topology::Dumbbell { left: 3, right: 2 }, line(40, 1_000), switch, settings);
+    let flows: Vec<_> = [0, 1, 2, 3].into_iter().map(|from| net.connect(from, 4)).collect();
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    shares(&mut net, &flows, 60_000, 120_000)
+}
+
+#[test]
+fn pauses_alone_favour_the_sender_that_is_near() {
+    let shares = unfair(plain());
+    // Two ports of the right switch share the receiver: the near sender has one of them for itself.
+    assert!(shares[3] > 2.0 * shares[..3].iter().copied().fold(0.0, f64::max), "{shares:?}");
+}
+
+#[test]
+fn with_dcqcn_near_and_far_senders_get_equal_shares() {
+    let shares = unfair(dcqcn());
+    let (least, most) = shares.iter().fold((f64::MAX, 0.0f64), |(a, b), x| (a.min(*x), b.max(*x)));
+    assert!(most < 1.5 * least, "{shares:?}");
+    assert!(shares.iter().sum::<f64>() > 30.0, "{shares:?}");
+}
+
+/// A victim from left to right beside an incast of `senders` from the left to another host on the right: the
+/// cable in the middle is ten times as fast as every other and congested by nobody.
+fn victim(settings: Settings, senders: usize) -> f64 {
+    let topology = Topology::Dumbbell { left: 1 + senders as u32, right: 2 };
+    let headroom = FlowControl::headroom_for(400 * GBIT, 1_000, 4_196);
+    let flow = FlowControl { headroom, ..FlowControl::default() };
+    let switch = SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() };
+    let mut net = Net::new(5, topology, line(40, 1_000), switch, settings);
+    let middle = *net.laid.cables.last().unwrap();
+    net.world.cable_mut(middle).set_line(line(400, 1_000));
+    let victim = net.connect(0, senders + 1);
+    fill(&mut net, victim);
+    for from in 1..=senders {
+        let flow = net.connect(from, senders + 2);
+        fill(&mut net, flow);
+    }
+    let share = shares(&mut net, &[victim], 60_000, 90_000)[0];
+    assert_eq!(net.record.borrow().lost(), 0);
+    share
+}
+
+#[test]
+fn a_flow_that_shares_no_congested_link_suffers_from_pauses_alone() {
+    let alone = victim(plain(), 0);
+    assert!(alone > 38.0, "{alone}");
+    let paused = victim(plain(), 4);
+    assert!(paused < 0.6 * alone, "{paused} of {alone}");
+    let controlled = victim(dcqcn(), 4);
+    assert!(controlled > 0.9 * alone, "{controlled} of {alone}");
+}
+
+#[test]
+fn thresholds_the_wrong_way_round_pause_and_do_not_notify() {
+    // XOFF of one port is below Kmin of the queue.
+    let flow = FlowControl { xoff: 20_000, xon: 15_000, ..FlowControl::default() };
+    let switch = SwitchSettings {
+        flow_control: Some(flow),
+        marking: Some(softhca_fabric::Marking { least: 200_000, most: 400_000, per_billion: 10_000_000 }),
+        ..SwitchSettings::default()
+    };
+    let mut net = Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), switch, dcqcn());
+    for from in 0..2 {
+        let flow = net.connect(from, 2);
+        fill(&mut net, flow);
+    }
+    net.run_us(5_000);
+    let record = net.record.borrow();
+    assert!(record.paused() > 100);
+    assert_eq!(record.marked(), 0);
+    assert_eq!(net.world.host(net.hosts[2]).card().counters().np_cnp_sent, 0);
+}
+
+#[test]
+fn a_pause_lasts_exactly_its_quanta() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
+    // A stalled receiver pauses its sender once; the frames that would say it again are lost.
+    let flow = FlowControl { xoff: 20_000, xon: 10_000, quanta: 1_000, ..FlowControl::default() };
+    net.world.set_receiver(
+        net.hosts[1],
+        Receiver { bits_per_second: Some(0), flow_control: Some(flow), ..Receiver::default() },
+    );
+    let pauses = Selector {
+        direction: Some(Direction::Forward),
+        classes: Some(Classes::Only(Class::Pause)),
+        ..Selector::default()
+    };
+    let repeat = Repeat { skip: 1, ..Repeat::default() };
+    net.world
+        .add_rule(net.laid.cables[1], Rule { id: RuleId(0), selector: pauses, repeat, action: Action::Drop });
+    let flow = net.connect(0, 1);
+    fill(&mut net, flow);
+    net.run_us(500);
+    let record = net.record.borrow();
+    let at_switch = Node::Switch(net.laid.switches[0]);
+    let started = record.fabric.iter().find_map(|(at, event)| match event {
+        FabricEvent::PauseReceived { at: node, until_ns, .. } if *node == at_switch => Some((*at, *until_ns)),
+        _ => None,
+    });
+    let ended = record.fabric.iter().find_map(|(at, event)| match event {
+        FabricEvent::PauseEnded { at: node, how: PauseEnd::Expired, .. } if *node == at_switch => Some(*at),
+        _ => None,
+    });
+    let (from, until) = started.expect("a pause");
+    assert_eq!(until - from, 12_800, "1000 quanta of 512 bits at 40 Gb/s");
+    assert_eq!(ended, Some(until));
+    assert_eq!(pause_ns(1_000, std::num::NonZeroU64::new(40 * GBIT)), 12_800);
+    assert!(!record.faults.is_empty(), "the rule asked for pause frames and got them");
+    let sent = record.pauses.iter().filter(|(_, _, _, stage, _)| *stage == Stage::Admitted).count();
+    assert_eq!(sent, record.count(|event| matches!(event, FabricEvent::PauseSent { .. })));
+}
+
+#[test]
+fn a_slow_receiver_pauses_its_sender_and_loses_nothing() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
+    let host = net.hosts[1];
+    net.world.set_receiver(host, Receiver { bits_per_second: Some(10 * GBIT), ..Receiver::default() });
+    let flow = net.connect(0, 1);
+    net.write(flow, REGION as u32, 8);
+    let share = shares(&mut net, &[flow], 1_000, 4_000)[0];
+    assert!((9.0..10.0).contains(&share), "{share} Gb/s");
+    net.world.run();
+    assert_eq!(net.completions(flow), (8, true));
+    assert_eq!(net.record.borrow().lost(), 0);
+    assert!(net.world.port_counters(host).pauses_sent[3] > 1);
+    assert!(
+        net.world.port_counters(net.hosts[0]).paused_ns[3] > 0,
+        "the pause reaches the sender in the end"
+    );
+}
+
+/// A host on the left stalls while others use the network; tells the share of a bystander.
+fn storm(switch: SwitchSettings, watchdog: Option<Duration>) -> (Net, f64, Flow) {
+    let settings = Settings { recovery: Recovery::GoBackN, ..plain() };
+    let mut net = Net::new(5, Topology::Dumbbell { left: 3, right: 2 }, line(40, 1_000), switch, settings);
+    let flows = [net.connect(3, 0), net.connect(3, 1), net.connect(4, 2)];
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    let broken = Receiver { bits_per_second: Some(0), watchdog, ..Receiver::default() };
+    net.world.set_receiver(net.hosts[0], broken);
+    let share = shares(&mut net, &[flows[2]], 20_000, 30_000)[0];
+    (net, share, flows[2])
+}
+
+#[test]
+fn a_receiver_that_stalls_stops_the_whole_network_and_a_watchdog_contains_it() {
+    let (net, share, _) = storm(SwitchSettings::default(), None);
+    assert_eq!(share, 0.0, "the bystander shares only the cable in the middle with the stalled host");
+    assert!(net.world.paused(net.hosts[3]) >> 3 & 1 == 1, "the pauses reach the senders");
+
+    let time = Duration::from_millis(2);
+    for remedy in [Remedy::Drop, Remedy::Forward] {
+        let watchdog = Watchdog { after: time, restore: time, remedy };
+        let (net, share, _) =
+            storm(SwitchSettings { watchdog: Some(watchdog), ..SwitchSettings::default() }, None);
+        assert!(share > 10.0, "{share} with {remedy:?}");
+        let record = net.record.borrow();
+        assert!(record.count(|event| matches!(event, FabricEvent::WatchdogFired { .. })) > 0);
+        let cause =
+            |event: &FabricEvent| matches!(event, FabricEvent::Lost { cause: LossCause::Watchdog, .. });
+        assert_eq!(record.count(cause) > 0, remedy == Remedy::Drop);
+    }
+
+    let (net, share, _) = storm(SwitchSettings::default(), Some(time));
+    assert!(share > 10.0, "{share} with a watchdog at the host");
+    assert_eq!(net.world.port_counters(net.hosts[0]).watchdog_fired, 1);
+}
+
+#[test]
+fn a_host_that_pauses_for_ever_without_reason_stops_who_sends_to_it() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
+    net.world.set_receiver(net.hosts[1], Receiver { storm: 1 << 3, ..Receiver::default() });
+    let flows = [net.connect(0, 1), net.connect(2, 0)];
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    let stopped = shares(&mut net, &flows, 2_000, 4_000);
+    assert_eq!(stopped[0], 0.0);
+    net.world.set_receiver(net.hosts[1], Receiver::default());
+    let gone_on = shares(&mut net, &flows, 5_000, 7_000);
+    assert!(gone_on[0] > 30.0, "{gone_on:?}");
+}
+
+/// Three switches in a ring; each flow goes from one switch over the next to the third.
+fn ring(flows: usize, switch: SwitchSettings, recovery: Recovery) -> (Net, Vec<Flow>, u64) {
+    let settings = Settings { recovery, ..plain() };
+    let topology = Topology::Ring { switches: 3, hosts_per_switch: 2 };
+    let mut net = Net::new(5, topology, line(40, 1_000), switch, settings);
+    // Each switch has a sender and a receiver; what its sender sends leaves the ring two switches on.
+    let flows: Vec<_> = (0..flows).map(|n| net.connect(2 * n, 2 * ((n + 2) % 3) + 1)).collect();
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    net.run_us(20_000);
+    let before: u64 = flows.iter().map(|flow| net.received(*flow)).sum();
+    net.run_us(30_000);
+    let after: u64 = flows.iter().map(|flow| net.received(*flow)).sum();
+    (net, flows, after - before)
+}
+
+#[test]
+fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
+    let switch = SwitchSettings { marking: None, ..SwitchSettings::default() };
+    let (net, ..) = ring(2, switch, Recovery::Fatal);
+    assert_eq!(net.record.borrow().lost(), 0);
+    assert!(ring(2, switch, Recovery::Fatal).2 > 10_000_000);
+
+    let (net, _, moved) = ring(3, switch, Recovery::Fatal);
+    assert_eq!(moved, 0, "nothing moves any more");
+    assert_eq!(net.record.borrow().lost(), 0);
+    let stopped = net.laid.switches.iter().filter(|switch| {
+        net.world.switch(**switch).cables().any(|(cable, _)| net.world.switch(**switch).paused(cable) != 0)
+    });
+    assert_eq!(stopped.count(), 3);
+}
+
+#[test]
+fn a_watchdog_dissolves_a_deadlock() {
+    let time = Duration::from_millis(1);
+    let watchdog = Watchdog { after: time, restore: time, remedy: Remedy::Drop };
+    let switch = SwitchSettings { marking: None, watchdog: Some(watchdog), ..SwitchSettings::default() };
+    let (net, _, moved) = ring(3, switch, Recovery::GoBackN);
+    assert!(moved > 1_000_000, "{moved}");
+    let record = net.record.borrow();
+    assert!(record.count(|event| matches!(event, FabricEvent::WatchdogFired { .. })) > 0);
+    assert!(record.count(|event| matches!(event, FabricEvent::WatchdogRestored { .. })) > 0);
+}
+
+#[test]
+fn a_priority_that_is_not_paused_goes_on() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
+    net.world.set_receiver(net.hosts[1], Receiver { storm: 1 << 3, ..Receiver::default() });
+    // Service level 4 without a DSCP is priority 4.
+    let other = Connection { mtu: Mtu::B4096, traffic_class: 0, service_level: 4, ..Connection::default() };
+    let flows = [net.connect(0, 1), net.connect_with(0, 1, &other)];
+    flows.iter().for_each(|flow| fill(&mut net, *flow));
+    let shares = shares(&mut net, &flows, 2_000, 4_000);
+    assert_eq!(shares[0], 0.0);
+    assert!(shares[1] > 35.0, "{shares:?}");
+}
+
+#[test]
+fn a_notification_is_a_real_packet_of_its_own_priority() {
+    let mut net =
+        Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
+    let mark = Rule {
+        id: RuleId(0),
+        selector: Selector { classes: Some(Classes::Data), ..Selector::default() },
+        repeat: Repeat::times(1),
+        action: Action::MarkCe,
+    };
+    net.world.add_rule(net.laid.cables[0], mark);
+    let count = Rule {
+        id: RuleId(1),
+        selector: Selector {
+            classes: Some(Classes::Only(Class::CongestionNotification)),
+            opcodes: vec![Opcode::CNP],
+            priority: Some(6),
+            ..Selector::default()
+        },
+        repeat: Repeat::default(),
+        action: Action::Count,
+    };
+    net.world.add_rule(net.laid.cables[0], count);
+    let flow = net.connect(0, 1);
+    net.write(flow, 100_000, 1);
+    net.world.run();
+    assert_eq!(net.completions(flow), (1, true));
+    let (_, tally) = net.world.cable(net.laid.cables[0]).rules().nth(1).unwrap();
+    assert_eq!(tally.fired, 1);
+    let record = net.record.borrow();
+    let halved = record.cards.iter().find_map(|(_, _, event)| match event {
+        Event::RateChanged { bits_per_second, .. } => Some(*bits_per_second),
+        _ => None,
+    });
+    assert_eq!(halved, Some(20 * GBIT));
+    assert!(net.world.now() > Instant::from_nanos(0));
+}

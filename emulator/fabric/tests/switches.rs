@@ -1,0 +1,285 @@
+//! Frames through switches: they arrive, they are marked, paused and lost as the settings say.
+
+mod net;
+
+use net::*;
+use proptest::prelude::*;
+use softhca_engine::Settings;
+use softhca_fabric::{
+    Connection, FabricEvent, FlowControl, LossCause, Marking, Node, PER_BILLION, SwitchSettings, Topology,
+};
+use softhca_wire::Mtu;
+
+/// Sixteen to one, through one switch.
+fn incast(senders: u32, switch: SwitchSettings, settings: Settings) -> (Net, Vec<Flow>) {
+    incast_over(senders, line(100, 1_000), switch, settings)
+}
+
+fn incast_over(
+    senders: u32,
+    line: softhca_fabric::Line,
+    switch: SwitchSettings,
+    settings: Settings,
+) -> (Net, Vec<Flow>) {
+    let mut net = Net::new(7, Topology::Star { hosts: senders + 1 }, line, switch, settings);
+    let flows: Vec<_> = (0..senders).map(|from| net.connect(from as usize, senders as usize)).collect();
+    for flow in &flows {
+        net.write(*flow, REGION as u32, 2);
+    }
+    (net, flows)
+}
+
+#[test]
+fn a_write_through_every_topology_arrives() {
+    for topology in [
+        Topology::Pair,
+        Topology::Star { hosts: 2 },
+        Topology::Dumbbell { left: 2, right: 2 },
+        Topology::LeafSpine { leaves: 3, spines: 2, hosts_per_leaf: 2 },
+        Topology::FatTree { k: 4 },
+        Topology::Ring { switches: 4, hosts_per_switch: 1 },
+    ] {
+        let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), Settings::default());
+        let last = net.hosts.len() - 1;
+        let flow = net.connect(0, last);
+        net.world.on(flow.from.host).write(flow.from.key, flow.from.base, b"through the fabric");
+        net.write(flow, 10_000, 1);
+        net.world.run();
+        assert_eq!(net.completions(flow), (1, true), "{topology:?}");
+        let read = net.world.on(flow.to.host).read(flow.to.key, flow.to.base, 18);
+        assert_eq!(read, b"through the fabric", "{topology:?}");
+        assert_eq!(net.record.borrow().lost(), 0);
+    }
+}
+
+#[test]
+fn a_frame_takes_the_time_of_every_line_and_hop() {
+    let mut net =
+        Net::new(1, Topology::Star { hosts: 2 }, line(100, 1_000), SwitchSettings::default(), plain());
+    let flow = net.connect_with(0, 1, &Connection { mtu: Mtu::B4096, ..Connection::default() });
+    net.write(flow, 4_096, 1);
+    net.world.run();
+    // 4096 of payload, 12 + 16 + 4 of transport, 28 of IP and UDP, 38 of Ethernet: 4194 bytes are 335.52 ns. The
+    // ACK has 12 + 4 + 4 + 28 + 38 = 86 bytes: 6.88 ns. Both go over two lines of 1 µs.
+    let done = net.record.borrow().cards.iter().rev().find_map(|(at, host, event)| {
+        matches!(event, softhca_engine::Event::Completed { .. }).then_some((*at, *host))
+    });
+    assert_eq!(done, Some((2 * (335 + 1_000) + 2 * (6 + 1_000), net.hosts[0])));
+}
+
+#[test]
+fn flow_control_with_enough_headroom_loses_nothing() {
+    let frame = 4_096 + 100;
+    let headroom = FlowControl::headroom_for(100 * GBIT, 1_000, frame);
+    let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
+    let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
+    let (mut net, flows) = incast(16, switch, plain());
+    net.world.run();
+    for flow in flows {
+        assert_eq!(net.completions(flow), (2, true));
+    }
+    let record = net.record.borrow();
+    assert_eq!(record.lost(), 0);
+    assert!(record.paused() > 16, "{}", record.paused());
+    // Every pause ends by a frame that says so.
+    let resumed = record.count(|event| matches!(event, FabricEvent::PauseSent { quanta: 0, .. }));
+    assert!(resumed > 0);
+    let census = net.world.census();
+    assert!(census.balances() && census.in_flight == 0 && census.dropped == 0, "{census:?}");
+}
+
+#[test]
+fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
+    // Headroom for 5 m of cable (25 ns), on 100 m (500 ns) and on 5 m.
+    let headroom = FlowControl::headroom_for(100 * GBIT, 25, 4_196);
+    let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
+    let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
+    let run = |delay_ns| {
+        let (mut net, _) = incast_over(16, line(100, delay_ns), switch, plain());
+        net.run_us(20_000);
+        let record = net.record.borrow();
+        let full =
+            |event: &FabricEvent| matches!(event, FabricEvent::Lost { cause: LossCause::HeadroomFull, .. });
+        assert_eq!(record.count(full), record.lost());
+        record.lost()
+    };
+    assert_eq!(run(25), 0);
+    assert!(run(500) > 0);
+}
+
+#[test]
+fn without_flow_control_a_full_queue_loses_frames() {
+    let switch = SwitchSettings { marking: None, flow_control: None, ..SwitchSettings::default() };
+    let (mut net, _) = incast(16, switch, plain());
+    net.run_us(5_000);
+    let record = net.record.borrow();
+    assert!(record.count(|event| matches!(event, FabricEvent::Lost { cause: LossCause::QueueFull, .. })) > 0);
+    assert_eq!(record.paused(), 0);
+    assert!(net.world.census().balances());
+}
+
+#[test]
+fn marks_come_as_often_as_the_settings_say() {
+    // A queue that stands between the thresholds: marking in the flat middle of the line is the test.
+    let marking = Marking { least: 0, most: u64::MAX / 2, per_billion: PER_BILLION };
+    let flat = Marking { least: 10_000, most: 10_001, per_billion: 0 };
+    let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    for (marking, all) in [(marking, false), (flat, true)] {
+        let switch = SwitchSettings { marking: Some(marking), ..SwitchSettings::default() };
+        let mut net = Net::new(3, Topology::Star { hosts: 3 }, line(100, 1_000), switch, plain());
+        let flows = [net.connect_with(0, 2, &capable), net.connect_with(1, 2, &capable)];
+        for flow in flows {
+            net.write(flow, 200_000, 1);
+        }
+        net.world.run();
+        let record = net.record.borrow();
+        let depths = record.fabric.iter().filter_map(|(_, event)| match event {
+            FabricEvent::Marked { depth, .. } => Some(*depth),
+            _ => None,
+        });
+        match all {
+            // Every packet behind more than 10,000 bytes, and none before.
+            true => assert!(depths.clone().count() > 100 && depths.clone().all(|depth| depth > 10_000)),
+            // A chance of depth / 2^62 is none.
+            false => assert_eq!(depths.count(), 0),
+        }
+        let seen: u64 = [2]
+            .iter()
+            .map(|host| net.world.host(net.hosts[*host]).card().counters().np_ecn_marked_roce_packets)
+            .sum();
+        assert_eq!(seen as usize, record.marked());
+    }
+}
+
+#[test]
+fn a_share_of_the_packets_is_marked() {
+    let marking = Marking { least: 4_000, most: 200_000_000, per_billion: PER_BILLION };
+    let switch = SwitchSettings {
+        marking: Some(marking),
+        flow_control: None,
+        queue_limit: 128 << 20,
+        buffer: 128 << 20,
+        ..SwitchSettings::default()
+    };
+    let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    let mut net = Net::new(3, Topology::Star { hosts: 5 }, line(100, 1_000), switch, plain());
+    for from in 0..4 {
+        let flow = net.connect_with(from, 4, &capable);
+        net.write(flow, REGION as u32, 20);
+    }
+    net.world.run();
+    let record = net.record.borrow();
+    // Four lines fill what one empties: the depth rises in a line to 3/4 of all bytes, and with it the chance.
+    let cable = net.laid.cables[4];
+    let deepest = net.world.switch(net.laid.switches[0]).counters(cable).unwrap().deepest;
+    let packets = 4 * 20 * 1024;
+    let expected = packets as f64 * (deepest as f64 - 4_000.0) / 2.0 / 199_996_000.0;
+    let marked = record.marked() as f64;
+    assert!((marked - expected).abs() < 0.03 * expected, "{marked} of {expected}");
+}
+
+#[test]
+fn the_same_seed_tells_the_same_story_and_another_tells_another() {
+    let run = |seed| {
+        let mut net = Net::new(
+            seed,
+            Topology::LeafSpine { leaves: 3, spines: 2, hosts_per_leaf: 3 },
+            line(100, 1_000),
+            SwitchSettings::default(),
+            dcqcn(),
+        );
+        for from in 0..8 {
+            let flow = net.connect(from, 8);
+            net.write(flow, 400_000, 2);
+        }
+        net.run_us(3_000);
+        let record = net.record.borrow();
+        assert!(record.marked() > 0);
+        record.digest
+    };
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn flows_of_a_leaf_spread_over_the_spines() {
+    let topology = Topology::LeafSpine { leaves: 2, spines: 4, hosts_per_leaf: 8 };
+    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
+    for n in 0..8 {
+        for _ in 0..4 {
+            let flow = net.connect(n, 8 + n);
+            net.write(flow, 4_096, 1);
+        }
+    }
+    net.world.run();
+    let used = net.laid.switches[2..].iter().filter(|spine| {
+        let spine = net.world.switch(**spine);
+        spine.cables().any(|(cable, _)| spine.counters(cable).unwrap().sent_frames > 0)
+    });
+    assert_eq!(used.count(), 4);
+}
+
+#[test]
+fn a_route_set_by_hand_is_taken() {
+    let topology = Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 1 };
+    let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
+    let [leaf, _, first, second] = net.laid.switches[..] else { panic!("four switches") };
+    let cable = net
+        .laid
+        .cables
+        .iter()
+        .copied()
+        .find(|cable| net.world.ends(*cable) == [Node::Switch(leaf), Node::Switch(second)]);
+    net.world.set_route(leaf, net.hosts[1], &[cable.unwrap()]);
+    for _ in 0..8 {
+        let flow = net.connect(0, 1);
+        net.write(flow, 4_096, 1);
+    }
+    net.world.run();
+    let sent_to_leaf2 = |spine| {
+        let spine = net.world.switch(spine);
+        spine.cables().map(|(cable, _)| spine.counters(cable).unwrap().received_frames).max().unwrap()
+    };
+    assert!(sent_to_leaf2(second) >= 8);
+    assert!(sent_to_leaf2(first) <= 8, "only acknowledgements take the other spine");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Whatever the settings, frames are accounted for, and nothing is lost with the headroom that the line needs.
+    #[test]
+    fn frames_neither_appear_nor_vanish(
+        seed in any::<u64>(),
+        senders in 2u32..6,
+        delay_ns in 0u64..3_000,
+        xoff in 5_000u64..60_000,
+        slack in 0u64..5_000,
+        enough in any::<bool>(),
+        size in 1u32..200_000,
+    ) {
+        let headroom = if enough { FlowControl::headroom_for(100 * GBIT, delay_ns, 4_196) } else { 0 };
+        let flow = FlowControl { xoff, xon: xoff.saturating_sub(slack), headroom, ..FlowControl::default() };
+        let switch = SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() };
+        let topology = Topology::Dumbbell { left: senders, right: 2 };
+        let mut net = Net::new(seed, topology, line(100, delay_ns), switch, plain());
+        let flows: Vec<_> =
+            (0..senders).map(|from| net.connect(from as usize, senders as usize + (from % 2) as usize)).collect();
+        for flow in &flows {
+            net.write(*flow, size, 3);
+        }
+        net.run_us(300);
+        prop_assert!(net.world.census().balances());
+        net.run_us(100_000);
+        let census = net.world.census();
+        prop_assert!(census.balances());
+        if enough {
+            prop_assert_eq!(net.record.borrow().lost(), 0);
+            for flow in flows {
+                prop_assert_eq!(net.completions(flow), (3, true));
+            }
+            let used: u64 = net.world.switches().map(|(_, switch)| switch.used()).sum();
+            prop_assert_eq!(used, 0);
+        }
+    }
+}

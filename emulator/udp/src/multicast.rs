@@ -1,0 +1,83 @@
+//! The multicast groups that a host is a member of: a socket for each.
+//!
+//! A socket that is bound to a unicast address never gets multicast. Each group has a receiving socket of its
+//! own, bound to the group and shared with every other card of the machine that is a member: all of them get
+//! every datagram. Sending goes out of the host's own socket, and comes back to the members here.
+
+use crate::socket::{RoceSocket, SocketOptions};
+use crate::{HostSockets, system::Bells};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+
+/// The groups of a host.
+#[derive(Default)]
+pub(crate) struct Memberships {
+    joined: BTreeMap<IpAddr, RoceSocket>,
+    /// Why the others could not be joined.
+    failed: BTreeMap<IpAddr, io::Error>,
+}
+
+impl Memberships {
+    /// Joins those of `wanted` that are new and leaves the groups that nobody wants any more.
+    pub fn follow(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, bells: Option<&Bells>) {
+        self.joined.retain(|group, _| wanted.contains(group));
+        self.failed.retain(|group, _| wanted.contains(group));
+        for group in wanted {
+            if self.joined.contains_key(group) {
+                continue;
+            }
+            match join(*group, host, bells) {
+                Ok(socket) => {
+                    self.failed.remove(group);
+                    self.joined.insert(*group, socket);
+                }
+                Err(error) => {
+                    self.failed.insert(*group, error);
+                }
+            }
+        }
+    }
+
+    /// Whether exactly these are joined, or were tried.
+    pub fn are(&self, wanted: impl Iterator<Item = IpAddr>) -> bool {
+        let mut count = 0;
+        let known = |group: &IpAddr| self.joined.contains_key(group) || self.failed.contains_key(group);
+        let all = wanted.inspect(|_| count += 1).all(|group| known(&group));
+        all && count == self.joined.len() + self.failed.len()
+    }
+
+    /// Why a group could not be joined, if so.
+    pub fn failure(&self, group: IpAddr) -> Option<&io::Error> {
+        self.failed.get(&group)
+    }
+
+    /// The groups and their sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = (IpAddr, &RoceSocket)> {
+        self.joined.iter().map(|(group, socket)| (*group, socket))
+    }
+
+    /// Wakes whoever sleeps on `bells` when something comes for a group.
+    pub fn listen(&self, bells: &Bells) -> io::Result<()> {
+        use std::os::fd::AsFd;
+        self.joined.values().try_for_each(|socket| bells.add(socket.as_fd()))
+    }
+}
+
+fn join(group: IpAddr, host: &HostSockets, bells: Option<&Bells>) -> io::Result<RoceSocket> {
+    use std::os::fd::AsFd;
+    let port = host.of_version(group).ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("the host has no address of the IP version of {group}"),
+        )
+    })?;
+    let interface = port.interface().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::NotFound, format!("no interface has {}", port.address()))
+    })?;
+    let socket = RoceSocket::join(group, interface, SocketOptions::default())?;
+    if let Some(bells) = bells {
+        bells.add(socket.as_fd())?;
+    }
+    Ok(socket)
+}

@@ -1,0 +1,105 @@
+//! Telling a process from the children that it forks.
+//!
+//! A child has copies of its parent's handles, but not its threads, and what is shared (rings, doorbells,
+//! sockets) belongs to the parent. A page that the kernel wipes in the child tells the two apart, at the price
+//! of one load, whatever process numbers are used for later.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The process that something belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMark {
+    generation: u64,
+    /// Its number, for sentences.
+    pub number: u32,
+}
+
+/// The generations of this process and its ancestors, as far as they were asked for. A child goes on counting.
+static GENERATIONS: AtomicU64 = AtomicU64::new(0);
+
+impl ProcessMark {
+    /// This process.
+    pub fn current() -> ProcessMark {
+        let number = std::process::id();
+        let Some(page) = page() else { return ProcessMark { generation: number.into(), number } };
+        let fresh = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let generation = match page.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => fresh,
+            Err(marked) => marked,
+        };
+        ProcessMark { generation, number }
+    }
+
+    /// Whether this process is the one, and not a child of it.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        match page() {
+            Some(page) => page.load(Ordering::Relaxed) == self.generation,
+            None => u64::from(std::process::id()) == self.generation,
+        }
+    }
+}
+
+/// The word that is zero in a child until it is marked itself. `None` where the kernel does not wipe pages.
+#[cfg(target_os = "linux")]
+fn page() -> Option<&'static AtomicU64> {
+    use std::ptr;
+    use std::sync::atomic::AtomicPtr;
+
+    const SIZE: usize = 4096;
+    /// Null: not asked for yet. `GIVEN_UP`: there is none. No lock: a fork may come at any time.
+    static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
+    static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+
+    let given_up = ptr::from_ref(&GIVEN_UP).cast_mut();
+    let mut at = PAGE.load(Ordering::Acquire);
+    if at.is_null() {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), SIZE, access, kind, -1, 0) };
+        let mut made = mapped.cast::<AtomicU64>();
+        // SAFETY: the page was just mapped, and nobody else knows of it.
+        if mapped == libc::MAP_FAILED || unsafe { libc::madvise(mapped, SIZE, libc::MADV_WIPEONFORK) } != 0 {
+            made = given_up;
+        }
+        // A second page of two threads that came at once stays mapped, unused.
+        at = match PAGE.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => other,
+        };
+    }
+    // SAFETY: a page that stays mapped for ever, or a static; both are only accessed as atomics.
+    (at != given_up).then(|| unsafe { &*at })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn page() -> Option<&'static AtomicU64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_somebody_else_and_may_be_marked_itself() {
+        let mark = ProcessMark::current();
+        assert_eq!(mark, ProcessMark::current());
+        assert!(mark.is_here());
+        // SAFETY: the child calls nothing but atomics, `getpid` and `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let was_told = !mark.is_here();
+            let own = ProcessMark::current();
+            let right = was_told && own.is_here() && !mark.is_here() && own != mark;
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!right)) };
+        }
+        let mut status = -1;
+        // SAFETY: `status` outlives the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child saw itself as its parent");
+        assert!(mark.is_here());
+    }
+}

@@ -1,0 +1,203 @@
+//! Hosts on addresses that are not loopback ones, in a network namespace of the test's own: both IP versions,
+//! the MTU of the interface, the second GID, the source port of flows.
+
+use softhca::{
+    Access, AddressVector, Context, Device, EmbeddedOptions, Entropy, Mtu, Passage, Path, QpKind, Qpn,
+    QueueKey, QueuePair, ReceiveRequest, SendRequest, Witness,
+};
+use softhca_engine::Instant;
+use softhca_tests::tools;
+use softhca_wire::{Envelope, Gid};
+use std::net::IpAddr;
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const KEY: QueueKey = QueueKey(0x1234);
+const PATIENCE: Duration = Duration::from_secs(60);
+const ROLE: &str = "SOFTHCA_TEST_ROLE";
+
+/// Three addresses of each IP version on an interface with the MTU of a network. Loopback has no route for IPv6
+/// multicast of its own.
+const NETWORK: &str = "ip link set lo mtu \"$MTU\" up && \
+    for n in 1 2 3; do ip addr add 10.77.0.$n/24 dev lo; ip -6 addr add fd77::$n/128 dev lo nodad; done && \
+    ip -6 route add local ff00::/8 dev lo && \
+    exec \"$0\"";
+
+fn main() -> ExitCode {
+    match std::env::var(ROLE).as_deref() {
+        Ok("both") => both_versions(),
+        Ok("jumbo") => jumbo_frames(),
+        Ok("entropy") => entropy(),
+        _ => {
+            return tools::run(vec![
+                tools::needs("unshare", "a_host_on_a_network_has_two_gids_and_its_mtu", || run("both", 1500)),
+                tools::needs("unshare", "jumbo_frames_carry_the_largest_packets", || run("jumbo", 9000)),
+                tools::needs("unshare", "with_entropy_flows_leave_from_ports_of_their_own", || {
+                    run("entropy", 1500)
+                }),
+            ]);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs this program again, in a role, in a namespace.
+fn run(role: &str, mtu: u32) {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "sh", "-c", NETWORK]).arg(std::env::current_exe().unwrap());
+    let output = command.env(ROLE, role).env("MTU", mtu.to_string()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+type Seen = Arc<Mutex<Vec<Envelope>>>;
+
+/// Keeps the envelopes of what is sent.
+struct Envelopes(Seen);
+
+impl Witness for Envelopes {
+    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, _: &[u8]) {
+        if passage == Passage::Sent {
+            self.0.lock().unwrap().push(*envelope);
+        }
+    }
+}
+
+fn card(address: &str, ipv6: Option<&str>, entropy: Entropy) -> (Device, Seen) {
+    let seen = Seen::default();
+    let options = EmbeddedOptions {
+        address: Some(address.parse().unwrap()),
+        ipv6: ipv6.map(|ipv6| ipv6.parse().unwrap()),
+        entropy,
+        witness: Box::new(Envelopes(seen.clone())),
+        ..EmbeddedOptions::default()
+    };
+    (Device::embedded_with(options).unwrap(), seen)
+}
+
+fn gid(text: &str) -> Gid {
+    Gid::from(text.parse::<IpAddr>().unwrap())
+}
+
+/// Writes and reads 10,000 bytes from one context to another, over their GIDs at `index`.
+fn transfer(from: &Context, to: &Context, index: usize, mtu: Mtu) -> QueuePair {
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let make = |context: &Context| {
+        let domain = context.allocate_domain().unwrap();
+        let queue = context.create_completion_queue(16).unwrap();
+        let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
+        (domain.register(20_000, rights).unwrap(), queue, pair)
+    };
+    let (source, queue, sender) = make(from);
+    let (target, _, receiver) = make(to);
+    let path = Path { mtu, ..Path::default() };
+    sender.connect(&receiver.endpoint_at(index).unwrap(), &path).unwrap();
+    receiver.connect(&sender.endpoint_at(index).unwrap(), &path).unwrap();
+    let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
+    source.write_at(0, &bytes);
+    sender.post(&SendRequest::write(1, &[source.entry(0, 10_000)], target.remote(7))).unwrap();
+    sender.post(&SendRequest::read(2, &[source.entry(10_000, 10_000)], target.remote(7))).unwrap();
+    for id in [1, 2] {
+        let completion = queue.wait_for(PATIENCE).expect("a completion");
+        assert!(completion.id == id && completion.status.is_success(), "{completion:?}");
+    }
+    assert_eq!(target.read_at(7, 10_000), bytes);
+    assert_eq!(source.read_at(10_000, 10_000), bytes);
+    sender
+}
+
+fn both_versions() {
+    // The first takes the address of its interface, the second finds that taken, the third is told.
+    let (first, seen) = card("10.77.0.1", None, Entropy::Off);
+    let (second, _) = card("10.77.0.2", None, Entropy::Off);
+    let ipv6 = first.open().gid(1).expect("the interface has an IPv6 address");
+    let free = if ipv6 == gid("fd77::1") { "fd77::2" } else { "fd77::1" };
+    let (third, _) = card("10.77.0.3", Some(free), Entropy::Off);
+    for device in [&first, &second, &third] {
+        assert_eq!(device.port().active_mtu, Mtu::B1024);
+        assert_eq!(device.port().max_mtu, Mtu::B4096);
+    }
+    let [first, second, third] = [first, second, third].map(|device| device.open());
+    assert_eq!(first.gid(0), Some(gid("10.77.0.1")));
+    assert!(ipv6.to_string().starts_with("fd77::"), "{ipv6}");
+    assert_eq!((second.gid(0), second.gid(1)), (Some(gid("10.77.0.2")), None));
+    assert_eq!((third.gid(0), third.gid(1)), (Some(gid("10.77.0.3")), Some(gid(free))));
+    for (index, source) in [(0, gid("10.77.0.1")), (1, ipv6)] {
+        seen.lock().unwrap().clear();
+        transfer(&first, &third, index, Mtu::B1024);
+        let seen = seen.lock().unwrap();
+        assert!(!seen.is_empty() && seen.iter().all(|envelope| Gid::from(envelope.source) == source));
+        assert!(seen.iter().all(|envelope| envelope.source_port == 4791));
+    }
+    transfer(&second, &first, 0, Mtu::B512);
+    // More than the interface carries is refused, with the limit.
+    let domain = first.allocate_domain().unwrap();
+    let queue = first.create_completion_queue(4).unwrap();
+    let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
+    let error = pair.connect(&pair.endpoint(), &Path { mtu: Mtu::B2048, ..Path::default() }).unwrap_err();
+    assert!(error.to_string().contains("1024"), "{error}");
+}
+
+fn jumbo_frames() {
+    let (first, _) = card("10.77.0.1", Some("fd77::1"), Entropy::Off);
+    let (second, _) = card("10.77.0.2", Some("fd77::2"), Entropy::Off);
+    assert_eq!(first.port().active_mtu, Mtu::B4096);
+    let [first, second] = [first.open(), second.open()];
+    transfer(&first, &second, 0, Mtu::B4096);
+    transfer(&first, &second, 1, Mtu::B4096);
+    for group in ["239.7.7.7", "ff15::7"] {
+        multicast(&first, &second, gid(group));
+    }
+}
+
+/// A datagram of the largest size from one card to a group with a member on each.
+fn multicast(from: &Context, to: &Context, group: Gid) {
+    let make = |context: &Context| {
+        let domain = context.allocate_domain().unwrap();
+        let queue = context.create_completion_queue(16).unwrap();
+        let pair = domain.queue_pair(QpKind::Ud, &queue).create().unwrap();
+        let region = domain.register(40 + 4096, Access::LOCAL_WRITE).unwrap();
+        pair.start_datagrams(KEY).unwrap();
+        (domain, region, queue, pair)
+    };
+    let sender = make(from);
+    let members = [make(from), make(to)];
+    for (_, region, _, pair) in &members {
+        pair.post_receive(&ReceiveRequest { id: 1, scatter: &[region.entry(0, 40 + 4096)] }).unwrap();
+        pair.attach_multicast(group).unwrap();
+    }
+    let (domain, region, queue, pair) = &sender;
+    let source_index = from.gid_index_towards(group);
+    let vector = AddressVector { source_index, ..AddressVector::to(group) };
+    let handle = domain.create_address_handle(vector).unwrap();
+    let bytes: Vec<u8> = (0..4096u32).map(|n| (n % 253) as u8).collect();
+    region.write_at(0, &bytes);
+    let gather = [region.entry(0, 4096)];
+    let send = SendRequest::send(2, &gather).to(&handle, Qpn::MULTICAST, KEY);
+    pair.post(&send).unwrap();
+    assert!(queue.wait_for(PATIENCE).expect("a completion").status.is_success());
+    for (_, region, queue, _) in &members {
+        let completion = queue.wait_for(PATIENCE).expect("a datagram");
+        assert!(completion.id == 1 && completion.bytes == 40 + 4096, "{completion:?}");
+        assert_eq!(region.read_at(40, 4096), bytes);
+    }
+}
+
+fn entropy() {
+    let (first, seen) = card("10.77.0.1", Some("fd77::1"), Entropy::On);
+    let (second, _) = card("10.77.0.2", Some("fd77::2"), Entropy::On);
+    let [first, second] = [first.open(), second.open()];
+    for index in [0, 1] {
+        let mut ports = Vec::new();
+        for _ in 0..3 {
+            seen.lock().unwrap().clear();
+            let _pair = transfer(&first, &second, index, Mtu::B1024);
+            let seen = seen.lock().unwrap();
+            let port = seen[0].source_port;
+            assert!(port >= 0xc000 && seen.iter().all(|envelope| envelope.source_port == port));
+            ports.push(port);
+        }
+        ports.dedup();
+        assert!(ports.len() > 1, "different queue pairs are different flows: {ports:?}");
+    }
+}

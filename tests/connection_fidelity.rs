@@ -1,0 +1,282 @@
+//! Connection management beside Linux rxe: our messages differ from its captures in identifiers, GUIDs and
+//! times, and the list of fields that differ says so.
+
+#![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
+
+use libtest_mimic::Trial;
+use softhca::rdma_cm::{Connector, Parameters};
+use softhca::{Mtu, QpKind, Settings, World};
+use softhca_fabric::{CableId, Direction, Frame, Observer, Stage};
+use softhca_tests::{capture, tools};
+use softhca_trace::{Capture, CaptureWriter, Heading};
+use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
+use softhca_wire::{Bth, Deth, Icrc, Qpn, Transport};
+use std::collections::BTreeMap;
+use std::process::{Command, ExitCode};
+use std::sync::{Arc, Mutex};
+
+#[allow(dead_code, reason = "its main is the example's")]
+#[path = "../verbs-api/examples/rping.rs"]
+mod rping;
+
+#[allow(dead_code, reason = "its main is the example's")]
+#[path = "../verbs-api/examples/udaddy.rs"]
+mod udaddy;
+
+fn main() -> ExitCode {
+    let plain = |name: &str, test: fn()| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    };
+    tools::run(vec![
+        plain("a_connection_differs_in_identifiers_only", a_connection_differs_in_identifiers_only),
+        plain("a_refusal_differs_in_identifiers_only", a_refusal_differs_in_identifiers_only),
+        plain(
+            "a_datagram_service_differs_in_identifiers_only",
+            a_datagram_service_differs_in_identifiers_only,
+        ),
+        plain("a_ping_has_the_packets_of_rxe_in_their_order", a_ping_has_the_packets_of_rxe_in_their_order),
+        tools::needs("tshark", "tshark_tells_both_pings_alike", tshark_tells_both_pings_alike),
+    ])
+}
+
+/// A packet with its envelope, when it was admitted to the cable.
+type Seen = (u64, softhca_wire::Envelope, Vec<u8>);
+
+#[derive(Clone, Default)]
+struct Eye(Arc<Mutex<Vec<Seen>>>);
+
+impl Observer for Eye {
+    fn frame(&mut self, now: softhca::Instant, _: CableId, _: Direction, stage: Stage, frame: &Frame) {
+        if stage == Stage::Admitted {
+            self.0.lock().unwrap().push((now.nanos(), frame.envelope, frame.bytes.clone()));
+        }
+    }
+}
+
+/// What a client at 10.0.0.1 and a server at 10.0.0.2 send each other: the addresses of the captures.
+fn observed(mtu: Mtu, build: impl FnOnce(&mut World)) -> Vec<Seen> {
+    let eye = Eye::default();
+    let mut world = World::new(4);
+    world.settings(Settings { mtu, ..Settings::default() });
+    world.observe(eye.clone());
+    build(&mut world);
+    world.run().unwrap();
+    drop(world);
+    let seen = eye.0.lock().unwrap();
+    seen.clone()
+}
+
+fn options(letters: &[(char, &str)]) -> rping::common::Options {
+    letters.iter().fold(Default::default(), |options: rping::common::Options, (letter, value)| {
+        options.with(*letter, value)
+    })
+}
+
+fn our_ping() -> Vec<Seen> {
+    observed(Mtu::B1024, |world| {
+        world.host("client", |device| async move {
+            device.rendezvous().lookup::<()>("the server listens").await;
+            rping::ping(device, options(&[('a', "server"), ('C', "5"), ('V', "")])).await
+        });
+        world.host("server", |device| rping::serve(device, options(&[])));
+    })
+}
+
+/// The packets of a capture of rxe.
+fn theirs(name: &str) -> Vec<Seen> {
+    let records = Capture::open(&capture(name)).expect("a capture");
+    let records = records.map(|record| record.expect("a whole record"));
+    let roce = records.filter_map(|record| {
+        let frame = record.frame().ok()?;
+        Some((record.time_ns, frame.network.envelope()?, frame.packet.to_vec()))
+    });
+    roce.collect()
+}
+
+/// The management datagrams among these, with the headers in front of them.
+fn messages(seen: &[Seen]) -> Vec<(Bth, Deth, Datagram)> {
+    let read = |(_, _, bytes): &Seen| {
+        let (transport, _) = Icrc::split(bytes).expect("an ICRC");
+        let transport = Transport::parse(transport).expect("a packet");
+        let header = transport.header;
+        (header.bth.destination == Qpn::GSI).then(|| {
+            (
+                header.bth,
+                header.deth.expect("a datagram"),
+                Datagram::parse(transport.payload).expect("a message"),
+            )
+        })
+    };
+    seen.iter().filter_map(read).collect()
+}
+
+/// The fields in which two values differ, by the lines of their debug output. A field inside of another is
+/// told by its own name.
+fn differing(ours: &impl std::fmt::Debug, theirs: &impl std::fmt::Debug) -> Vec<String> {
+    let [ours, theirs] = [format!("{ours:#?}"), format!("{theirs:#?}")];
+    assert_eq!(ours.lines().count(), theirs.lines().count(), "{ours}\n{theirs}");
+    let mut fields = Vec::new();
+    let mut field = String::new();
+    for (our, their) in ours.lines().zip(theirs.lines()) {
+        if let Some((name, _)) = our.trim().split_once(':') {
+            field = name.into();
+        }
+        if our != their && !fields.contains(&field) {
+            fields.push(field.clone());
+        }
+    }
+    fields
+}
+
+/// Compares the messages of each kind, in order; returns what differs for each kind.
+fn compare(ours: &[Seen], rxe: &[Seen]) -> BTreeMap<&'static str, Vec<String>> {
+    let [ours, rxe] = [messages(ours), messages(rxe)];
+    let names =
+        |all: &[(Bth, Deth, Datagram)]| -> Vec<_> { all.iter().map(|one| one.2.message.name()).collect() };
+    assert_eq!(names(&ours), names(&rxe), "the same messages in the same order");
+    let mut found: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+    for ((our_bth, our_deth, our), (bth, deth, their)) in ours.iter().zip(&rxe) {
+        let fields = found.entry(our.message.name()).or_default();
+        let mut all = differing(our_bth, bth);
+        all.extend(differing(our_deth, deth));
+        all.extend(differing(&our.header, &their.header));
+        all.extend(differing(&our.message, &their.message));
+        for name in all {
+            if !fields.contains(&name) {
+                fields.push(name);
+            }
+        }
+        // Of the private data, only the client's own port differs.
+        let data = |message: &Message| match message {
+            Message::Req(req) => Some(req.private_data.0.to_vec()),
+            Message::SidrReq(req) => Some(req.private_data.0.to_vec()),
+            _ => None,
+        };
+        if let (Some(mut our), Some(mut their)) = (data(&our.message), data(&their.message)) {
+            assert!(RdmaCmHeader::parse(&our).is_ok());
+            [&mut our, &mut their].into_iter().for_each(|data| data[2..4].fill(0));
+            assert_eq!(our, their);
+        }
+    }
+    found
+}
+
+fn names(list: &[&str]) -> Vec<String> {
+    list.iter().map(|name| name.to_string()).collect()
+}
+
+fn a_connection_differs_in_identifiers_only() {
+    let found = compare(&our_ping(), &theirs("rping.pcap"));
+    let identifiers = ["transaction", "local_id"];
+    let expected = BTreeMap::from([
+        (
+            "REQ",
+            names(&[
+                identifiers[0],
+                identifiers[1],
+                "local_guid",
+                "local_qp",
+                "starting_psn",
+                "flow_label",
+                "private_data",
+            ]),
+        ),
+        ("REP", names(&["transaction", "local_id", "remote_id", "local_qp", "starting_psn", "local_guid"])),
+        ("RTU", names(&["transaction", "local_id", "remote_id"])),
+        ("DREQ", names(&["transaction", "local_id", "remote_id", "remote_qp"])),
+        ("DREP", names(&["transaction", "local_id", "remote_id"])),
+    ]);
+    assert_eq!(found, expected);
+}
+
+fn a_refusal_differs_in_identifiers_only() {
+    // That network's path MTU is 4096, and ucmatose asks for five retries and none when nobody is ready.
+    let ours = observed(Mtu::B4096, |world| {
+        world.host("client", |device| async move {
+            let context = device.open();
+            let queue = context.create_completion_queue(1)?;
+            let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+            let parameters = Parameters { retry_count: 5, rnr_retry_count: 0, ..Parameters::default() };
+            let connector = Connector::new(&context).parameters(parameters);
+            assert!(connector.connect(&pair, "server:7471").await.is_err());
+            Ok::<(), softhca::Error>(())
+        });
+        world.device("server");
+    });
+    // QP1's PSNs are not at their start there.
+    let found = compare(&ours, &theirs("ucmatose_cmreject.pcap"));
+    let identifiers = ["psn", "transaction", "local_id", "local_guid", "local_qp", "starting_psn"];
+    let expected = BTreeMap::from([
+        ("REQ", names(&[&identifiers[..], &["flow_label", "private_data"]].concat())),
+        ("REJ", names(&["psn", "transaction", "remote_id"])),
+    ]);
+    assert_eq!(found, expected);
+}
+
+fn a_datagram_service_differs_in_identifiers_only() {
+    let options = |letters: &[(char, &str)]| {
+        letters.iter().fold(Default::default(), |options: udaddy::common::Options, (letter, value)| {
+            options.with(*letter, value)
+        })
+    };
+    let (server, client) = (options(&[('C', "3")]), options(&[('s', "server"), ('C', "3")]));
+    let ours = observed(Mtu::B1024, |world| {
+        world.host("client", |device| async move {
+            device.rendezvous().lookup::<()>("the server listens").await;
+            udaddy::client(device, client).await
+        });
+        world.host("server", |device| udaddy::server(device, server));
+    });
+    // rxe's client has two queue pairs there: its first request and answer are compared.
+    let rxe = theirs("udaddy.pcap");
+    let found = compare(&ours, &[rxe[0].clone(), rxe[2].clone()]);
+    let expected = BTreeMap::from([
+        ("SIDR_REQ", names(&["psn", "transaction", "request_id", "private_data"])),
+        ("SIDR_REP", names(&["psn", "transaction", "request_id", "qp"])),
+    ]);
+    assert_eq!(found, expected);
+}
+
+/// Who sends what: the source address, the opcode, and the message if it is one.
+fn lines(seen: &[Seen]) -> Vec<String> {
+    let line = |(_, envelope, bytes): &Seen| {
+        let (transport, _) = Icrc::split(bytes).expect("an ICRC");
+        let transport = Transport::parse(transport).expect("a packet");
+        let message = Datagram::parse(transport.payload).ok().map_or("", |datagram| datagram.message.name());
+        format!("{} {} {message}", envelope.source, transport.header.bth.opcode)
+    };
+    seen.iter().map(line).collect()
+}
+
+fn a_ping_has_the_packets_of_rxe_in_their_order() {
+    assert_eq!(lines(&our_ping()), lines(&theirs("rping.pcap")));
+}
+
+/// What tshark says of a file: source, opcode, CM attribute.
+fn told_by_tshark(name: &str, file: &std::path::Path) -> Vec<String> {
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(file).args(["-Y", "infiniband", "-T", "fields"]);
+    for field in ["ip.src", "infiniband.bth.opcode", "infiniband.mad.attributeid"] {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark runs");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
+}
+
+fn tshark_tells_both_pings_alike() {
+    let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
+    let wire = writer.add_interface("cable", "between client and server").expect("an interface");
+    for (time_ns, envelope, packet) in our_ping() {
+        writer.packet(time_ns, wire, Heading::Out, &envelope, &packet, None).expect("a packet");
+    }
+    let path = std::env::temp_dir().join(format!("softhca-rping-{}.pcapng", std::process::id()));
+    std::fs::write(&path, writer.into_inner()).expect("a file");
+    let ours = told_by_tshark("ours", &path);
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(ours.len(), 65);
+    assert_eq!(ours, told_by_tshark("rxe's", &capture("rping.pcap")));
+}

@@ -1,0 +1,75 @@
+//! Connection management through a daemon: its hosts reach each other by address and by name, its processes
+//! share a host's ports, and one that dies takes its connections with it.
+
+use crate::process::TestDaemon;
+use softhca::rdma_cm::{Connector, EventChannel, EventKind, Id, Listener, Parameters, PortSpace};
+use softhca::{Context, Device, Error, QpKind, QueuePair, block_on, spawn};
+
+fn pair(context: &Context) -> Result<QueuePair, Error> {
+    let queue = context.create_completion_queue(16)?;
+    context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()
+}
+
+/// Connects to `peer` where a listener of `server` waits, and ends the connection.
+fn connect_and_leave(client: &Device, server: &Device, peer: &str) {
+    let [client, server] = [client.open(), server.open()];
+    let listener = Listener::bind(&server, "0.0.0.0:7174").unwrap();
+    block_on(async {
+        let serving = spawn(async move {
+            let connection = listener.next().await?.accept(&pair(&server)?).await?;
+            connection.closed().await
+        });
+        let connection = Connector::new(&client).connect(&pair(&client)?, peer).await?;
+        connection.disconnect().await?;
+        serving.await
+    })
+    .unwrap();
+}
+
+#[test]
+fn hosts_of_a_daemon_reach_each_other_by_address_and_by_name() {
+    let daemon = TestDaemon::start();
+    let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
+    connect_and_leave(&alice, &bob, &format!("{}:7174", bob.address()));
+    connect_and_leave(&alice, &bob, "bob:7174");
+}
+
+#[test]
+fn programs_on_one_host_share_its_ports_and_its_127_0_0_1() {
+    let daemon = TestDaemon::start();
+    let [first, second] = [daemon.open("alice"), daemon.open("alice")];
+    connect_and_leave(&first, &second, "127.0.0.1:7174");
+    let [first, second] = [first.open(), second.open()];
+    let taken = Listener::bind(&first, "0.0.0.0:7174").unwrap();
+    let error = Listener::bind(&second, "0.0.0.0:7174").unwrap_err();
+    assert_eq!(error.errno(), 98, "{error}");
+    drop(taken);
+    Listener::bind(&second, "0.0.0.0:7174").unwrap();
+}
+
+#[test]
+fn a_program_that_leaves_ends_its_connections() {
+    let daemon = TestDaemon::start();
+    let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
+    let server = bob.open();
+    let channel = EventChannel::new(&server).unwrap();
+    let listener = channel.create_id(PortSpace::Tcp).unwrap();
+    listener.bind("0.0.0.0:7174".parse().unwrap()).unwrap();
+    listener.listen(0).unwrap();
+    let address = bob.address();
+    let leaving = std::thread::spawn(move || {
+        let client = alice.open();
+        let id = Id::synchronous(&client, PortSpace::Tcp).unwrap();
+        id.resolve_address(None, (address, 7174).into()).unwrap();
+        id.resolve_route().unwrap();
+        id.attach(&pair(&client).unwrap()).unwrap();
+        id.connect(&Parameters::default()).unwrap();
+        // The identifier, its queue pair and the device go here.
+    });
+    let request = channel.wait().unwrap().expect(EventKind::ConnectRequest).unwrap();
+    request.id.attach(&pair(&server).unwrap()).unwrap();
+    request.id.accept(&Parameters::default()).unwrap();
+    channel.wait().unwrap().expect(EventKind::Established).unwrap();
+    channel.wait().unwrap().expect(EventKind::Disconnected).unwrap();
+    leaving.join().unwrap();
+}

@@ -1,0 +1,175 @@
+//! Multicast over real sockets: every member on the machine gets a group's packets, whatever card and process
+//! it is in, except for the queue pair that sent them.
+
+use crate::process::{PATIENCE, Process, TestDaemon, hear, say, spawn};
+use softhca::{
+    Access, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion, ProtectionDomain, QpKind,
+    QueueKey, QueuePair, ReceiveRequest, SendRequest,
+};
+use softhca_wire::Qpn;
+use std::net::{IpAddr, Ipv6Addr};
+
+const KEY: QueueKey = QueueKey(0x1122_3344);
+const ROOM: u32 = 40 + 64;
+
+/// A datagram queue pair with receives posted.
+struct Party {
+    context: Context,
+    domain: ProtectionDomain,
+    sent: CompletionQueue,
+    received: CompletionQueue,
+    pair: QueuePair,
+    region: MemoryRegion,
+}
+
+impl Party {
+    fn new(device: &Device) -> Party {
+        let context = device.open();
+        let domain = context.allocate_domain().unwrap();
+        let [sent, received] = [(); 2].map(|()| context.create_completion_queue(64).unwrap());
+        let builder = domain.queue_pair(QpKind::Ud, &sent).receives_complete_to(&received);
+        let pair = builder.create().unwrap();
+        let region = domain.register(17 * ROOM as usize, Access::LOCAL_WRITE).unwrap();
+        for id in 0..16 {
+            let scatter = [region.entry(id * u64::from(ROOM), ROOM)];
+            pair.post_receive(&ReceiveRequest { id, scatter: &scatter }).unwrap();
+        }
+        pair.start_datagrams(KEY).unwrap();
+        Party { context, domain, sent, received, pair, region }
+    }
+
+    fn member(device: &Device, group: Gid) -> Party {
+        let party = Party::new(device);
+        party.pair.attach_multicast(group).unwrap();
+        party
+    }
+
+    fn send(&self, group: Gid, text: &str) {
+        let source_index = self.context.gid_index_towards(group);
+        let vector = AddressVector { source_index, ..AddressVector::to(group) };
+        let handle = self.domain.create_address_handle(vector).unwrap();
+        let at = 16 * u64::from(ROOM);
+        self.region.write_at(at, text.as_bytes());
+        let gather = [self.region.entry(at, text.len() as u32)];
+        self.pair.post(&SendRequest::send(99, &gather).to(&handle, Qpn::MULTICAST, KEY)).unwrap();
+        let completion = self.sent.wait_for(PATIENCE).expect("the send completes");
+        assert!(completion.id == 99 && completion.status.is_success(), "{completion:?}");
+    }
+
+    /// The next datagram.
+    fn hear(&self) -> String {
+        let completion = self.received.wait_for(PATIENCE).expect("a datagram");
+        assert!(completion.status.is_success() && completion.operation.is_receive(), "{completion:?}");
+        let bytes = self.region.read_at(completion.id * u64::from(ROOM) + 40, completion.bytes as usize - 40);
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+/// A group that no other test of this machine uses.
+fn group(number: u8) -> Gid {
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    Gid::from(IpAddr::from([239, 128 | number, high, low]))
+}
+
+/// A member in a process of its own, on a card of its own or on a daemon's. Says what it hears.
+pub fn be_member() {
+    let device = match std::env::var("TEST_HOST").as_deref() {
+        Ok(host) => Device::daemon_host(None, Some(host)).unwrap(),
+        Err(_) => Device::embedded().unwrap(),
+    };
+    let group: Ipv6Addr = std::env::var("TEST_GROUP").unwrap().parse().unwrap();
+    let party = Party::member(&device, Gid(group.octets()));
+    say("member");
+    for _ in 0..2 {
+        say(&party.hear());
+    }
+    while hear().is_some() {}
+}
+
+fn spawn_member(daemon: &str, host: Option<&str>, group: Gid) -> Process {
+    let text = Ipv6Addr::from(group.0).to_string();
+    let mut variables = vec![("TEST_GROUP", text.as_str())];
+    variables.extend(host.map(|host| ("TEST_HOST", host)));
+    let mut process = spawn("member", daemon, &variables);
+    assert_eq!(process.hear(), "member");
+    process
+}
+
+#[test]
+fn every_member_gets_a_packet_except_for_its_sender() {
+    let devices = [(); 3].map(|()| Device::embedded().unwrap());
+    let group = group(0);
+    let sender = Party::member(&devices[0], group);
+    let beside = Party::member(&devices[0], group);
+    let others = [Party::member(&devices[1], group), Party::member(&devices[2], group)];
+    let mut stranger = spawn_member("none", None, group);
+    sender.send(group, "one");
+    others[0].send(group, "two");
+    // The sender's own queue pair hears the other only, its neighbour on the card both.
+    assert_eq!(sender.hear(), "two");
+    for member in [&beside, &others[1]] {
+        assert_eq!([member.hear(), member.hear()], ["one", "two"]);
+    }
+    assert_eq!(others[0].hear(), "one");
+    assert_eq!([stranger.hear(), stranger.hear()], ["one", "two"]);
+}
+
+#[test]
+fn who_leaves_a_group_hears_no_more_of_it() {
+    let device = Device::embedded().unwrap();
+    let (first, second) = (group(1), group(2));
+    let sender = Party::new(&Device::embedded().unwrap());
+    let leaver = Party::member(&device, first);
+    leaver.pair.attach_multicast(second).unwrap();
+    let stayer = Party::member(&device, first);
+    sender.send(first, "both");
+    assert_eq!([leaver.hear(), stayer.hear()], ["both", "both"]);
+    leaver.pair.detach_multicast(first).unwrap();
+    assert!(leaver.pair.detach_multicast(first).is_err(), "it left already");
+    sender.send(first, "stayer");
+    assert_eq!(stayer.hear(), "stayer");
+    drop(stayer);
+    // Nobody is left in the first group; the second goes on.
+    sender.send(first, "nobody");
+    sender.send(second, "second");
+    assert_eq!(leaver.hear(), "second");
+    // A member that came back hears from then on.
+    leaver.pair.attach_multicast(first).unwrap();
+    sender.send(first, "again");
+    assert_eq!(leaver.hear(), "again");
+}
+
+#[test]
+fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
+    let daemon = TestDaemon::start();
+    let group = group(3);
+    let mut members = [
+        spawn_member(&daemon.name, Some("alice"), group),
+        spawn_member(&daemon.name, Some("alice"), group),
+        spawn_member(&daemon.name, Some("bob"), group),
+        spawn_member("none", None, group),
+    ];
+    let sender = Party::member(&daemon.open("alice"), group);
+    let outside = Party::member(&Device::embedded().unwrap(), group);
+    sender.send(group, "from alice");
+    assert_eq!(outside.hear(), "from alice");
+    outside.send(group, "from outside");
+    assert_eq!(sender.hear(), "from outside");
+    for member in &mut members {
+        assert_eq!([member.hear(), member.hear()], ["from alice", "from outside"]);
+    }
+}
+
+#[test]
+fn what_is_not_a_group_or_has_no_address_of_its_version_is_refused() {
+    let daemon = TestDaemon::start();
+    for device in [Device::embedded().unwrap(), daemon.open("alice")] {
+        let party = Party::new(&device);
+        let error = party.pair.attach_multicast(Gid::from(IpAddr::from([10, 0, 0, 1]))).unwrap_err();
+        assert!(error.to_string().contains("multicast"), "{error}");
+        let ipv6: Ipv6Addr = "ff15::77".parse().unwrap();
+        let error = party.pair.attach_multicast(Gid(ipv6.octets())).unwrap_err();
+        assert!(error.to_string().contains("ff15::77"), "{error}");
+        assert!(party.pair.detach_multicast(Gid(ipv6.octets())).is_err(), "it did not become a member");
+    }
+}

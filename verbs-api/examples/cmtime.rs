@@ -1,0 +1,179 @@
+//! Measures each step of making and ending connections, as `cmtime` does.
+//!
+//! ```text
+//! cargo run --release --example cmtime -- -c 100              both ends in this process
+//! cargo run --release --example cmtime -- -q -c 100           the server
+//! cargo run --release --example cmtime -- -s HOST -c 100      the client
+//! ```
+//!
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::{Options, Outcome};
+use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::{Device, QpKind, QueuePair, block_on};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+fn main() -> Outcome {
+    let options = Options::read("s:qp:c:")?;
+    match (options.has('s'), options.has('q')) {
+        (true, _) => block_on(client(common::device()?, options)),
+        (_, true) => block_on(server(common::device()?, options)),
+        _ => {
+            let copy = options.clone();
+            common::both(
+                move |device| server(device, copy),
+                |device, address| client(device, options.with('s', &address)),
+            )
+        }
+    }
+}
+
+/// How long a step took, for each connection.
+#[derive(Default)]
+struct Step {
+    started: BTreeMap<u32, Instant>,
+    took: Vec<Duration>,
+    begin: Option<Instant>,
+    end: Option<Instant>,
+}
+
+impl Step {
+    fn start(&mut self, id: u32) {
+        let now = Instant::now();
+        self.begin.get_or_insert(now);
+        self.started.insert(id, now);
+    }
+
+    fn end(&mut self, id: u32) {
+        let now = Instant::now();
+        self.end = Some(now);
+        self.took.extend(self.started.remove(&id).map(|start| now - start));
+    }
+
+    fn print(&self, name: &str) {
+        let total = self.begin.zip(self.end).map_or(Duration::ZERO, |(begin, end)| end - begin);
+        let most = self.took.iter().max().copied().unwrap_or_default();
+        let least = self.took.iter().min().copied().unwrap_or_default();
+        let each = total.as_secs_f64() * 1e6 / self.took.len().max(1) as f64;
+        println!(
+            "{name:<13}: {:>10.2} {:>10.2} {:>10.2} {each:>10.2}",
+            total.as_secs_f64() * 1e3,
+            most.as_secs_f64() * 1e3,
+            least.as_secs_f64() * 1e6,
+        );
+    }
+}
+
+async fn server(device: Device, options: Options) -> Outcome {
+    let count: usize = options.number('c', 100)?;
+    let port: u16 = options.number('p', 7471)?;
+    let context = device.open();
+    let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
+    let channel = EventChannel::new(&context)?;
+    let listener = channel.create_id(PortSpace::Tcp)?;
+    listener.bind(resolve(&context, &format!("0.0.0.0:{port}"))?)?;
+    listener.listen(0)?;
+    common::listening(&device);
+    let (mut nodes, mut ended) = (Vec::new(), 0);
+    while ended < count {
+        let event = channel.next().await?;
+        match event.kind {
+            EventKind::ConnectRequest => {
+                let pair = domain.queue_pair(QpKind::Rc, &queue).sends(1).receives(1).create()?;
+                event.id.attach(&pair)?;
+                event.id.accept(&Parameters::default())?;
+                nodes.push(event.id);
+            }
+            EventKind::Disconnected => {
+                event.id.disconnect()?;
+                ended += 1;
+            }
+            EventKind::TimewaitExit => {}
+            _ => drop(event.expect(EventKind::Established)?),
+        }
+    }
+    Ok(())
+}
+
+async fn client(device: Device, options: Options) -> Outcome {
+    let count: usize = options.number('c', 100)?;
+    let port: u16 = options.number('p', 7471)?;
+    let context = device.open();
+    let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
+    let channel = EventChannel::new(&context)?;
+    let address = options.text('s').expect("a client has the server's address");
+    let peer = resolve(&context, &format!("{address}:{port}"))?;
+    let mut steps: BTreeMap<&str, Step> = BTreeMap::new();
+
+    let mut ids: Vec<Id> = Vec::new();
+    for number in 0..count as u32 {
+        let step = steps.entry("create id").or_default();
+        step.start(number);
+        ids.push(channel.create_id(PortSpace::Tcp)?);
+        step.end(number);
+    }
+    // Steps that an event ends are begun for all before the first is waited for.
+    run(&mut steps, "resolve addr", &channel, &ids, EventKind::AddressResolved, |id| {
+        id.resolve_address(None, peer)
+    })
+    .await?;
+    run(&mut steps, "resolve route", &channel, &ids, EventKind::RouteResolved, Id::resolve_route).await?;
+    let mut pairs: Vec<QueuePair> = Vec::new();
+    for id in &ids {
+        let step = steps.entry("create qp").or_default();
+        step.start(id.number());
+        let pair = domain.queue_pair(QpKind::Rc, &queue).sends(1).receives(1).create()?;
+        id.attach(&pair)?;
+        pairs.push(pair);
+        step.end(id.number());
+    }
+    let parameters = Parameters::default();
+    run(&mut steps, "connect", &channel, &ids, EventKind::Established, |id| id.connect(&parameters)).await?;
+    run(&mut steps, "disconnect", &channel, &ids, EventKind::Disconnected, Id::disconnect).await?;
+    for (number, id) in ids.into_iter().enumerate() {
+        let step = steps.entry("destroy").or_default();
+        step.start(number as u32);
+        drop(id);
+        step.end(number as u32);
+    }
+
+    println!("step              total ms     max ms     min us  us / conn");
+    for name in
+        ["create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy"]
+    {
+        steps[name].print(name);
+    }
+    Ok(())
+}
+
+/// Begins a step for every connection, and waits until it has ended for all.
+async fn run(
+    steps: &mut BTreeMap<&'static str, Step>,
+    name: &'static str,
+    channel: &EventChannel,
+    ids: &[Id],
+    kind: EventKind,
+    begin: impl Fn(&Id) -> Result<(), softhca::Error>,
+) -> Outcome {
+    let step = steps.entry(name).or_default();
+    for id in ids {
+        step.start(id.number());
+        begin(id)?;
+    }
+    let mut left = ids.len();
+    while left > 0 {
+        let event = channel.next().await?;
+        // An earlier connection may be forgotten meanwhile.
+        if event.kind == EventKind::TimewaitExit {
+            continue;
+        }
+        let event = event.expect(kind)?;
+        step.end(event.id.number());
+        left -= 1;
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! What the examples of connection management share: options as `getopt` reads them, and the device.
+
+#![allow(dead_code, reason = "no example needs all of it")]
+
+use softhca::{Device, block_on, spawn};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::future::Future;
+use std::str::FromStr;
+
+/// Errors of both ends end up in `main`.
+pub type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+
+/// The name under which a server says that it listens.
+const LISTENING: &str = "the server listens";
+
+/// Tells a client in the same process, or in the same `World`, that the server listens.
+pub fn listening(device: &Device) {
+    device.rendezvous().publish(LISTENING, ());
+}
+
+/// Options of one letter, some with a value.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    given: BTreeMap<char, String>,
+}
+
+impl Options {
+    /// Reads the program's arguments; in `letters`, one with a value is followed by a colon.
+    pub fn read(letters: &str) -> Result<Options, String> {
+        Options::parse(letters, std::env::args().skip(1))
+    }
+
+    /// Reads these arguments.
+    pub fn parse(letters: &str, arguments: impl IntoIterator<Item = String>) -> Result<Options, String> {
+        let mut options = Options::default();
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let mut rest = argument.strip_prefix('-').unwrap_or("").chars();
+            let letter = rest.next().ok_or(format!("{argument:?} is no option"))?;
+            let known = letters.find(letter).filter(|_| letter != ':');
+            let at = known.ok_or(format!("unknown option -{letter}"))?;
+            let value = match letters[at + 1..].starts_with(':') {
+                false => String::new(),
+                true if rest.as_str().is_empty() => {
+                    arguments.next().ok_or(format!("-{letter} needs a value"))?
+                }
+                true => rest.as_str().into(),
+            };
+            options.given.insert(letter, value);
+        }
+        Ok(options)
+    }
+
+    /// Whether an option is there.
+    pub fn has(&self, letter: char) -> bool {
+        self.given.contains_key(&letter)
+    }
+
+    /// The value of an option.
+    pub fn text(&self, letter: char) -> Option<&str> {
+        self.given.get(&letter).map(String::as_str)
+    }
+
+    /// The value of an option as a number, or this one.
+    pub fn number<T: FromStr>(&self, letter: char, otherwise: T) -> Result<T, String> {
+        let Some(text) = self.text(letter) else { return Ok(otherwise) };
+        text.parse().map_err(|_| format!("-{letter} {text:?} is not a number that fits"))
+    }
+
+    /// Sets an option.
+    pub fn with(mut self, letter: char, value: &str) -> Options {
+        self.given.insert(letter, value.into());
+        self
+    }
+}
+
+/// The card: a daemon's if the environment names one, else one in this process.
+pub fn device() -> Result<Device, softhca::Error> {
+    let named = |name| std::env::var_os(name).is_some();
+    match named("SOFTHCA_DAEMON") || named("SOFTHCA_HOST") {
+        #[cfg(target_os = "linux")]
+        true => Device::daemon(),
+        _ => Device::embedded(),
+    }
+}
+
+/// Runs both ends in this process, each on a card of its own. The client is told the server's address.
+pub fn both<S, C>(server: impl FnOnce(Device) -> S, client: impl FnOnce(Device, String) -> C) -> Outcome
+where
+    S: Future<Output = Outcome> + 'static,
+    C: Future<Output = Outcome>,
+{
+    let [here, there] = [Device::embedded()?, Device::embedded()?];
+    let address = there.address().to_string();
+    block_on(async {
+        let serving = spawn(server(there));
+        here.rendezvous().lookup::<()>(LISTENING).await;
+        client(here, address).await?;
+        serving.await
+    })
+}

@@ -1,0 +1,114 @@
+//! Sends to a multicast group, or receives from it, as `mckey` does.
+//!
+//! ```text
+//! cargo run --release --example mckey -- -m 239.1.2.3         one sender and one receiver on one card
+//! cargo run --release --example mckey -- -m 239.1.2.3 -r      a receiver
+//! cargo run --release --example mckey -- -m 239.1.2.3 -s      a sender
+//! ```
+//!
+//! Options: `-m GROUP`, `-s` sends, `-r` receives, `-C MESSAGES`, `-S SIZE`.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::{Options, Outcome};
+use softhca::rdma_cm::{Detail, Id, PortSpace};
+use softhca::{
+    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpKind, QueuePair, ReceiveRequest,
+};
+use softhca::{Gid, SendRequest};
+use std::net::IpAddr;
+
+/// Bytes of the routing header in front of every datagram.
+const GRH: u32 = 40;
+
+fn main() -> Outcome {
+    let options = Options::read("m:srC:S:")?;
+    let context = common::device()?.open();
+    let result = match (options.has('s'), options.has('r')) {
+        (true, false) => Member::join(&context, "client", &options).and_then(|member| member.send(&options)),
+        (false, true) => {
+            Member::join(&context, "server", &options).and_then(|member| member.receive(&options))
+        }
+        _ => both(&context, &options),
+    };
+    println!("test complete");
+    println!("return status {}", if result.is_ok() { 0 } else { -1 });
+    result
+}
+
+fn both(context: &Context, options: &Options) -> Outcome {
+    let receiver = Member::join(context, "server", options)?;
+    let sender = Member::join(context, "client", options)?;
+    sender.send(options)?;
+    receiver.receive(options)
+}
+
+/// A queue pair in the group.
+struct Member {
+    id: Id,
+    group: IpAddr,
+    domain: ProtectionDomain,
+    queue: CompletionQueue,
+    pair: QueuePair,
+    region: MemoryRegion,
+}
+
+impl Member {
+    fn join(
+        context: &Context,
+        name: &str,
+        options: &Options,
+    ) -> Result<Member, Box<dyn std::error::Error + Send + Sync>> {
+        println!("mckey: starting {name}");
+        let group: IpAddr = options.text('m').ok_or("-m GROUP is needed")?.parse()?;
+        let (messages, size): (u32, u32) = (options.number('C', 10)?, options.number('S', 100)?);
+        let id = Id::synchronous(context, PortSpace::Udp)?;
+        id.bind("0.0.0.0:0".parse()?)?;
+        let domain = context.allocate_domain()?;
+        let queue = context.create_completion_queue(2 * messages.max(1))?;
+        let pair = domain.queue_pair(QpKind::Ud, &queue).sends(messages).receives(messages).create()?;
+        let region = domain.register((size + GRH) as usize, Access::LOCAL_WRITE)?;
+        id.attach(&pair)?;
+        for message in 0..u64::from(messages) {
+            let scatter = [region.entry(0, size + GRH)];
+            pair.post_receive(&ReceiveRequest { id: message, scatter: &scatter })?;
+        }
+        println!("mckey: joining");
+        id.join_multicast(group)?;
+        println!("mckey: joined dgid: {} mlid 0x0 sl 0", Gid::from(group));
+        Ok(Member { id, group, domain, queue, pair, region })
+    }
+
+    fn send(self, options: &Options) -> Outcome {
+        let (messages, size): (u64, u32) = (options.number('C', 10)?, options.number('S', 100)?);
+        let Detail::Datagram(target) = self.id.detail() else { return Err("the join named no group".into()) };
+        let handle = self.domain.create_address_handle(target.path)?;
+        println!("initiating data transfers");
+        for message in 0..messages {
+            let gather = [self.region.entry(u64::from(GRH), size)];
+            let send = SendRequest::send_immediate(message, &gather, self.pair.number().value());
+            self.pair.post(&send.to(&handle, target.queue_pair, target.queue_key))?;
+        }
+        self.complete(messages)?;
+        println!("data transfers complete");
+        Ok(self.id.leave_multicast(self.group)?)
+    }
+
+    fn receive(self, options: &Options) -> Outcome {
+        println!("receiving data transfers");
+        self.complete(options.number('C', 10)?)?;
+        println!("data transfers complete");
+        Ok(self.id.leave_multicast(self.group)?)
+    }
+
+    fn complete(&self, count: u64) -> Outcome {
+        for _ in 0..count {
+            let completion = self.queue.wait()?;
+            if !completion.status.is_success() {
+                return Err(format!("mckey: a request failed: {:?}", completion.status).into());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! Connects several queue pairs and sends messages both ways, as `ucmatose` does.
+//!
+//! ```text
+//! cargo run --release --example ucmatose                     both ends in this process
+//! cargo run --release --example ucmatose -- -q               the server
+//! cargo run --release --example ucmatose -- -s HOST          the client
+//! ```
+//!
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`,
+//! `-t TOS`, `-m` moves the identifiers to another channel once they are connected.
+
+#[path = "common/mod.rs"]
+mod common;
+
+use common::{Options, Outcome};
+use softhca::rdma_cm::{CmOption, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::{
+    Access, CompletionQueue, Context, Device, MemoryRegion, QpKind, QueuePair, ReceiveRequest, SendRequest,
+    block_on,
+};
+
+fn main() -> Outcome {
+    let options = Options::read("s:qp:c:C:S:t:m")?;
+    let result = match (options.has('s'), options.has('q')) {
+        (true, _) => block_on(client(common::device()?, options)),
+        (_, true) => block_on(server(common::device()?, options)),
+        _ => {
+            let copy = options.clone();
+            common::both(
+                move |device| server(device, copy),
+                |device, address| client(device, options.with('s', &address)),
+            )
+        }
+    };
+    println!("test complete");
+    println!("return status {}", if result.is_ok() { 0 } else { -1 });
+    result
+}
+
+struct Settings {
+    connections: usize,
+    messages: u64,
+    size: u32,
+    port: u16,
+}
+
+impl Settings {
+    fn of(options: &Options) -> Result<Settings, String> {
+        Ok(Settings {
+            connections: options.number('c', 1)?,
+            messages: options.number('C', 10)?,
+            size: options.number('S', 100)?,
+            port: options.number('p', 7471)?,
+        })
+    }
+}
+
+/// A connection of many.
+struct Node {
+    id: Id,
+    sends: CompletionQueue,
+    receives: CompletionQueue,
+    pair: QueuePair,
+    region: MemoryRegion,
+}
+
+impl Node {
+    fn new(context: &Context, id: Id, settings: &Settings) -> Result<Node, softhca::Error> {
+        let slots = (settings.messages as u32).max(1);
+        let domain = context.allocate_domain()?;
+        let [sends, receives] =
+            [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
+        let pair = domain.queue_pair(QpKind::Rc, &sends).receives_complete_to(&receives);
+        let pair = pair.sends(slots).receives(slots).create()?;
+        let region = domain.register(settings.size.max(1) as usize, Access::LOCAL_WRITE)?;
+        id.attach(&pair)?;
+        for message in 0..settings.messages {
+            pair.post_receive(&ReceiveRequest { id: message, scatter: &[region.entry(0, settings.size)] })?;
+        }
+        Ok(Node { id, sends, receives, pair, region })
+    }
+
+    fn post_sends(&self, settings: &Settings) -> Result<(), softhca::Error> {
+        for message in 0..settings.messages {
+            self.pair.post(&SendRequest::send(message, &[self.region.entry(0, settings.size)]))?;
+        }
+        Ok(())
+    }
+}
+
+/// Waits for so many completions of each queue.
+async fn complete(queues: impl Iterator<Item = &CompletionQueue>, count: u64) -> Outcome {
+    for queue in queues {
+        for _ in 0..count {
+            let completion = queue.next().await;
+            if !completion.status.is_success() {
+                return Err(format!("cmatose: completion failed: {:?}", completion.status).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes so many events of a kind.
+async fn events(channel: &EventChannel, kind: EventKind, count: usize) -> Outcome {
+    for _ in 0..count {
+        channel.next().await?.expect(kind)?;
+    }
+    Ok(())
+}
+
+/// Moves the identifiers to a new channel, if that is asked for.
+fn migrate(channel: EventChannel, nodes: &[Node], options: &Options) -> Result<EventChannel, softhca::Error> {
+    if !options.has('m') {
+        return Ok(channel);
+    }
+    println!("migrating to new event channel");
+    let new = EventChannel::new(channel.context())?;
+    for node in nodes {
+        node.id.migrate(&new)?;
+    }
+    Ok(new)
+}
+
+async fn server(device: Device, options: Options) -> Outcome {
+    println!("cmatose: starting server");
+    let settings = Settings::of(&options)?;
+    let context = device.open();
+    let channel = EventChannel::new(&context)?;
+    let listener = channel.create_id(PortSpace::Tcp)?;
+    listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
+    listener.listen(100)?;
+    common::listening(&device);
+    let (mut nodes, mut established) = (Vec::new(), 0);
+    while established < settings.connections {
+        let event = channel.next().await?;
+        match event.kind {
+            EventKind::ConnectRequest => {
+                let node = Node::new(&context, event.id, &settings)?;
+                node.id.accept(&Parameters::default())?;
+                nodes.push(node);
+            }
+            _ => {
+                event.expect(EventKind::Established)?;
+                established += 1;
+            }
+        }
+    }
+    if settings.messages > 0 {
+        println!("initiating data transfers");
+        for node in &nodes {
+            node.post_sends(&settings)?;
+        }
+        println!("completing sends");
+        complete(nodes.iter().map(|node| &node.sends), settings.messages).await?;
+        println!("receiving data transfers");
+        complete(nodes.iter().map(|node| &node.receives), settings.messages).await?;
+        println!("data transfers complete");
+    }
+    let channel = migrate(channel, &nodes, &options)?;
+    println!("cmatose: disconnecting");
+    for node in &nodes {
+        node.id.disconnect()?;
+    }
+    events(&channel, EventKind::Disconnected, nodes.len()).await?;
+    println!("disconnected");
+    Ok(())
+}
+
+async fn client(device: Device, options: Options) -> Outcome {
+    println!("cmatose: starting client");
+    let settings = Settings::of(&options)?;
+    let context = device.open();
+    let channel = EventChannel::new(&context)?;
+    println!("cmatose: connecting");
+    let address = options.text('s').expect("a client has the server's address");
+    let peer = resolve(&context, &format!("{address}:{}", settings.port))?;
+    let mut nodes = Vec::new();
+    for _ in 0..settings.connections {
+        let id = channel.create_id(PortSpace::Tcp)?;
+        if options.has('t') {
+            id.set_option(CmOption::TypeOfService(options.number('t', 0)?))?;
+        }
+        id.resolve_address(None, peer)?;
+        events(&channel, EventKind::AddressResolved, 1).await?;
+        id.resolve_route()?;
+        events(&channel, EventKind::RouteResolved, 1).await?;
+        nodes.push(Node::new(&context, id, &settings)?);
+    }
+    for node in &nodes {
+        node.id.connect(&Parameters::default())?;
+    }
+    events(&channel, EventKind::Established, nodes.len()).await?;
+    if settings.messages > 0 {
+        println!("receiving data transfers");
+        complete(nodes.iter().map(|node| &node.receives), settings.messages).await?;
+        println!("sending replies");
+        for node in &nodes {
+            node.post_sends(&settings)?;
+        }
+        complete(nodes.iter().map(|node| &node.sends), settings.messages).await?;
+        println!("data transfers complete");
+    }
+    let channel = migrate(channel, &nodes, &options)?;
+    events(&channel, EventKind::Disconnected, nodes.len()).await?;
+    for node in &nodes {
+        node.id.disconnect()?;
+    }
+    println!("disconnected");
+    Ok(())
+}

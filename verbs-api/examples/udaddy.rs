@@ -1,0 +1,204 @@
+//! Finds datagram queue pairs by their service and sends messages both ways, as `udaddy` does.
+//!
+//! ```text
+//! cargo run --release --example udaddy                     both ends in this process
+//! cargo run --release --example udaddy -- -q               the server
+//! cargo run --release --example udaddy -- -s HOST          the client
+//! ```
+//!
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`.
+
+#[path = "common/mod.rs"]
+pub mod common;
+
+use common::{Options, Outcome};
+use softhca::rdma_cm::{DatagramTarget, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::{
+    Access, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
+    ProtectionDomain, QpKind, Qpn, QueuePair, ReceiveRequest, SendRequest, block_on,
+};
+
+/// Bytes of the routing header in front of every datagram.
+const GRH: u32 = 40;
+
+fn main() -> Outcome {
+    let options = Options::read("s:qp:c:C:S:")?;
+    let result = match (options.has('s'), options.has('q')) {
+        (true, _) => block_on(client(common::device()?, options)),
+        (_, true) => block_on(server(common::device()?, options)),
+        _ => {
+            let copy = options.clone();
+            common::both(
+                move |device| server(device, copy),
+                |device, address| client(device, options.with('s', &address)),
+            )
+        }
+    };
+    println!("test complete");
+    println!("return status {}", if result.is_ok() { 0 } else { -1 });
+    result
+}
+
+struct Settings {
+    connections: usize,
+    messages: u64,
+    size: u32,
+    port: u16,
+}
+
+impl Settings {
+    fn of(options: &Options) -> Result<Settings, String> {
+        Ok(Settings {
+            connections: options.number('c', 1)?,
+            messages: options.number('C', 10)?,
+            size: options.number('S', 100)?,
+            port: options.number('p', 7174)?,
+        })
+    }
+}
+
+/// A queue pair, and the one that it talks to.
+struct Node {
+    id: Id,
+    domain: ProtectionDomain,
+    sends: CompletionQueue,
+    receives: CompletionQueue,
+    pair: QueuePair,
+    region: MemoryRegion,
+}
+
+impl Node {
+    fn new(context: &Context, id: Id, settings: &Settings) -> Result<Node, softhca::Error> {
+        let slots = (settings.messages as u32).max(1);
+        let domain = context.allocate_domain()?;
+        let [sends, receives] =
+            [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
+        let pair = domain.queue_pair(QpKind::Ud, &sends).receives_complete_to(&receives);
+        let pair = pair.sends(slots).receives(slots).create()?;
+        let region = domain.register((settings.size + GRH) as usize, Access::LOCAL_WRITE)?;
+        id.attach(&pair)?;
+        for message in 0..settings.messages {
+            let scatter = [region.entry(0, settings.size + GRH)];
+            pair.post_receive(&ReceiveRequest { id: message, scatter: &scatter })?;
+        }
+        Ok(Node { id, domain, sends, receives, pair, region })
+    }
+
+    /// Sends every message, with the own queue pair's number as immediate data.
+    fn post_sends(&self, settings: &Settings, handle: &AddressHandle, to: &DatagramTarget) -> Outcome {
+        for message in 0..settings.messages {
+            let gather = [self.region.entry(u64::from(GRH), settings.size)];
+            let send = SendRequest::send_immediate(message, &gather, self.pair.number().value());
+            self.pair.post(&send.to(handle, to.queue_pair, to.queue_key))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for every message; says who sent the last.
+    async fn receive(&self, settings: &Settings) -> Result<Qpn, Box<dyn std::error::Error + Send + Sync>> {
+        let mut from = Qpn::default();
+        for _ in 0..settings.messages {
+            let completion = self.receives.next().await;
+            if !completion.status.is_success() {
+                return Err(format!("udaddy: a receive failed: {:?}", completion.status).into());
+            }
+            from = Qpn::new(completion.immediate);
+        }
+        Ok(from)
+    }
+
+    async fn sent(&self, settings: &Settings) -> Outcome {
+        for _ in 0..settings.messages {
+            let completion = self.sends.next().await;
+            if !completion.status.is_success() {
+                return Err(format!("udaddy: a send failed: {:?}", completion.status).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The GID of who sent what arrived last: the source in the routing header, IPv4 in its end.
+    fn sender(&self) -> Gid {
+        let header = self.region.read_at(0, GRH as usize);
+        match header[0] >> 4 {
+            6 => Gid(header[8..24].try_into().expect("sixteen bytes")),
+            _ => {
+                let octets: [u8; 4] = header[32..36].try_into().expect("four bytes");
+                Gid::from(std::net::IpAddr::from(octets))
+            }
+        }
+    }
+}
+
+/// Names a queue pair to each client, receives, and answers.
+pub async fn server(device: Device, options: Options) -> Outcome {
+    println!("udaddy: starting server");
+    let settings = Settings::of(&options)?;
+    let context = device.open();
+    let channel = EventChannel::new(&context)?;
+    let listener = channel.create_id(PortSpace::Udp)?;
+    listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
+    listener.listen(100)?;
+    common::listening(&device);
+    let mut nodes = Vec::new();
+    while nodes.len() < settings.connections {
+        let request = channel.next().await?.expect(EventKind::ConnectRequest)?;
+        let node = Node::new(&context, request.id, &settings)?;
+        node.id.accept(&Parameters::default())?;
+        nodes.push(node);
+    }
+    if settings.messages > 0 {
+        println!("receiving data transfers");
+        let mut peers = Vec::new();
+        for node in &nodes {
+            let queue_pair = node.receive(&settings).await?;
+            let path = AddressVector::to(node.sender());
+            let target = DatagramTarget { path, queue_pair, queue_key: softhca::rdma_cm::DATAGRAM_KEY };
+            peers.push((target, node.domain.create_address_handle(path)?));
+        }
+        println!("sending replies");
+        for (node, (target, handle)) in nodes.iter().zip(&peers) {
+            node.post_sends(&settings, handle, target)?;
+            node.sent(&settings).await?;
+        }
+        println!("data transfers complete");
+    }
+    Ok(())
+}
+
+/// Asks for queue pairs, sends to them, and receives.
+pub async fn client(device: Device, options: Options) -> Outcome {
+    println!("udaddy: starting client");
+    let settings = Settings::of(&options)?;
+    let context = device.open();
+    let channel = EventChannel::new(&context)?;
+    println!("udaddy: connecting");
+    let address = options.text('s').expect("a client has the server's address");
+    let peer = resolve(&context, &format!("{address}:{}", settings.port))?;
+    let mut nodes = Vec::new();
+    for _ in 0..settings.connections {
+        let id = channel.create_id(PortSpace::Udp)?;
+        id.resolve_address(None, peer)?;
+        channel.next().await?.expect(EventKind::AddressResolved)?;
+        id.resolve_route()?;
+        channel.next().await?.expect(EventKind::RouteResolved)?;
+        let node = Node::new(&context, id, &settings)?;
+        node.id.connect(&Parameters::default())?;
+        let event = channel.next().await?.expect(EventKind::Established)?;
+        let target = event.target().ok_or("the server named no queue pair")?;
+        let handle = node.domain.create_address_handle(target.path)?;
+        nodes.push((node, target, handle));
+    }
+    if settings.messages > 0 {
+        println!("initiating data transfers");
+        for (node, target, handle) in &nodes {
+            node.post_sends(&settings, handle, target)?;
+        }
+        println!("receiving data transfers");
+        for (node, ..) in &nodes {
+            node.receive(&settings).await?;
+        }
+        println!("data transfers complete");
+    }
+    Ok(())
+}
