@@ -111,7 +111,11 @@ fn exit_codes_are_those_of_env() {
 
 fn settings_of_a_running_daemon_stay() {
     let mut rig = Rig::new();
-    let _holder = rig.start(&["sh", "-c", "echo here; read line"]);
+    let here = rig.file("here");
+    let _holder = rig.start(&["sh", "-c", &format!("touch {here}; exec sleep 100")]);
+    while !std::path::Path::new(&here).exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     let seen = rig.exec(&["--recovery", "go-back-n"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");

@@ -115,6 +115,10 @@ fn connections_are_made_by_their_examples() {
     for part in ["udaddy: starting client", "sending replies", "test complete", "return status 0"] {
         assert!(text.contains(part), "{text}");
     }
+    let text = output("mckey", &["-m", "239.3.2.1", "-C", "4"]);
+    for part in ["mckey: joined dgid: ::ffff:239.3.2.1", "receiving data transfers", "return status 0"] {
+        assert!(text.contains(part), "{text}");
+    }
     let text = output("cmtime", &["-c", "20"]);
     for part in
         ["step              total ms     max ms     min us  us / conn", "connect      :", "destroy      :"]

@@ -80,7 +80,8 @@ unsafe fn ip_of(address: *const libc::sockaddr) -> Option<IpAddr> {
 #[cfg(target_os = "linux")]
 fn mtu_of(name: &CStr) -> Option<u32> {
     use std::os::fd::AsRawFd;
-    let socket = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
+    // Any socket will do; the loopback interface may be down.
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     // SAFETY: an interface request is bytes and integers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes()).take(libc::IFNAMSIZ - 1) {
