@@ -4,6 +4,8 @@ use crate::BAD_INPUT;
 use softhca_explorer::{Feed, LiveServer};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
+#[cfg(target_os = "linux")]
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,8 +17,12 @@ use std::time::Duration;
                         End it with Ctrl+C."
 )]
 pub struct Arguments {
-    /// An event log; it may still be written to, or be a pipe
-    log: PathBuf,
+    /// An event log; it may still be written to, or be a pipe. Without one, the cards of a daemon from now on
+    log: Option<PathBuf>,
+    /// The daemon's name; without one, SOFTHCA_DAEMON or the default one
+    #[cfg(target_os = "linux")]
+    #[arg(long, conflicts_with = "log")]
+    name: Option<String>,
     /// The port; a free one unless said otherwise
     #[arg(long, value_name = "N", default_value_t = 0)]
     port: u16,
@@ -27,25 +33,51 @@ const PAUSE: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let log = &arguments.log;
-    match serve(log, arguments.port) {
+    let served = match &arguments.log {
+        Some(log) => follow_file(log, arguments.port)
+            .map_err(|error| format!("{}: {error}; give the path of an event log", log.display())),
+        None => follow_daemon(arguments),
+    };
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("softhca explore: {}: {error}; give the path of an event log", log.display());
+            eprintln!("softhca explore: {error}");
             ExitCode::from(BAD_INPUT)
         }
     }
 }
 
-fn serve(log: &Path, port: u16) -> io::Result<()> {
+fn follow_file(log: &Path, port: u16) -> io::Result<()> {
     let file = File::open(log)?;
     let name = log.file_name().unwrap_or(log.as_os_str()).to_string_lossy().into_owned();
+    let may_grow = file.metadata()?.is_file();
+    serve(&name, BufReader::new(file), may_grow, port)
+}
+
+/// Asks a daemon for its event log through a pipe. It writes as long as the connection lasts.
+#[cfg(target_os = "linux")]
+fn follow_daemon(arguments: &Arguments) -> Result<(), String> {
+    let mut control =
+        softhca::DaemonControl::connect(arguments.name.as_deref()).map_err(|error| error.to_string())?;
+    let (reader, writer) = io::pipe().map_err(|error| error.to_string())?;
+    control.record(None, Some(writer.as_fd())).map_err(|error| error.to_string())?;
+    drop(writer);
+    let name = arguments.name.as_deref().unwrap_or("the daemon");
+    serve(name, BufReader::new(reader), false, arguments.port).map_err(|error| error.to_string())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn follow_daemon(_: &Arguments) -> Result<(), String> {
+    Err("daemons run on Linux only; give the path of an event log".into())
+}
+
+/// Serves a log while it is read.
+fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u16) -> io::Result<()> {
     let feed = Feed::default();
-    let server = LiveServer::bind(port, &token()?, &name, feed.clone())?;
+    let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
     println!("explore: {}", server.link());
-    let is_file = file.metadata()?.is_file();
     std::thread::spawn(move || {
-        if let Err(error) = follow(BufReader::new(file), is_file, &feed) {
+        if let Err(error) = follow(log, may_grow, &feed) {
             eprintln!("softhca explore: {error}");
         }
         feed.end();

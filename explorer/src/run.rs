@@ -189,9 +189,8 @@ impl Run {
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
-                    notes.push(format!(
-                        "The capture cannot be read beyond {error}. What is shown ends there."
-                    ));
+                    notes
+                        .push(format!("What is shown is not all: The capture cannot be read beyond {error}"));
                     break;
                 }
             };

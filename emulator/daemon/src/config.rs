@@ -240,7 +240,7 @@ struct File {
     clients: Option<usize>,
     kill_after: Option<u64>,
     #[serde(default)]
-    hosts: BTreeMap<String, String>,
+    hosts: BTreeMap<String, toml::Spanned<String>>,
     #[serde(default)]
     entropy: bool,
     #[serde(default, rename = "share")]
@@ -284,9 +284,14 @@ impl Config {
         };
         if !file.hosts.is_empty() {
             config.hosts.clear();
-            for (name, text) in file.hosts {
-                let (address, ipv6) = parse_addresses(&text).ok_or_else(|| {
-                    format!("the address of host {name:?} is {text:?}: \"127.0.0.2\" or \"10.0.0.1, fd00::1\" is expected")
+            for (name, value) in file.hosts {
+                let (address, ipv6) = parse_addresses(value.get_ref()).ok_or_else(|| {
+                    let line = text[..value.span().start].matches('\n').count() + 1;
+                    let value = value.get_ref();
+                    format!(
+                        "line {line}: the address of host {name:?} is {value:?}: \"127.0.0.2\" or \"10.0.0.1, fd00::1\" \
+                         is expected"
+                    )
                 })?;
                 config.ipv6.extend(ipv6.map(|ipv6| (name.clone(), ipv6)));
                 config.hosts.push(HostConfig { name, address: Some(address) });

@@ -2,6 +2,7 @@
 
 use crate::{CableId, Direction, HostId, SwitchId};
 use alloc::collections::BinaryHeap;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 
@@ -76,6 +77,9 @@ const TICK: u32 = 4;
 /// Ticks that the wheel has room for, a multiple of 64: 16 µs.
 const WHEEL: usize = 1024;
 
+/// The end of a bucket.
+const NONE: u32 = u32::MAX;
+
 /// The queue of happenings: a wheel with a bucket for each tick of the near future, and a heap for the rest.
 ///
 /// Almost everything happens within microseconds. It goes into a bucket unsorted; only the bucket whose turn it is
@@ -85,7 +89,11 @@ pub(crate) struct Agenda {
     current: Vec<Entry>,
     late: BinaryHeap<Entry>,
     tick: u64,
-    buckets: Vec<Vec<Entry>>,
+    /// The first entry of each bucket, the others behind it.
+    buckets: Vec<u32>,
+    /// The entries of all buckets, each with the next of its bucket, and the places that are free.
+    entries: Vec<(Entry, u32)>,
+    free: Vec<u32>,
     /// A bit for each bucket that holds something.
     occupied: [u64; WHEEL / 64],
     /// What happens beyond the wheel.
@@ -99,7 +107,9 @@ impl Default for Agenda {
             current: Vec::new(),
             late: BinaryHeap::new(),
             tick: 0,
-            buckets: (0..WHEEL).map(|_| Vec::new()).collect(),
+            buckets: vec![NONE; WHEEL],
+            entries: Vec::new(),
+            free: Vec::new(),
             occupied: [0; WHEEL / 64],
             far: BinaryHeap::new(),
             serial: 0,
@@ -121,7 +131,17 @@ impl Agenda {
             self.late.push(entry);
         } else if tick - self.tick < WHEEL as u64 {
             let index = tick as usize % WHEEL;
-            self.buckets[index].push(entry);
+            let filed = (entry, self.buckets[index]);
+            self.buckets[index] = match self.free.pop() {
+                Some(place) => {
+                    self.entries[place as usize] = filed;
+                    place
+                }
+                None => {
+                    self.entries.push(filed);
+                    self.entries.len() as u32 - 1
+                }
+            };
             self.occupied[index / 64] |= 1 << (index % 64);
         } else {
             self.far.push(entry);
@@ -156,7 +176,13 @@ impl Agenda {
         let Some(tick) = self.next_bucket().into_iter().chain(far).min() else { return false };
         self.tick = tick;
         let index = tick as usize % WHEEL;
-        core::mem::swap(&mut self.current, &mut self.buckets[index]);
+        let mut place = core::mem::replace(&mut self.buckets[index], NONE);
+        while place != NONE {
+            let (entry, next) = self.entries[place as usize];
+            self.current.push(entry);
+            self.free.push(place);
+            place = next;
+        }
         self.occupied[index / 64] &= !(1 << (index % 64));
         // Serials tell equal times apart: the order of a sort that is not stable is the same.
         self.current.sort_unstable();
@@ -173,8 +199,13 @@ impl Agenda {
         if let Some(entry) = self.current.last().max(self.late.peek()) {
             return Some(entry.at);
         }
-        let bucket = self.next_bucket().map(|tick| &self.buckets[tick as usize % WHEEL]);
-        let near = bucket.and_then(|bucket| bucket.iter().map(|entry| entry.at).min());
+        let mut place = self.next_bucket().map_or(NONE, |tick| self.buckets[tick as usize % WHEEL]);
+        let mut near = None;
+        while place != NONE {
+            let (entry, next) = &self.entries[place as usize];
+            near = Some(near.map_or(entry.at, |at: u64| at.min(entry.at)));
+            place = *next;
+        }
         near.into_iter().chain(self.far.peek().map(|entry| entry.at)).min()
     }
 
