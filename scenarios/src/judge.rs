@@ -1,16 +1,16 @@
 //! Holds what happened against what was expected, and says in plain words where they differ.
 
-use crate::language::Invariant;
+use crate::language::{Invariant, SwitchExpectation};
 use crate::plan::{
-    Bound, Check, CompletionCheck, Expectation, FlowKind, MemoryClaim, OrderCheck, Plan, Subject,
+    Bound, Check, CompletionCheck, Expectation, FlowKind, MemoryClaim, Node, OrderCheck, Plan, Subject,
 };
 use crate::play::{Origin, Play, Seen};
 use crate::quantity::{Amount, Rate, Time};
-use crate::record::{Moment, Record, Told};
+use crate::record::{Moment, Record, SwitchDeeds, Told};
 use crate::report::{Around, ExpectationOutcome, Outcome, RuleOutcome, Skipped, Verdict};
 use crate::sim::pattern;
-use softhca_engine::State;
-use softhca_fabric::{Class, Direction, RuleId, Sense, Span};
+use softhca_engine::{Notification, State};
+use softhca_fabric::{self as fabric, CableId, Class, Direction, HostId, RuleId, Sense, Span, SwitchId};
 use softhca_queue::{Completion, Counters};
 use softhca_wire::{NakCode, Psn};
 use std::collections::{BTreeMap, BTreeSet};
@@ -197,8 +197,14 @@ impl Judge<'_> {
             }
             Check::Latency { of, percentile, bound } => self.latency(of, *percentile, bound),
             Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
-            Check::Switch { .. } | Check::Pause { .. } => {
-                Finding::new(false, "switches are not carried out yet")
+            Check::Switch { switch, spec } => self.switch(*switch, spec),
+            Check::Pause { cable, direction, times } => {
+                let at = match self.plan.cables[*cable].ends[*direction as usize] {
+                    Node::Host(host) => fabric::Node::Host(HostId(host as u32)),
+                    Node::Switch(switch) => fabric::Node::Switch(SwitchId(switch as u32)),
+                };
+                let found = evidence.record.pauses.get(&(CableId(*cable as u32), at)).copied().unwrap_or(0);
+                Finding::new(times.holds(found), format!("{found} of them")).at(self.somewhere())
             }
             Check::Verbs { host, errno, times } => {
                 let failed = evidence.play.failed.iter().filter(|failed| failed.host == *host);
@@ -212,6 +218,24 @@ impl Judge<'_> {
                 Finding::new(times.holds(found), detail).at(self.somewhere())
             }
         }
+    }
+
+    fn switch(&self, switch: usize, spec: &SwitchExpectation) -> Finding {
+        let deeds = self.evidence.record.switches.get(&SwitchId(switch as u32)).copied().unwrap_or_default();
+        let SwitchDeeds { dropped, marked, paused, watchdog, held } = deeds;
+        let held_up = [
+            (spec.dropped, dropped),
+            (spec.marked, marked),
+            (spec.paused, paused),
+            (spec.watchdog, watchdog),
+            (spec.held, held),
+        ];
+        let fine = held_up.iter().all(|(wanted, found)| wanted.is_none_or(|wanted| wanted.holds(*found)));
+        let detail = format!(
+            "dropped {dropped}, marked {marked}, {paused} pauses, {watchdog} dropped by its watchdog, \
+             {held} bytes in its fullest queue"
+        );
+        Finding::new(fine, detail).at(self.somewhere())
     }
 
     fn is_it(
@@ -334,7 +358,7 @@ impl Judge<'_> {
     fn happens(&self, check: &OrderCheck, told: &Told) -> bool {
         match (check, &told.moment) {
             (OrderCheck::Packet(look, _), Moment::Sent { sighting }) => {
-                look.from.is_none_or(|host| host == told.host)
+                look.from.is_none_or(|host| told.host == Some(host))
                     && look.selector.matches(told.time_ns, Direction::Forward, sighting)
             }
             (OrderCheck::Completion(check, _), Moment::Completed { completion }) => {
@@ -350,7 +374,7 @@ impl Judge<'_> {
             }
             (OrderCheck::State(qp, is, _), Moment::State { to }) => told.qp == Some(*qp) && to == is,
             (OrderCheck::Event(host, name), Moment::Raised { name: raised }) => {
-                told.host == *host && name == raised
+                told.host == Some(*host) && name == raised
             }
             (OrderCheck::Fault(id, _), Moment::Fault { rule, .. }) => *rule == Some(*id),
             _ => false,
@@ -511,7 +535,7 @@ impl Judge<'_> {
                 ("send completions come in the order of posting", self.in_order())
             }
             Invariant::OneCompletionEach => ("every signalled work request completes once", self.one_each()),
-            Invariant::CnpPacing => ("CNPs of a flow are 50 µs apart at least", self.cnp_pacing()),
+            Invariant::CnpPacing => ("CNPs of a flow keep their interval", self.cnp_pacing()),
             Invariant::NoOtherLoss => ("no packet is lost that no rule lost", self.no_other_loss()),
         };
         let finding = match violation {
@@ -673,10 +697,11 @@ impl Judge<'_> {
     }
 
     fn cnp_pacing(&self) -> Option<(u64, usize, String)> {
-        const INTERVAL_NS: u64 = 50_000;
         for (qp, times) in &self.evidence.record.cnps {
+            let settings = &self.plan.hosts[self.plan.qps[*qp].host].settings;
+            let interval = settings.congestion.notification.unwrap_or(Notification::PAPER).interval;
             for pair in times.windows(2) {
-                if pair[1] - pair[0] < INTERVAL_NS {
+                if u128::from(pair[1] - pair[0]) < interval.as_nanos() {
                     return Some((
                         pair[1],
                         *qp,

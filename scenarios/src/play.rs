@@ -107,7 +107,8 @@ impl Count {
         self.matched += 1;
         let Some(ordinal @ 1..) = self.matched.checked_sub(repeat.skip) else { return false };
         let hit = match repeat.choice {
-            Choice::Each | Choice::Burst(_) => true,
+            Choice::Each => true,
+            Choice::Burst(_) => unreachable!("bursts are of packets"),
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
             Choice::Chance { per_billion } => Seed(seed).happens(per_billion, &[id.0.into(), ordinal]),
@@ -301,6 +302,12 @@ impl<'p> Play<'p> {
                 let until = &mut self.programs[host].stalled_until;
                 *until = (*until).max(now_ns + for_ns);
                 self.tell(what, hosts);
+            }
+            Disturbance::PauseStorm { host, for_ns, priority } => {
+                self.tell(what, hosts);
+                if let Some(for_ns) = for_ns {
+                    self.schedule(now_ns + for_ns, Cue::Undo(Disturbance::StormOver { host, priority }));
+                }
             }
             _ => self.tell(what, hosts),
         }

@@ -320,7 +320,7 @@ impl<'p> Stage<'p> {
         for (time_ns, told) in &notes.told {
             match told {
                 Told::Card(host, event) => record.card(*time_ns, host.0 as usize, event),
-                Told::Fault(host, fault) => record.fault(*time_ns, host.0 as usize, fault),
+                Told::Fault(host, fault) => record.fault(*time_ns, Some(host.0 as usize), fault),
             }
         }
         let events = notes.told.iter().filter_map(|(_, told)| match told {

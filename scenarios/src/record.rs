@@ -3,7 +3,10 @@
 use crate::language::Invariant;
 use crate::plan::{Check, Plan};
 use softhca_engine::{AsyncEvent, Event, Packet, Reason, Refusal, State};
-use softhca_fabric::{Cause, Class, Effect, Endpoint, Fault, RuleId, Sense, Sighting};
+use softhca_fabric::{
+    CableId, Cause, Class, Effect, Endpoint, FabricEvent, Fault, LossCause, Node, RuleId, Sense, Sighting,
+    SwitchId,
+};
 use softhca_queue::Completion;
 use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
 use std::collections::BTreeMap;
@@ -63,8 +66,8 @@ pub enum Moment {
 pub struct Told {
     /// When.
     pub time_ns: u64,
-    /// On which host.
-    pub host: usize,
+    /// On which host; none for what happened between switches.
+    pub host: Option<usize>,
     /// On which queue pair, if on one of the plan.
     pub qp: Option<usize>,
     /// What.
@@ -76,6 +79,21 @@ pub struct Told {
 struct Known {
     qp: usize,
     first_psn: Psn,
+}
+
+/// What a switch did, over all its ports.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SwitchDeeds {
+    /// Frames lost for want of room.
+    pub dropped: u64,
+    /// Packets marked.
+    pub marked: u64,
+    /// Pause frames sent, without those that end a pause.
+    pub paused: u64,
+    /// Frames that its watchdog dropped.
+    pub watchdog: u64,
+    /// The most bytes that ever waited in one queue.
+    pub held: u64,
 }
 
 /// Everything that is judged at the end.
@@ -97,6 +115,10 @@ pub struct Record {
     pub fired_at: BTreeMap<RuleId, (u64, u64)>,
     /// Packets that were lost without a rule.
     pub other_losses: u64,
+    /// What each switch did.
+    pub switches: BTreeMap<SwitchId, SwitchDeeds>,
+    /// Pause frames by cable and who sent them, without those that end a pause.
+    pub pauses: BTreeMap<(CableId, Node), u64>,
     /// CNPs that left, by queue pair: times.
     pub cnps: BTreeMap<usize, Vec<u64>>,
 }
@@ -188,8 +210,40 @@ impl Record {
         }
     }
 
+    /// A switch, or the port of a host, told an event.
+    pub fn fabric(&mut self, event: &FabricEvent) {
+        match *event {
+            FabricEvent::Marked { switch, .. } => self.switches.entry(switch).or_default().marked += 1,
+            FabricEvent::Lost { at, cause, .. } => {
+                self.other_losses += 1;
+                if let Node::Switch(switch) = at {
+                    let deeds = self.switches.entry(switch).or_default();
+                    match cause {
+                        LossCause::Watchdog => deeds.watchdog += 1,
+                        LossCause::BufferFull | LossCause::QueueFull | LossCause::HeadroomFull => {
+                            deeds.dropped += 1;
+                        }
+                        LossCause::NoRoute | LossCause::HopLimit | LossCause::Unreadable => {}
+                    }
+                }
+            }
+            FabricEvent::PauseSent { at, cable, quanta: 1.., .. } => {
+                *self.pauses.entry((cable, at)).or_default() += 1;
+                if let Node::Switch(switch) = at {
+                    self.switches.entry(switch).or_default().paused += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The most bytes that ever waited in one queue of a switch.
+    pub fn hold(&mut self, switch: SwitchId, bytes: u64) {
+        self.switches.entry(switch).or_default().held = bytes;
+    }
+
     /// Something happened to a packet on a cable; `host` is its sender where that is known.
-    pub fn fault(&mut self, time_ns: u64, host: usize, fault: &Fault) {
+    pub fn fault(&mut self, time_ns: u64, host: Option<usize>, fault: &Fault) {
         let lost = matches!(fault.effect, Effect::Dropped { .. });
         let rule = match fault.cause {
             Cause::Rule(id) => {
@@ -207,9 +261,9 @@ impl Record {
         self.tell(time_ns, host, qp, Moment::Fault { rule, lost, sighting });
     }
 
-    fn tell(&mut self, time_ns: u64, host: usize, qp: Option<usize>, moment: Moment) {
+    fn tell(&mut self, time_ns: u64, host: impl Into<Option<usize>>, qp: Option<usize>, moment: Moment) {
         if self.tells {
-            self.story.push(Told { time_ns, host, qp, moment });
+            self.story.push(Told { time_ns, host: host.into(), qp, moment });
         }
     }
 

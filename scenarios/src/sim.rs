@@ -2,21 +2,21 @@
 
 use crate::judge::{self, Evidence};
 use crate::language::{Errno, Placement, RaisedName};
-use crate::plan::{Area, Disturbance, FaultKind, Job, Node, Plan, Work};
+use crate::plan::{Area, Disturbance, FaultKind, Job, Node, Plan, SwitchChange, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome};
 use sha2::{Digest, Sha256};
 use softhca_engine::{AddressVector, AsyncEvent, CqId, Event, Instant, Modify, PdId, State};
 use softhca_fabric::{
-    CableId, Connection, Direction, Endpoint, Fault, Flow, Frame, HostId, LinkState, Observer, QpOptions,
-    RuleId, Stage, World,
+    self as fabric, CableId, Connection, Direction, Endpoint, FabricEvent, Fault, Flow, Frame, HostId,
+    LinkState, Observer, QpOptions, RuleId, Stage, SwitchId, World,
 };
 use softhca_queue::{
     Access, Datagram, Operation, Payload, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
 };
 use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, Points, Story, Tap};
-use softhca_wire::{Gid, LocalKey, Qpn, QueueKey, RemoteKey};
+use softhca_wire::{Gid, LocalKey, Pfc, Qpn, QueueKey, RemoteKey};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -50,9 +50,6 @@ pub(crate) fn trace_faults(plan: &Plan) -> (Outcome, Vec<(usize, Fault)>) {
 
 fn perform(plan: &Plan, recording: Recording) -> (Outcome, Vec<(usize, Fault)>) {
     let broken = |why: &str| (Outcome::broken(why), Vec::new());
-    if !plan.commands.is_empty() {
-        return broken("programs run in real time only: use --on udp");
-    }
     if plan.qps.is_empty() || plan.pairs.is_empty() {
         return broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
     }
@@ -91,7 +88,8 @@ struct Watcher {
     cast: Cast,
     log: EventLog<Hashed>,
     record: Record,
-    senders: Vec<[usize; 2]>,
+    /// The hosts at the two ends of each cable; none where a switch is.
+    senders: Vec<[Option<usize>; 2]>,
     tap: Option<Tap<Vec<u8>>>,
     ladders: Option<Ladders>,
     /// Completion queues with something new in them.
@@ -124,6 +122,17 @@ impl Observer for Watcher {
         if let Some(ladders) = &mut self.ladders {
             Observer::frame(ladders, now, cable, direction, stage, frame);
         }
+    }
+
+    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        if let Some(tap) = &mut self.tap {
+            tap.pause(now, cable, direction, stage, pause);
+        }
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.log.fabric(now, event);
+        self.record.fabric(event);
     }
 
     fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
@@ -170,13 +179,26 @@ impl Theatre {
         for host in &plan.hosts {
             world.add_host_at(&host.name, host.address, host.settings);
         }
+        for switch in &plan.switches {
+            world.add_switch(&switch.name, switch.settings);
+        }
         let mut senders = Vec::new();
         for cable in &plan.cables {
-            let [Node::Host(first), Node::Host(second)] = cable.ends else {
-                return Err("switches are not carried out yet".into());
-            };
-            world.add_cable(HostId(first as u32), HostId(second as u32), cable.line);
-            senders.push([first, second]);
+            let [first, second] = cable.ends.map(|end| match end {
+                Node::Host(host) => fabric::Node::Host(HostId(host as u32)),
+                Node::Switch(switch) => fabric::Node::Switch(SwitchId(switch as u32)),
+            });
+            world.add_cable(first, second, cable.line);
+            senders.push([first, second].map(|end| end.host().map(|host| host.0 as usize)));
+        }
+        for route in &plan.routes {
+            let cable = CableId(route.cable as u32);
+            world.set_route(SwitchId(route.switch as u32), HostId(route.host as u32), &[cable]);
+        }
+        for (host, receiver) in plan.hosts.iter().enumerate() {
+            if let Some(receiver) = receiver.receiver {
+                world.set_receiver(HostId(host as u32), receiver);
+            }
         }
         let sides = create_queue_pairs(plan, &mut world)?;
         let cables = |list: &[usize]| list.iter().map(|cable| CableId(*cable as u32)).collect::<Vec<_>>();
@@ -232,6 +254,11 @@ impl Theatre {
             events: everything.then(Vec::new),
         }));
         world.observe(watcher.clone());
+        for (side, qp) in sides.iter().zip(&plan.qps) {
+            if let Some(rate) = plan.hosts[qp.host].initial_rate {
+                world.with_card(side.host, |hca, ctx| hca.set_rate(ctx, side.qpn, rate));
+            }
+        }
         let by_queue = sides.iter().enumerate().map(|(index, side)| ((side.host, side.cq), index)).collect();
         Ok(Theatre { world, sides, watcher, by_queue })
     }
@@ -299,6 +326,11 @@ impl Theatre {
             .enumerate()
             .map(|(host, _)| *self.world.host(HostId(host as u32)).card().counters());
         let counters = counters.collect();
+        for (id, switch) in self.world.switches() {
+            let ports = switch.cables().filter_map(|(cable, _)| switch.counters(cable));
+            let deepest = ports.map(|port| port.deepest).max().unwrap_or(0);
+            self.watcher.borrow_mut().record.hold(id, deepest);
+        }
         let states = self
             .sides
             .iter()
@@ -480,6 +512,14 @@ pub(crate) fn request_of(
 }
 
 impl Theatre {
+    /// Changes for which priorities a card pauses its neighbours without reason.
+    fn storm(&mut self, host: usize, change: impl Fn(u8) -> u8) {
+        let host = HostId(host as u32);
+        let mut receiver = *self.world.receiver(host);
+        receiver.storm = change(receiver.storm);
+        self.world.set_receiver(host, receiver);
+    }
+
     fn place(&self, qp: usize) -> (u64, RemoteKey, u64) {
         let side = &self.sides[qp];
         (side.base, side.key, side.area)
@@ -590,8 +630,21 @@ impl Hosts for Theatre {
                 };
                 self.world.with_card(HostId(host as u32), |hca, ctx| hca.raise(ctx, event));
             }
-            Disturbance::Switch { .. } | Disturbance::PauseStorm { .. } => {
-                return Err("switches are not carried out yet".into());
+            Disturbance::Switch { switch, change } => {
+                let id = SwitchId(switch as u32);
+                let mut settings = *self.world.switch(id).settings();
+                match change {
+                    SwitchChange::Buffer(bytes) => settings.buffer = bytes,
+                    SwitchChange::Marking(marking) => settings.marking = Some(marking),
+                    SwitchChange::FlowControl(flow) => settings.flow_control = Some(flow),
+                }
+                self.world.set_switch(id, settings);
+            }
+            Disturbance::PauseStorm { host, priority, .. } => {
+                self.storm(host, |storm| storm | 1 << priority);
+            }
+            Disturbance::StormOver { host, priority } => {
+                self.storm(host, |storm| storm & !(1 << priority));
             }
             Disturbance::Flap { .. }
             | Disturbance::NoReceives { .. }

@@ -130,6 +130,47 @@ fn an_action_goes_with_its_target() {
 }
 
 #[test]
+fn bursts_are_of_packets() {
+    let burst = "burst = { enter = 0.1, leave = 0.5 }\n";
+    refused(
+        &format!("[[fault]]\nqp = \"alice.1\"\naction = {{ hold = \"1us\" }}\n{burst}"),
+        &["s.toml:17:1", "only faults about packets have `burst`"],
+    );
+    refused(
+        &format!("[[fault]]\nhost = \"bob\"\ncall = \"post-send\"\naction = {{ errno = \"EIO\" }}\n{burst}"),
+        &["only faults about packets have `burst`"],
+    );
+    read(&fault("", &format!("optional = true\n{burst}"))).unwrap_or_else(|problem| panic!("{problem}"));
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
+    refused(
+        "[[workload]]\ncommand = { host = \"bob\", run = [\"true\"] }\n",
+        &["cannot start programs yet", "softhca exec --scenario"],
+    );
+    refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
+    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills a buffer", "receive-rate"]);
+    refused(
+        "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"nothing\" }\n",
+        &["packets without payload"],
+    );
+}
+
+#[test]
+fn switches_and_congestion_control_are_checked() {
+    let switch = |spec: &str| format!("[switches]\ntor = {{ {spec} }}\n");
+    refused(&switch("pfc = { xoff = \"10KB\", xon = \"20KB\" }"), &["xon, 20000 bytes, is above xoff"]);
+    refused(&switch("pfc = { priorities = [8] }"), &["priorities are 0 to 7"]);
+    refused(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin is above kmax"]);
+    refused(&switch("pfc = { xof = \"10KB\" }"), &["did you mean `xoff`"]);
+    refused("[device]\ncongestion = { control = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
+    let change =
+        "[[fault]]\nswitch = \"tor\"\naction = { ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 } }\n";
+    refused(&format!("{}{change}", switch("")), &["kmin is above kmax"]);
+}
+
+#[test]
 fn connections_are_checked() {
     refused("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is in a pair already"]);
     refused("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["no name of a queue pair", "alice.1"]);

@@ -161,6 +161,12 @@ pub(crate) struct Guard {
     pub paused_at: [u64; 8],
 }
 
+impl Guard {
+    fn idle() -> Box<Guard> {
+        Box::new(Guard { since: [u64::MAX; 8], active: 0, paused_at: [0; 8] })
+    }
+}
+
 /// A port of a switch.
 #[derive(Clone, Debug)]
 pub(crate) struct SwitchPort {
@@ -183,7 +189,6 @@ pub(crate) struct SwitchPort {
 
 impl SwitchPort {
     fn new(cable: CableId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
-        let guard = Guard { since: [u64::MAX; 8], active: 0, paused_at: [0; 8] };
         SwitchPort {
             cable,
             direction,
@@ -194,7 +199,7 @@ impl SwitchPort {
             ingress: Ingress::default(),
             waits: false,
             served: 0,
-            guard: settings.watchdog.map(|_| guard.into()),
+            guard: settings.watchdog.map(|_| Guard::idle()),
             counters: PortCounters::default(),
         }
     }
@@ -263,6 +268,19 @@ impl Switch {
     pub(crate) fn add_port(&mut self, cable: CableId, direction: Direction) -> u16 {
         self.ports.push(SwitchPort::new(cable, direction, &self.settings));
         (self.ports.len() - 1) as u16
+    }
+
+    /// Goes on with other settings. What waits keeps waiting; thresholds count from the next frame on.
+    pub(crate) fn change(&mut self, settings: SwitchSettings) {
+        self.settings = settings;
+        for port in &mut self.ports {
+            match settings.watchdog {
+                None => port.guard = None,
+                Some(_) => {
+                    port.guard.get_or_insert_with(Guard::idle);
+                }
+            }
+        }
     }
 
     /// Its name.

@@ -233,6 +233,15 @@ impl<O: Observer> World<O> {
         &self.network.switches[id.0 as usize]
     }
 
+    /// Lets a switch go on with other settings: what waits in it keeps waiting, and thresholds count from the
+    /// next frame on.
+    ///
+    /// # Panics
+    /// If the id is of another world.
+    pub fn set_switch(&mut self, id: SwitchId, settings: SwitchSettings) {
+        self.network.switches[id.0 as usize].change(settings);
+    }
+
     /// Every switch, in the order in which they were added.
     pub fn switches(&self) -> impl Iterator<Item = (SwitchId, &Switch)> {
         self.network.switches.iter().enumerate().map(|(index, switch)| (SwitchId(index as u32), switch))

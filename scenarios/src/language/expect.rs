@@ -280,15 +280,15 @@ pub struct FinishExpectation {
 pub struct SwitchExpectation {
     /// The switch.
     pub name: String,
-    /// Packets that it dropped for want of room.
+    /// Packets that it lost for want of room.
     pub dropped: Option<Amount>,
     /// Packets that it marked.
     pub marked: Option<Amount>,
-    /// Pauses that it sent.
+    /// Pause frames that it sent, without those that end a pause.
     pub paused: Option<Amount>,
     /// Packets that its watchdog dropped.
     pub watchdog: Option<Amount>,
-    /// Bytes that it held at most.
+    /// The most bytes that ever waited in one of its queues.
     pub held: Option<Amount>,
 }
 
@@ -298,7 +298,7 @@ pub struct SwitchExpectation {
 pub struct PauseExpectation {
     /// A direction of a cable: who tells whom to pause.
     pub on: String,
-    /// How many frames that pause; at least one unless said.
+    /// How many frames that pause, without those that end a pause; at least one unless said.
     pub times: Option<Amount>,
 }
 
@@ -328,8 +328,8 @@ pub enum Invariant {
     CompletionsInOrder,
     /// Every signalled work request completes once.
     OneCompletionEach,
-    /// Two CNPs of a flow are at least the CNP interval apart.
+    /// Two CNPs of a flow are at least the CNP interval of its receiver apart.
     CnpPacing,
-    /// No packet is lost that no rule lost.
+    /// No packet is lost that no rule lost: neither on a cable nor in a switch or at a port.
     NoOtherLoss,
 }

@@ -18,7 +18,8 @@ pub use fault::{
 };
 pub use setting::{
     AccessRight, AcksName, Congestion, CongestionName, ConnectionSpec, DeviceSpec, EcnSpec, Host, Link, Pair,
-    Parameter, PfcSpec, RecoveryName, StateName, SwitchSpec, Topology, TransportName, WatchdogSpec,
+    Parameter, PayloadName, PfcSpec, RecoveryName, RemedyName, StateName, SwitchSpec, Topology,
+    TransportName, WatchdogSpec,
 };
 pub use workload::{
     AtomicSpec, CommandSpec, Flavour, Incast, KeyValue, ModifySpec, OperationName, Permutation, PingPong,

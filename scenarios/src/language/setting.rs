@@ -52,6 +52,17 @@ pub enum AcksName {
     Coalesce,
 }
 
+/// Whether packets carry their payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PayloadName {
+    /// They do.
+    Carried,
+    /// They have their headers and lengths, and no bytes: for large networks in virtual time, where only time
+    /// and order matter.
+    Elided,
+}
+
 /// The settings of a card.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -64,11 +75,13 @@ pub struct DeviceSpec {
     pub credits: Option<bool>,
     /// Packets without an acknowledgement request after which one is made in the middle of a message.
     pub ack_request_every: Option<u32>,
+    /// Whether packets carry their payload; `carried` unless said.
+    pub payload: Option<PayloadName>,
     /// How senders react to congestion.
     pub congestion: Option<Congestion>,
-    /// How much a card's receive pipeline holds before it sends pauses or drops.
+    /// How much waits for a card at most; it asks for a pause from a quarter on. With `receive-rate` only.
     pub receive_buffer: Option<Size>,
-    /// How fast a card's receive pipeline empties.
+    /// How fast a card takes what arrives; at once unless said, 0 for not at all.
     pub receive_rate: Option<Rate>,
 }
 
@@ -88,9 +101,9 @@ pub struct Host {
     pub ack_request_every: Option<u32>,
     /// How senders react to congestion.
     pub congestion: Option<Congestion>,
-    /// How much the card's receive pipeline holds before it sends pauses or drops.
+    /// How much waits for the card at most; it asks for a pause from a quarter on. With `receive-rate` only.
     pub receive_buffer: Option<Size>,
-    /// How fast the card's receive pipeline empties: a slow receiver.
+    /// How fast the card takes what arrives: a slow receiver; 0 is one that takes nothing.
     pub receive_rate: Option<Rate>,
 }
 
@@ -155,13 +168,15 @@ const fn microsecond() -> Time {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SwitchSpec {
-    /// The memory that all its queues share.
+    /// The memory that all its queues share; 16 MiB unless said.
     pub buffer: Option<Size>,
-    /// When it marks packets.
+    /// What a queue of a priority that is not lossless may hold; 1 MiB unless said.
+    pub queue_limit: Option<Size>,
+    /// When it marks packets; with the thresholds of the DCQCN paper unless said.
     pub ecn: Option<EcnSpec>,
-    /// When it pauses its neighbours.
+    /// When it pauses its neighbours; on priorities 0 to 5 unless said.
     pub pfc: Option<PfcSpec>,
-    /// What it does about a neighbour that pauses it for ever.
+    /// What it does about a neighbour that pauses it for ever; nothing unless said.
     pub watchdog: Option<WatchdogSpec>,
 }
 
@@ -181,14 +196,16 @@ pub struct EcnSpec {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PfcSpec {
-    /// The lossless priorities; all eight unless said.
+    /// The lossless priorities; 0 to 5 unless said, an empty list pauses nobody.
     pub priorities: Option<Vec<u8>>,
-    /// Bytes of a port and priority from which the neighbour is paused.
-    pub xoff: Size,
-    /// Bytes below which it may go on.
-    pub xon: Size,
-    /// Room for what is on its way when the pause is sent.
+    /// Bytes of an ingress port and priority from which the neighbour is paused; 256 KiB unless said.
+    pub xoff: Option<Size>,
+    /// Bytes down to which it stays paused; seven eighths of `xoff` unless said.
+    pub xon: Option<Size>,
+    /// Room beyond `xoff` for what is on its way when the pause is sent; 64 KiB unless said.
     pub headroom: Option<Size>,
+    /// How long each pause frame lasts, in 512 bit times of the cable; 65535 unless said.
+    pub quanta: Option<std::num::NonZeroU16>,
 }
 
 /// The PFC watchdog.
@@ -197,8 +214,22 @@ pub struct PfcSpec {
 pub struct WatchdogSpec {
     /// How long a queue may be paused without a break.
     pub detect: Time,
-    /// How long its pauses are then ignored and its packets dropped.
+    /// How long no pause must have come before the queue is trusted again.
     pub restore: Time,
+    /// What becomes of its packets meanwhile; `drop` unless said.
+    #[serde(default)]
+    pub remedy: RemedyName,
+}
+
+/// What a watchdog does with a queue that stood still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RemedyName {
+    /// Drops what waits and what comes.
+    #[default]
+    Drop,
+    /// Sends in spite of the pause.
+    Forward,
 }
 
 /// A well-known shape of cables.
@@ -338,8 +369,6 @@ pub struct ConnectionSpec {
     pub sends: Option<u32>,
     /// Completions that the queue holds; enough for everything unless said.
     pub completions: Option<u32>,
-    /// The most that this connection sends.
-    pub rate_limit: Option<Rate>,
 }
 
 /// Two connected queue pairs.
@@ -378,8 +407,6 @@ pub struct Pair {
     pub sends: Option<u32>,
     /// Completions that the queue holds.
     pub completions: Option<u32>,
-    /// The most that this connection sends.
-    pub rate_limit: Option<Rate>,
 }
 
 impl Pair {
@@ -413,7 +440,6 @@ impl Pair {
             ecn: self.ecn,
             sends: self.sends,
             completions: self.completions,
-            rate_limit: self.rate_limit,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What hosts do: single steps, and traffic of well-known shapes.
 
 use super::{AccessRight, StateName};
-use crate::quantity::{Rate, Share, Size, Time};
+use crate::quantity::{Share, Size, Time};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -356,6 +356,4 @@ pub struct CommandSpec {
     /// The exit code that it must have; 0 unless said.
     #[serde(default)]
     pub exit: i32,
-    /// How fast it may send at most.
-    pub rate: Option<Rate>,
 }

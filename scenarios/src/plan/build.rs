@@ -2,9 +2,7 @@
 
 use super::network::Network;
 use super::reach::Reach;
-use super::{
-    CommandPlan, Deed, FlowKind, FlowPlan, Job, PairPlan, Plan, QpPlan, StepPlan, Work, check, rules,
-};
+use super::{Deed, FlowKind, FlowPlan, Job, PairPlan, Plan, QpPlan, StepPlan, Work, check, rules};
 use crate::language::{
     AccessRight, AtomicSpec, ConnectionSpec, File, Flavour, OperationName, Placement, StateName, Step,
     TransferSpec, TransportName,
@@ -27,7 +25,6 @@ pub(super) struct Builder<'a> {
     pub steps: Vec<StepPlan>,
     pub flows: Vec<FlowPlan>,
     pub workloads: Vec<String>,
-    pub commands: Vec<CommandPlan>,
     pub reach: Reach,
     /// The file leaves queue pairs to real programs: their names are roles in the order of connection.
     pub is_open: bool,
@@ -49,7 +46,6 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
         steps: Vec::new(),
         flows: Vec::new(),
         workloads: Vec::new(),
-        commands: Vec::new(),
         reach: Reach::default(),
         is_open: file.pair.is_empty() && !makes_pairs,
         by_name: BTreeMap::new(),
@@ -63,7 +59,7 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
     builder.reach = Reach::new(&builder.qps, &builder.pairs, &builder.steps, &builder.flows, builder.is_open);
     let faults = rules::faults(&mut builder)?;
     let (expectations, counts) = check::expectations(&mut builder, &faults)?;
-    let Builder { network, qps, pairs, steps, flows, workloads, commands, .. } = builder;
+    let Builder { network, qps, pairs, steps, flows, workloads, .. } = builder;
     Ok(Plan {
         title: file.title.clone(),
         seed,
@@ -72,12 +68,12 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
         hosts: network.hosts,
         switches: network.switches,
         cables: network.cables,
+        routes: network.routes,
         qps,
         pairs,
         steps,
         flows,
         workloads,
-        commands,
         faults,
         counts,
         expectations,
@@ -186,7 +182,6 @@ impl Builder<'_> {
             sends: own.sends.or(both.sends).unwrap_or(128),
             completions: own.completions.or(both.completions).unwrap_or(0),
             area: 4096,
-            rate_limit: own.rate_limit.or(both.rate_limit).map_or(0, |rate| rate.0),
         });
         for (side, name) in names.into_iter().enumerate() {
             self.by_name.insert(name.clone(), qps[side]);
@@ -548,13 +543,10 @@ impl Builder<'_> {
             }
             Flavour::Command(command) => {
                 let path = join(path, "command");
-                let host = self.network.host(&command.host, self.source, &join(&path, "host"))?;
-                if command.run.is_empty() {
-                    return Err(self.problem(&join(&path, "run"), "a command needs a program"));
-                }
-                let (run, at_ns, exit) = (command.run.clone(), command.at.0, command.exit);
-                self.commands.push(CommandPlan { workload, host, run, at_ns, exit });
-                Ok(())
+                self.network.host(&command.host, self.source, &join(&path, "host"))?;
+                Err(self.problem(&path, "a scenario cannot start programs yet").help(
+                    "leave it out, and run the program under the file's faults with `softhca exec --scenario`",
+                ))
             }
         }
     }
@@ -605,10 +597,7 @@ impl Builder<'_> {
             return Err(self.problem(&join(path, "depth"), message));
         }
         let endless = flow.count.is_none() && flow.until_ns.is_none();
-        if endless
-            && self.file.ends.is_none()
-            && self.file.workload.iter().all(|workload| workload.command.is_none())
-        {
+        if endless && self.file.ends.is_none() {
             return Err(self
                 .problem(path, "this goes on for ever")
                 .help("say `count` or `until` here, or `ends` for the whole run"));

@@ -4,7 +4,7 @@ use super::build::{Builder, state_of};
 use super::{Area, CountPlan, FaultPlan, rules, words};
 use crate::language::{
     AreaName, CompletionExpectation, Errno, EventExpectation, Expect, MemoryExpectation, OrderStep,
-    PacketExpectation, StateExpectation, SwitchExpectation,
+    PacketExpectation, PayloadName, StateExpectation, SwitchExpectation,
 };
 use crate::quantity::{Amount, Rate, Time};
 use crate::source::{Problem, join};
@@ -324,6 +324,10 @@ fn one(
         put(format!("in order: {text}"), false, Check::Order(checks));
     }
     if let Some(spec) = &expect.memory {
+        if builder.file.device.payload == Some(PayloadName::Elided) {
+            let message = "packets without payload write nothing that could be looked at";
+            return Err(builder.problem(&join(path, "memory"), message).help("leave out `payload`"));
+        }
         let (text, check) = memory(builder, spec, &join(path, "memory"))?;
         put(text, false, check);
     }

@@ -10,13 +10,12 @@ mod words;
 pub(crate) use build::build;
 pub use check::{Bound, Check, CompletionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject};
 
-use crate::language::{
-    Action as Spoken, CallName, EcnSpec, Errno, Invariant, PfcSpec, Placement, RaisedName, StatusName,
-    WatchdogSpec,
-};
+use crate::language::{CallName, Errno, Invariant, Placement, RaisedName, StatusName};
 use crate::parameters::Values;
-use softhca_engine::{QpKind, Settings, State};
-use softhca_fabric::{Action, Choice, Cut, Line, Repeat, Role, Rule, RuleId};
+use softhca_engine::{PayloadMode, QpKind, Settings, State};
+use softhca_fabric::{
+    Action, Choice, Cut, FlowControl, Line, Marking, Receiver, Repeat, Role, Rule, RuleId, SwitchSettings,
+};
 use softhca_queue::Access;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
@@ -38,6 +37,8 @@ pub struct Plan {
     pub switches: Vec<SwitchPlan>,
     /// The cables.
     pub cables: Vec<CablePlan>,
+    /// Routes that are not the shortest way.
+    pub routes: Vec<RoutePlan>,
     /// The queue pairs; the n-th has role n + 1.
     pub qps: Vec<QpPlan>,
     /// How they are connected.
@@ -48,8 +49,6 @@ pub struct Plan {
     pub flows: Vec<FlowPlan>,
     /// The names of workloads.
     pub workloads: Vec<String>,
-    /// Programs to run, in real time.
-    pub commands: Vec<CommandPlan>,
     /// What goes wrong.
     pub faults: Vec<FaultPlan>,
     /// Rules that only count, for expectations about packets.
@@ -94,6 +93,15 @@ impl Plan {
     pub fn needs_virtual_time(&self) -> Option<&'static str> {
         if !self.switches.is_empty() {
             return Some("switches exist in virtual time only");
+        }
+        if self.hosts.iter().any(|host| host.receiver.is_some()) {
+            return Some("a real card takes what arrives as fast as it can");
+        }
+        if self.hosts.iter().any(|host| host.initial_rate.is_some()) {
+            return Some("initial rates are set in virtual time only");
+        }
+        if self.hosts.iter().any(|host| host.settings.payload == PayloadMode::Elided) {
+            return Some("real packets carry their payload");
         }
         if self.flows.iter().any(|flow| flow.count.is_none()) {
             return Some("a workload without a count ends by virtual time only");
@@ -148,6 +156,10 @@ pub struct HostPlan {
     pub address: IpAddr,
     /// The settings of its card, without the seed.
     pub settings: Settings,
+    /// The rate that its queue pairs begin with, in bits per second; the line's without one.
+    pub initial_rate: Option<u64>,
+    /// How fast its card takes what arrives; at once without one.
+    pub receiver: Option<Receiver>,
 }
 
 /// A switch.
@@ -155,14 +167,19 @@ pub struct HostPlan {
 pub struct SwitchPlan {
     /// Its name.
     pub name: String,
-    /// The memory that all its queues share.
-    pub buffer: Option<u64>,
-    /// When it marks.
-    pub ecn: Option<EcnSpec>,
-    /// When it pauses.
-    pub pfc: Option<PfcSpec>,
-    /// What it does about endless pauses.
-    pub watchdog: Option<WatchdogSpec>,
+    /// Its settings.
+    pub settings: SwitchSettings,
+}
+
+/// A route that is not the shortest way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoutePlan {
+    /// At this switch
+    pub switch: usize,
+    /// packets for this host
+    pub host: usize,
+    /// leave by this cable.
+    pub cable: usize,
 }
 
 /// An end of a cable.
@@ -231,8 +248,6 @@ pub struct PairPlan {
     pub completions: u32,
     /// Bytes of each of the four areas of a queue pair's memory.
     pub area: u64,
-    /// The most that it sends, in bits per second; 0 without a limit.
-    pub rate_limit: u64,
 }
 
 /// The four areas of a queue pair's memory, in this order, each as large as the largest message needs.
@@ -392,21 +407,6 @@ pub struct FlowPlan {
     pub every_ns: u64,
 }
 
-/// A program to run.
-#[derive(Clone, Debug)]
-pub struct CommandPlan {
-    /// The workload that it is.
-    pub workload: usize,
-    /// The host.
-    pub host: usize,
-    /// Program and arguments.
-    pub run: Vec<String>,
-    /// When.
-    pub at_ns: u64,
-    /// The exit code that it must have.
-    pub exit: i32,
-}
-
 /// Something that goes wrong.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
@@ -518,7 +518,7 @@ pub enum Disturbance {
         /// Which.
         switch: usize,
         /// What changes.
-        action: Spoken,
+        change: SwitchChange,
     },
     /// A card pauses its neighbour.
     PauseStorm {
@@ -526,6 +526,13 @@ pub enum Disturbance {
         host: usize,
         /// For how long.
         for_ns: Option<u64>,
+        /// On which priority.
+        priority: u8,
+    },
+    /// A card lets its neighbour go on.
+    StormOver {
+        /// Whose.
+        host: usize,
         /// On which priority.
         priority: u8,
     },
@@ -562,6 +569,17 @@ pub enum Disturbance {
         /// Which.
         event: RaisedName,
     },
+}
+
+/// What a switch does differently from a time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchChange {
+    /// The memory that all its queues share.
+    Buffer(u64),
+    /// When it marks.
+    Marking(Marking),
+    /// When it pauses.
+    FlowControl(FlowControl),
 }
 
 /// A rule that only counts.

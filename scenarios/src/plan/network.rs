@@ -1,16 +1,22 @@
 //! Hosts, switches and cables: from names to places.
 
-use super::{CablePlan, HostPlan, Node, SwitchPlan};
+use super::{CablePlan, HostPlan, Node, RoutePlan, SwitchPlan};
 use crate::language::{
-    AcksName, Congestion, CongestionName, DeviceSpec, File, Host, RecoveryName, SwitchSpec, Topology,
+    AcksName, Congestion, CongestionName, DeviceSpec, EcnSpec, File, Host, PayloadName, PfcSpec,
+    RecoveryName, RemedyName, SwitchSpec, Topology,
 };
-use crate::quantity::{Rate, Time};
+use crate::quantity::{Rate, Size, Time};
 use crate::source::{Problem, Source, join};
-use softhca_engine::{Acks, EndToEndCredits, Recovery, Settings};
-use softhca_fabric::{Direction, Line};
+use softhca_engine::{
+    self as engine, Acks, Dcqcn, EndToEndCredits, Notification, PayloadMode, Recovery, Settings,
+};
+use softhca_fabric::{
+    Direction, FlowControl, Line, Marking, PER_BILLION, Receiver, Remedy, SwitchSettings, Watchdog,
+};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU16, NonZeroU64};
+use std::time::Duration;
 
 /// The most hosts that a file may have.
 const MOST_HOSTS: usize = 4096;
@@ -20,6 +26,7 @@ pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
     pub switches: Vec<SwitchPlan>,
     pub cables: Vec<CablePlan>,
+    pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
 }
 
@@ -48,8 +55,13 @@ pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
 
 impl Network {
     pub fn new(file: &File, source: &Source) -> Result<Network, Problem> {
-        let mut network =
-            Network { hosts: Vec::new(), switches: Vec::new(), cables: Vec::new(), nodes: BTreeMap::new() };
+        let mut network = Network {
+            hosts: Vec::new(),
+            switches: Vec::new(),
+            cables: Vec::new(),
+            routes: Vec::new(),
+            nodes: BTreeMap::new(),
+        };
         for (key, host) in &file.hosts {
             let path = join("hosts", key);
             for name in expand(key).map_err(|why| source.problem(&path, why))? {
@@ -107,20 +119,28 @@ impl Network {
                 source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
             );
         }
-        let reacts = |congestion: &Option<Congestion>| {
-            congestion.as_ref().is_some_and(|congestion| congestion.control != CongestionName::Off)
-        };
-        let unfit = [
-            (reacts(&host.congestion) || reacts(&device.congestion), "congestion"),
-            (host.receive_buffer.is_some() || device.receive_buffer.is_some(), "receive-buffer"),
-            (host.receive_rate.is_some() || device.receive_rate.is_some(), "receive-rate"),
-        ];
-        if let Some((_, key)) = unfit.iter().find(|(given, _)| *given) {
-            return Err(source.problem(&join(path, key), format!("`{key}` cannot be carried out yet")));
+        let place = |own: bool, key: &str| join(if own { path } else { "device" }, key);
+        let mut settings = settings(host, device);
+        let mut initial_rate = None;
+        if let Some(spec) = host.congestion.as_ref().or(device.congestion.as_ref()) {
+            let path = place(host.congestion.is_some(), "congestion");
+            settings.congestion = congestion(spec, source, &path)?;
+            initial_rate = spec.initial_rate.map(|rate| rate.0);
         }
-        let settings = settings(host, device);
+        let (rate, buffer) =
+            (host.receive_rate.or(device.receive_rate), host.receive_buffer.or(device.receive_buffer));
+        let receiver = match (rate, buffer) {
+            (Some(rate), buffer) => Some(receiver(rate, buffer)),
+            (None, None) => None,
+            (None, Some(_)) => {
+                let path = place(host.receive_buffer.is_some(), "receive-buffer");
+                return Err(source
+                    .problem(&path, "a card that takes everything at once never fills a buffer")
+                    .help("say `receive-rate`, too"));
+            }
+        };
         let node = Node::Host(self.hosts.len());
-        self.hosts.push(HostPlan { name: name.to_owned(), address, settings });
+        self.hosts.push(HostPlan { name: name.to_owned(), address, settings, initial_rate, receiver });
         self.add_node(name, node, source, path)
     }
 
@@ -132,24 +152,29 @@ impl Network {
         path: &str,
     ) -> Result<(), Problem> {
         is_name(name, source, path)?;
-        if let Some(ecn) = &spec.ecn
-            && ecn.kmin > ecn.kmax
-        {
-            return Err(source.problem(&join(path, "ecn"), "kmin is above kmax"));
+        let mut settings = SwitchSettings::default();
+        if let Some(size) = spec.buffer {
+            settings.buffer = size.0;
         }
-        if let Some(pfc) = &spec.pfc
-            && pfc.xon > pfc.xoff
-        {
-            return Err(source.problem(&join(path, "pfc"), "xon is above xoff"));
+        if let Some(size) = spec.queue_limit {
+            settings.queue_limit = size.0;
         }
-        let node = Node::Switch(self.switches.len());
-        self.switches.push(SwitchPlan {
-            name: name.to_owned(),
-            buffer: spec.buffer.map(|size| size.0),
-            ecn: spec.ecn.clone(),
-            pfc: spec.pfc.clone(),
-            watchdog: spec.watchdog.clone(),
+        if let Some(ecn) = &spec.ecn {
+            settings.marking = Some(marking(ecn, source, &join(path, "ecn"))?);
+        }
+        if let Some(pfc) = &spec.pfc {
+            settings.flow_control = Some(flow_control(pfc, source, &join(path, "pfc"))?);
+        }
+        settings.watchdog = spec.watchdog.as_ref().map(|spec| Watchdog {
+            after: Duration::from_nanos(spec.detect.0),
+            restore: Duration::from_nanos(spec.restore.0),
+            remedy: match spec.remedy {
+                RemedyName::Drop => Remedy::Drop,
+                RemedyName::Forward => Remedy::Forward,
+            },
         });
+        let node = Node::Switch(self.switches.len());
+        self.switches.push(SwitchPlan { name: name.to_owned(), settings });
         self.add_node(name, node, source, path)
     }
 
@@ -222,9 +247,18 @@ impl Network {
                 for (index, host) in hosts.into_iter().enumerate() {
                     self.cables.push(CablePlan { ends: [host, switches[index % switches.len()]], line });
                 }
+                if switches.len() < 2 {
+                    return Ok(());
+                }
                 for (index, switch) in switches.iter().enumerate() {
                     let next = switches[(index + 1) % switches.len()];
+                    let cable = self.cables.len();
                     self.cables.push(CablePlan { ends: [*switch, next], line });
+                    // One way round, whichever is shorter: only so can the circle close.
+                    if let Node::Switch(switch) = *switch {
+                        let others = (0..self.hosts.len()).filter(|host| host % switches.len() != index);
+                        self.routes.extend(others.map(|host| RoutePlan { switch, host, cable }));
+                    }
                 }
             }
             Topology::FatTree { k, delay, rate } => {
@@ -391,6 +425,80 @@ fn line(
     Ok(Line { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
 
+/// When a switch marks.
+pub(super) fn marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<Marking, Problem> {
+    if spec.kmin > spec.kmax {
+        return Err(source.problem(path, "kmin is above kmax"));
+    }
+    Ok(Marking { least: spec.kmin.0, most: spec.kmax.0, per_billion: spec.pmax.0 })
+}
+
+/// When a switch pauses.
+pub(super) fn flow_control(spec: &PfcSpec, source: &Source, path: &str) -> Result<FlowControl, Problem> {
+    let usual = FlowControl::default();
+    let xoff = spec.xoff.map_or(usual.xoff, |size| size.0);
+    let xon = spec.xon.map_or(xoff / 8 * 7, |size| size.0);
+    if xon > xoff {
+        return Err(source.problem(path, format!("xon, {xon} bytes, is above xoff, {xoff} bytes")));
+    }
+    let priorities = match &spec.priorities {
+        None => usual.priorities,
+        Some(list) => {
+            if let Some(priority) = list.iter().find(|priority| **priority > 7) {
+                let path = join(path, "priorities");
+                return Err(source.problem(&path, format!("{priority}: priorities are 0 to 7")));
+            }
+            list.iter().fold(0, |mask, priority| mask | 1 << priority)
+        }
+    };
+    let headroom = spec.headroom.map_or(usual.headroom, |size| size.0);
+    let quanta = spec.quanta.map_or(usual.quanta, NonZeroU16::get);
+    Ok(FlowControl { priorities, xoff, xon, headroom, quanta })
+}
+
+/// A card that takes its time. Its thresholds are the same shares of any buffer.
+fn receiver(rate: Rate, buffer: Option<Size>) -> Receiver {
+    let usual = Receiver::default();
+    let buffer = buffer.map_or(usual.buffer, |size| size.0);
+    let flow_control =
+        usual.flow_control.map(|flow| FlowControl { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
+    Receiver { bits_per_second: Some(rate.0), buffer, flow_control, ..usual }
+}
+
+fn congestion(spec: &Congestion, source: &Source, path: &str) -> Result<engine::Congestion, Problem> {
+    if spec.control == CongestionName::Off {
+        return Ok(engine::Congestion::default());
+    }
+    let zero = [
+        (spec.gain.is_some_and(|gain| gain.0 == 0), "gain"),
+        (spec.alpha_timer.is_some_and(|time| time.0 == 0), "alpha-timer"),
+        (spec.rate_timer.is_some_and(|time| time.0 == 0), "rate-timer"),
+        (spec.byte_counter.is_some_and(|size| size.0 == 0), "byte-counter"),
+        (spec.initial_rate.is_some_and(|rate| rate.0 == 0), "initial-rate"),
+        (spec.minimum_rate.is_some_and(|rate| rate.0 == 0), "minimum-rate"),
+    ];
+    if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
+        return Err(source.problem(&join(path, key), format!("`{key}` cannot be 0")));
+    }
+    let usual = Dcqcn::PAPER;
+    let time = |spec: Option<Time>, usual: Duration| spec.map_or(usual, |time| Duration::from_nanos(time.0));
+    let rate = |spec: Option<Rate>, usual: u64| spec.map_or(usual, |rate| rate.0);
+    let control = Dcqcn {
+        least_rate: rate(spec.minimum_rate, usual.least_rate),
+        gain_divisor: spec.gain.map_or(usual.gain_divisor, |gain| (PER_BILLION + gain.0 / 2) / gain.0),
+        alpha_interval: time(spec.alpha_timer, usual.alpha_interval),
+        rate_interval: time(spec.rate_timer, usual.rate_interval),
+        byte_counter: spec.byte_counter.map_or(usual.byte_counter, |size| size.0),
+        fast_recovery: spec.fast_recovery.unwrap_or(usual.fast_recovery),
+        additive_increase: rate(spec.additive_increase, usual.additive_increase),
+        hyper_increase: rate(spec.hyper_increase, usual.hyper_increase),
+        ..usual
+    };
+    let interval = time(spec.cnp_interval, Notification::PAPER.interval);
+    let notification = Notification { interval, ..Notification::PAPER };
+    Ok(engine::Congestion { notification: Some(notification), control: Some(control) })
+}
+
 fn settings(host: &Host, device: &DeviceSpec) -> Settings {
     let usual = Settings::default();
     Settings {
@@ -411,6 +519,10 @@ fn settings(host: &Host, device: &DeviceSpec) -> Settings {
             .ack_request_every
             .or(device.ack_request_every)
             .unwrap_or(usual.ack_request_every),
+        payload: match device.payload {
+            None | Some(PayloadName::Carried) => PayloadMode::Carried,
+            Some(PayloadName::Elided) => PayloadMode::Elided,
+        },
         ..usual
     }
 }

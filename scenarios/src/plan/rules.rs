@@ -1,7 +1,8 @@
 //! Faults and selectors: from words to rules, and the refusal of rules that can never fire.
 
 use super::build::Builder;
-use super::{Change, Disturbance, FaultKind, FaultPlan, Plan, words};
+use super::network::{flow_control, marking};
+use super::{Change, Disturbance, FaultKind, FaultPlan, Plan, SwitchChange, words};
 use crate::language::{Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways};
 use crate::quantity::Psns;
 use crate::source::{Problem, join};
@@ -106,12 +107,13 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
     }
     if let Some(name) = switch {
         let switch = builder.network.switch_named(name, builder.source, &join(path, "switch"))?;
-        return match &fault.action {
-            Spoken::Buffer(_) | Spoken::Ecn(_) | Spoken::Pfc(_) => {
-                timed(builder, fault, path, Disturbance::Switch { switch, action: fault.action.clone() })
-            }
-            _ => misplaced(builder, "something else than switches"),
+        let change = match &fault.action {
+            Spoken::Buffer(size) => SwitchChange::Buffer(size.0),
+            Spoken::Ecn(ecn) => SwitchChange::Marking(marking(ecn, builder.source, &at)?),
+            Spoken::Pfc(pfc) => SwitchChange::FlowControl(flow_control(pfc, builder.source, &at)?),
+            _ => return misplaced(builder, "something else than switches"),
         };
+        return timed(builder, fault, path, Disturbance::Switch { switch, change });
     }
     if let Some(name) = qp {
         let qp = builder.qp(name, &join(path, "qp"))?;
@@ -120,7 +122,7 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
             Spoken::Hold(time) => Change::Hold(time.0),
             _ => return misplaced(builder, "something else than completions"),
         };
-        return Ok(FaultKind::Completions { qp, repeat: repeat(builder, fault, path)?, change });
+        return Ok(FaultKind::Completions { qp, repeat: occasions(builder, fault, path)?, change });
     }
     let Some(name) = host else {
         return Err(builder.problem(path, "the fault has no target").help(TARGETS));
@@ -130,7 +132,7 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
         let Spoken::Errno(errno) = fault.action else {
             return misplaced(builder, "something else than calls");
         };
-        return Ok(FaultKind::Calls { host, call: *call, repeat: repeat(builder, fault, path)?, errno });
+        return Ok(FaultKind::Calls { host, call: *call, repeat: occasions(builder, fault, path)?, errno });
     }
     let what = match &fault.action {
         Spoken::Stall(time) => Disturbance::Stall { host, for_ns: time.0 },
@@ -332,6 +334,17 @@ fn action(
         }
         _ => return Err(builder.problem(path, "this action is not about packets").help(TARGETS)),
     })
+}
+
+/// Which completions or calls are hit. They are of no flow, so there is no state that bursts could be in.
+fn occasions(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Problem> {
+    for (given, key) in [(fault.burst.is_some(), "burst"), (fault.per_flow, "per-flow")] {
+        if given {
+            let message = format!("only faults about packets have `{key}`");
+            return Err(builder.problem(&join(path, key), message).help("use every, pattern or probability"));
+        }
+    }
+    repeat(builder, fault, path)
 }
 
 fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Problem> {

@@ -59,9 +59,7 @@ pub(super) fn classes(matching: &Match) -> Result<Option<Classes>, &'static str>
         ClassName::Rnr => Classes::Only(Class::ReceiverNotReady),
         ClassName::Cnp => Classes::Only(Class::CongestionNotification),
         ClassName::Management => Classes::Only(Class::Management),
-        ClassName::Pfc => {
-            return Err("pauses are counted with `pause`, and stop at every port: no rule can hit them");
-        }
+        ClassName::Pfc => Classes::Only(Class::Pause),
     }))
 }
 
