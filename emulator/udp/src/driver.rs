@@ -305,9 +305,16 @@ impl<M: Memory> Driver<M> {
         &mut self.memory
     }
 
-    /// Calls `act` with the card: a control verb.
+    /// Calls `act` with the card: a control verb. What was received before it is acknowledged before it, since a
+    /// queue pair that the verb ends owes nothing any more.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
+        for _ in 0..RUNS_PER_TURN {
+            // A socket that fails does so again in the next turn, which tells.
+            if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
+                break;
+            }
+        }
         let mut events = Events(&mut *self.witness);
         let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
         if !self.memberships.are(self.hca.multicast_groups().map(Gid::ip)) {
