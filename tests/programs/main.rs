@@ -103,6 +103,7 @@ fn exit_codes_are_those_of_env() {
         (&["no-such-program-anywhere"], 127),
         (&["/etc/passwd"], 126),
         (&["/"], 126),
+        (&["--no-such-option", "true"], 125),
     ] {
         let seen = rig.run(words);
         assert_eq!(seen.code, Some(code), "{words:?}: {seen:?}");

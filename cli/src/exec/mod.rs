@@ -82,6 +82,10 @@ fn failed(message: &str) -> ExitCode {
 
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    let first = arguments.program[0].to_string_lossy();
+    if first.starts_with('-') {
+        return failed(&format!("{first} is no option of `softhca exec`; `softhca exec --help` lists them"));
+    }
     let path = match program::find(&arguments.program[0]) {
         Ok(path) => path,
         Err(refusal) => {

@@ -1,27 +1,30 @@
 //! The real-time driver: one engine, its sockets, its links, one bounded turn at a time.
 //!
-//! Whoever calls [`Driver::turn`] drives; there is no thread here and no lock. A turn takes what has arrived,
-//! hears doorbells and timers, and sends what may be sent. Nothing is sent without a grant of its receiver,
-//! and receiving never waits for one.
+//! Whoever calls [`Driver::turn`] drives; there is no thread here and no lock. A turn hears doorbells and timers,
+//! sends what may be sent, and takes what has arrived. Nothing is sent without a grant of its receiver, and
+//! receiving never waits for one.
+
+mod receiving;
+mod sending;
 
 use crate::backbone::{Backbone, Plug};
 use crate::entropy::FlowSockets;
 use crate::faults::Faults;
-use crate::hold::{FlowKey, Held, HoldBack};
+use crate::hold::HoldBack;
 use crate::multicast::Memberships;
 use crate::pauses::Pauses;
 use crate::system::Bells;
 use crate::{
     Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
-    UnreachablePort, budget, charge,
+    UnreachablePort, budget,
 };
-use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
-use softhca_fabric::{Fault, Flow, Frame, Rule, Tally};
+use softhca_engine::{Context, Event, Hca, Instant, Memory, Run, Settings};
+use softhca_fabric::{Fault, Flow, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message, Pause};
-use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
+use softhca_wire::{Envelope, Gid};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -132,77 +135,6 @@ pub struct Driver<M> {
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
-}
-
-/// Asks the links before anything is sent.
-struct Permission<'a> {
-    sockets: &'a HostSockets,
-    links: &'a mut Links,
-    waiting: &'a mut BTreeMap<IpAddr, u64>,
-    plug: Option<&'a Plug>,
-    at_line: &'a mut BTreeSet<IpAddr>,
-    now: u64,
-}
-
-impl Gate for Permission<'_> {
-    fn packets(&mut self, destination: IpAddr, size: usize) -> usize {
-        if destination.is_multicast() {
-            return usize::MAX;
-        }
-        if let Some(plug) = self.plug.filter(|plug| plug.leads_to(destination)) {
-            if plug.is_free() {
-                return 1;
-            }
-            self.at_line.insert(destination);
-            return 0;
-        }
-        let price = charge(size, 1);
-        if !self.links.may_send(destination, price, self.now) {
-            wait_for(self.waiting, destination, price);
-            return 0;
-        }
-        let allowance = self.links.allowance(destination, self.now);
-        self.sockets.towards(destination).roce.run_within(destination, size, allowance)
-    }
-}
-
-/// Takes note that `destination` is to be tried again when `price` is granted.
-fn wait_for(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, price: u64) {
-    waiting.entry(destination).and_modify(|least| *least = price.min(*least)).or_insert(price);
-}
-
-/// Hands frames to the card in the order of their PSNs.
-struct Taker<'a, 'c> {
-    hca: &'a mut Hca,
-    held: &'a mut HoldBack,
-    ctx: Context<'c>,
-    now: u64,
-}
-
-impl Taker<'_, '_> {
-    fn take_in_order(mut self, envelope: &Envelope, transport: &[u8]) {
-        let Ok(bth) = Bth::parse(transport) else {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
-        };
-        let is_early = self.hca.skips(&bth);
-        if !is_early && self.held.is_empty() {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
-        }
-        let key = FlowKey::of(envelope.source, &bth);
-        if !is_early && !self.held.holds(key) {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
-        }
-        let frame = Held { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
-        self.held.hold(key, frame, self.now);
-        self.release(key);
-    }
-
-    fn release(mut self, key: FlowKey) {
-        while let Some((frame, in_order)) = self.held.next(key, self.now, |bth| self.hca.skips(bth)) {
-            self.hca.note_host_reordered(in_order.into());
-            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
-        }
-    }
 }
 
 struct Events<'a>(&'a mut dyn Witness);
@@ -417,7 +349,8 @@ impl<M: Memory> Driver<M> {
     fn is_granted(&self, run: &Run, now: u64) -> bool {
         let destination = run.envelope.destination;
         let allowance = self.links.allowance(destination, now);
-        destination.is_multicast() || self.sockets.roce.run_within(destination, run.segment, allowance) > 0
+        destination.is_multicast()
+            || self.sockets.towards(destination).roce.run_within(destination, run.segment, allowance) > 0
     }
 
     /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
@@ -444,84 +377,6 @@ impl<M: Memory> Driver<M> {
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
         Ok(sent || received || carried)
-    }
-
-    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
-    fn receive(&mut self, now: Instant) -> io::Result<bool> {
-        let mut moved = self.receive_batches(now)?;
-        while !self.held.is_empty() {
-            if let Some(key) = self.held.overdue(self.now().nanos()) {
-                self.release(now, key);
-            } else if self.receive_batches(now)? {
-                moved = true;
-            } else {
-                break;
-            }
-        }
-        Ok(moved)
-    }
-
-    /// Takes one batch of each socket.
-    fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
-        let (mut received, mut drained) = (false, true);
-        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, .. } = self;
-        let ports = sockets.ports().map(|port| (port.address(), &port.roce));
-        for (address, socket) in ports.chain(memberships.sockets()) {
-            socket.receive(batch)?;
-            let granted = !address.is_multicast();
-            received |= !batch.is_empty();
-            drained &= !batch.is_full() || !granted;
-            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc);
-        }
-        if drained {
-            self.links.socket_empty(now.nanos());
-        }
-        Ok(received)
-    }
-
-    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
-    fn release(&mut self, now: Instant, key: FlowKey) {
-        let mut events = Events(&mut *self.witness);
-        let wall_ns = self.started.elapsed().as_nanos() as u64;
-        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
-        Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
-    }
-
-    /// Takes what the backbone has for this host. Says whether that is anything.
-    fn heed_backbone(&mut self, now: Instant) -> bool {
-        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
-        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
-        hca.pause(pauses.mask() | glance.paused);
-        if glance.is_free {
-            let mut events = Events(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(&mut ctx, destination));
-        }
-        for frame in &glance.frames {
-            witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
-            let mut events = Events(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            match Icrc::split(&frame.bytes) {
-                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
-                    hca.receive(&mut ctx, &frame.envelope, transport);
-                }
-                Ok(_) => hca.note_bad_icrc(&mut ctx),
-                Err(_) => hca.receive(&mut ctx, &frame.envelope, &frame.bytes),
-            }
-        }
-        !glance.frames.is_empty()
-    }
-
-    /// Hands a packet in the buffer to the backbone, if that leads to its destination.
-    fn send_to_backbone(&mut self, now: Instant, run: &Run) -> bool {
-        let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(run.envelope.destination)) else {
-            return false;
-        };
-        let mut bytes = self.buffer[..run.bytes].to_vec();
-        Icrc::seal(&run.envelope, &mut bytes);
-        self.witness.frame(now, Passage::Sent, &run.envelope, &bytes);
-        plug.send(Frame { service_level: run.service_level, ..Frame::new(run.envelope, bytes) });
-        true
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
@@ -626,214 +481,6 @@ impl<M: Memory> Driver<M> {
             }
         }
         Ok(())
-    }
-
-    fn send(&mut self, now: Instant) -> io::Result<bool> {
-        if !self.send_unsent(now)? {
-            return Ok(false);
-        }
-        self.faults.take_if(|faults| faults.is_done());
-        if self.faults.is_some() {
-            return self.send_through_faults(now);
-        }
-        let mut moved = false;
-        for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
-            let mut events = Events(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, now_ns) = (plug.as_ref(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
-            let most = crate::MAX_RUN_SEGMENTS;
-            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
-            moved = true;
-            if self.send_to_backbone(now, &run) {
-                continue;
-            }
-            self.choose_port(&mut run.envelope);
-            self.seal(now, &run, 0);
-            self.unsent = Some(Unsent { run, done: 0 });
-            if !self.send_unsent(now)? {
-                break;
-            }
-        }
-        Ok(moved)
-    }
-
-    /// The source port that a run will have: 4791, or with entropy that of its flow.
-    fn choose_port(&mut self, envelope: &mut Envelope) {
-        envelope.source_port = match &mut self.flow_sockets {
-            Some(sockets) => sockets.port_for(envelope.source, envelope.source_port),
-            None => ROCE_PORT,
-        };
-    }
-
-    /// Seals the packets of a run in the buffer, as the kernel will number them.
-    fn seal(&mut self, now: Instant, run: &Run, from: usize) {
-        let mut envelope = run.envelope;
-        let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &envelope);
-        for (index, packet) in self.buffer[from..run.bytes].chunks_mut(run.segment).enumerate() {
-            envelope.identification = socket.identification(index);
-            Icrc::seal(&envelope, packet);
-            if from == 0 {
-                self.witness.frame(now, Passage::Sent, &envelope, packet);
-            }
-        }
-    }
-
-    /// Hands the run in the buffer to the kernel. False if it did not take all of it.
-    fn send_unsent(&mut self, now: Instant) -> io::Result<bool> {
-        while let Some(Unsent { run, done }) = &mut self.unsent {
-            let run = *run;
-            let destination = run.envelope.destination;
-            let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &run.envelope);
-            let mut bytes = &self.buffer[*done..run.bytes];
-            if !destination.is_multicast() {
-                // A run that waited, or that the path does not cut, may have lost its permission.
-                let allowance = self.links.allowance(destination, now.nanos());
-                let allowed = socket.run_within(destination, run.segment, allowance);
-                if allowed == 0 {
-                    self.links.may_send(destination, charge(run.segment, 1), now.nanos());
-                    return Ok(false);
-                }
-                bytes = &bytes[..bytes.len().min(allowed * run.segment)];
-            }
-            let to = SocketAddr::new(destination, ROCE_PORT);
-            match socket.send_run_to(to, run.envelope.traffic_class, run.segment, bytes) {
-                Ok(count) => {
-                    if !destination.is_multicast() {
-                        let price = socket.run_charge(destination, run.segment, count);
-                        self.links.sent(destination, price, now.nanos());
-                    }
-                    *done = (*done + count * run.segment).min(run.bytes);
-                    if *done == run.bytes {
-                        self.unsent = None;
-                    }
-                }
-                Err(SendError::WouldBlock | SendError::NoBuffers) => return Ok(false),
-                Err(SendError::SegmentationRefused) => {
-                    let from = *done;
-                    self.seal(now, &run, from);
-                }
-                // A packet that the path cannot carry is lost, as on any network; the peer will miss it.
-                Err(SendError::TooLarge) => self.unsent = None,
-                Err(SendError::Other(error)) if is_of_one_peer(&error) => self.unsent = None,
-                Err(SendError::Other(error)) => return Err(error),
-            }
-        }
-        Ok(true)
-    }
-
-    /// The same one packet at a time, through the rules of the cable.
-    fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
-        let mut moved = false;
-        for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
-            let mut events = Events(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, now_ns) = (plug.as_ref(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
-            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
-            moved = true;
-            self.choose_port(&mut run.envelope);
-            self.seal(now, &run, 0);
-            let frame = Frame::new(run.envelope, self.buffer[..run.bytes].to_vec());
-            let Driver { faults, witness, .. } = self;
-            if let Some(faults) = faults {
-                faults.admit(now, frame, &mut **witness);
-            }
-        }
-        loop {
-            let Driver { faults, witness, .. } = self;
-            let Some(faults) = faults else { break };
-            faults.expire(now, &mut **witness);
-            let Some(frame) = faults.due(now.nanos()) else { break };
-            let (destination, length) = (frame.envelope.destination, frame.bytes.len());
-            if let Some(plug) = self.plug.as_ref().filter(|plug| plug.leads_to(destination)) {
-                plug.send(frame);
-                moved = true;
-                continue;
-            }
-            let price = charge(length, 1);
-            let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
-            if !allowed {
-                wait_for(&mut self.waiting, destination, price);
-                faults.put_back(now.nanos(), frame);
-                break;
-            }
-            moved = true;
-            self.buffer[..length].copy_from_slice(&frame.bytes);
-            let run = Run {
-                envelope: frame.envelope,
-                segment: length,
-                count: 1,
-                bytes: length,
-                queue_pair: softhca_wire::Qpn::default(),
-                service_level: frame.service_level,
-                elided: 0,
-            };
-            self.unsent = Some(Unsent { run, done: 0 });
-            if !self.send_unsent(now)? {
-                break;
-            }
-        }
-        Ok(moved)
-    }
-}
-
-/// The socket that a run leaves from.
-fn outlet<'a>(
-    sockets: &'a mut HostSockets,
-    flows: &'a mut Option<FlowSockets>,
-    envelope: &Envelope,
-) -> &'a mut crate::RoceSocket {
-    let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
-    own.unwrap_or_else(|| &mut sockets.towards_mut(envelope.destination).roce)
-}
-
-/// Takes what came to `address`, which may be a multicast group: that is exempt from grants.
-fn take<M: Memory>(
-    now: Instant,
-    batch: &Batch,
-    address: IpAddr,
-    hca: &mut Hca,
-    memory: &mut M,
-    links: &mut Links,
-    held: &mut HoldBack,
-    witness: &mut dyn Witness,
-    icrc: IcrcCheck,
-) {
-    for chunk in batch.chunks() {
-        let peer = chunk.source.ip();
-        if !address.is_multicast() {
-            links.received(peer, chunk.charge(), now.nanos());
-        }
-        let limit = match (icrc, links.state(peer)) {
-            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
-            _ => crate::MAX_RUN_SEGMENTS as u32,
-        };
-        let keeps_order = links.keeps_order(peer);
-        for datagram in chunk.datagrams() {
-            let mut envelope = Envelope::between(peer, address);
-            envelope.source_port = datagram.source.port();
-            envelope.traffic_class = datagram.traffic_class;
-            let identification = match icrc {
-                IcrcCheck::Ignore => Some(0),
-                _ => Icrc::identify(&envelope, datagram.bytes, limit),
-            };
-            envelope.identification = identification.unwrap_or(0);
-            witness.frame(now, Passage::Received, &envelope, datagram.bytes);
-            let mut events = Events(witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            match (Icrc::split(datagram.bytes), identification) {
-                (Ok((transport, _)), Some(_)) if keeps_order => {
-                    let taker = Taker { hca, held, ctx, now: now.nanos() };
-                    taker.take_in_order(&envelope, transport);
-                }
-                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
-                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
-                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
-            }
-        }
     }
 }
 

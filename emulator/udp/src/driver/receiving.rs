@@ -1,0 +1,159 @@
+//! The receiving half: batches of the sockets, frames of the backbone, in the order of their PSNs.
+
+use super::{Driver, Events, IcrcCheck, Passage, Witness};
+use crate::backbone::Plug;
+use crate::hold::{FlowKey, Held, HoldBack};
+use crate::{Batch, Links, PeerState};
+use softhca_engine::{Context, Hca, Instant, Memory};
+use softhca_wire::{Bth, Envelope, Icrc};
+use std::io;
+use std::net::IpAddr;
+
+/// Hands frames to the card in the order of their PSNs.
+struct Taker<'a, 'c> {
+    hca: &'a mut Hca,
+    held: &'a mut HoldBack,
+    ctx: Context<'c>,
+    now: u64,
+}
+
+impl Taker<'_, '_> {
+    fn take_in_order(mut self, envelope: &Envelope, transport: &[u8]) {
+        let Ok(bth) = Bth::parse(transport) else {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        };
+        let is_early = self.hca.skips(&bth);
+        if !is_early && self.held.is_empty() {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let key = FlowKey::of(envelope.source, &bth);
+        if !is_early && !self.held.holds(key) {
+            return self.hca.receive(&mut self.ctx, envelope, transport);
+        }
+        let frame = Held { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
+        self.held.hold(key, frame, self.now);
+        self.release(key);
+    }
+
+    fn release(mut self, key: FlowKey) {
+        while let Some((frame, in_order)) = self.held.next(key, self.now, |bth| self.hca.skips(bth)) {
+            self.hca.note_host_reordered(in_order.into());
+            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
+        }
+    }
+}
+
+impl<M: Memory> Driver<M> {
+    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
+    pub(super) fn receive(&mut self, now: Instant) -> io::Result<bool> {
+        let mut moved = self.receive_batches(now)?;
+        while !self.held.is_empty() {
+            if let Some(key) = self.held.overdue(self.now().nanos()) {
+                self.release(now, key);
+            } else if self.receive_batches(now)? {
+                moved = true;
+            } else {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Takes one batch of each socket.
+    fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
+        let (mut received, mut drained) = (false, true);
+        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, .. } = self;
+        let ports = sockets.ports().map(|port| (port.address(), &port.roce));
+        for (address, socket) in ports.chain(memberships.sockets()) {
+            socket.receive(batch)?;
+            let granted = !address.is_multicast();
+            received |= !batch.is_empty();
+            drained &= !batch.is_full() || !granted;
+            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc);
+        }
+        if drained {
+            self.links.socket_empty(now.nanos());
+        }
+        Ok(received)
+    }
+
+    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
+    fn release(&mut self, now: Instant, key: FlowKey) {
+        let mut events = Events(&mut *self.witness);
+        let wall_ns = self.started.elapsed().as_nanos() as u64;
+        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
+        Taker { hca: &mut self.hca, held: &mut self.held, ctx, now: wall_ns }.release(key);
+    }
+
+    /// Takes what the backbone has for this host. Says whether that is anything.
+    pub(super) fn heed_backbone(&mut self, now: Instant) -> bool {
+        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
+        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
+        hca.pause(pauses.mask() | glance.paused);
+        if glance.is_free {
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(&mut ctx, destination));
+        }
+        for frame in &glance.frames {
+            witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
+            let mut events = Events(&mut **witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match Icrc::split(&frame.bytes) {
+                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                    hca.receive(&mut ctx, &frame.envelope, transport);
+                }
+                Ok(_) => hca.note_bad_icrc(&mut ctx),
+                Err(_) => hca.receive(&mut ctx, &frame.envelope, &frame.bytes),
+            }
+        }
+        !glance.frames.is_empty()
+    }
+}
+
+/// Takes what came to `address`, which may be a multicast group: that is exempt from grants.
+fn take<M: Memory>(
+    now: Instant,
+    batch: &Batch,
+    address: IpAddr,
+    hca: &mut Hca,
+    memory: &mut M,
+    links: &mut Links,
+    held: &mut HoldBack,
+    witness: &mut dyn Witness,
+    icrc: IcrcCheck,
+) {
+    for chunk in batch.chunks() {
+        let peer = chunk.source.ip();
+        if !address.is_multicast() {
+            links.received(peer, chunk.charge(), now.nanos());
+        }
+        let limit = match (icrc, links.state(peer)) {
+            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
+            _ => crate::MAX_RUN_SEGMENTS as u32,
+        };
+        let keeps_order = links.keeps_order(peer);
+        for datagram in chunk.datagrams() {
+            let mut envelope = Envelope::between(peer, address);
+            envelope.source_port = datagram.source.port();
+            envelope.traffic_class = datagram.traffic_class;
+            let identification = match icrc {
+                IcrcCheck::Ignore => Some(0),
+                _ => Icrc::identify(&envelope, datagram.bytes, limit),
+            };
+            envelope.identification = identification.unwrap_or(0);
+            witness.frame(now, Passage::Received, &envelope, datagram.bytes);
+            let mut events = Events(witness);
+            let mut ctx = Context { now, memory, events: &mut events };
+            match (Icrc::split(datagram.bytes), identification) {
+                (Ok((transport, _)), Some(_)) if keeps_order => {
+                    let taker = Taker { hca, held, ctx, now: now.nanos() };
+                    taker.take_in_order(&envelope, transport);
+                }
+                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
+                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
+                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
+            }
+        }
+    }
+}
