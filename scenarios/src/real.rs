@@ -181,11 +181,13 @@ impl<'p> Stage<'p> {
             let (Some(first), Some(second)) = (&self.sides[a].pair, &self.sides[b].pair) else { continue };
             let is_connected = !pair.kind.is_datagram();
             if is_connected {
+                // Zero is for ever, and a timer that races against a delay is meant to.
+                let is_patient = pair.timeout > 0 && !self.plan.delays();
                 let path = Path {
                     mtu: pair.mtu,
                     access: pair.access,
                     reads: pair.reads,
-                    timeout: if pair.timeout == 0 { 0 } else { pair.timeout.max(LEAST_TIMEOUT) },
+                    timeout: if is_patient { pair.timeout.max(LEAST_TIMEOUT) } else { pair.timeout },
                     retry_count: pair.retry_count,
                     rnr_retry: pair.rnr_retry,
                     min_rnr_timer: pair.min_rnr_timer,
