@@ -181,14 +181,20 @@ impl Setup {
     }
 
     pub fn build(self) -> Pair {
+        self.build_seen(|_| Box::new(()))
+    }
+
+    /// Builds a pair that somebody else sees too, from before its queue pairs are there.
+    pub fn build_seen(self, see: impl FnOnce(&World) -> Box<dyn Observer>) -> Pair {
         let mut world = World::new(self.seed);
         let record = Rc::new(RefCell::new(Record::default()));
-        world.observe(Recorder(record.clone()));
         let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
             Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
             None => world.add_host(name, self.settings),
         });
         let cable = world.add_cable(hosts[0], hosts[1], self.line);
+        let observers: Vec<Box<dyn Observer>> = vec![Box::new(Recorder(record.clone())), see(&world)];
+        world.observe(observers);
         let a = self.end(&mut world, hosts[0], false);
         let b = self.end(&mut world, hosts[1], true);
         let mut datagram = Datagram::default();

@@ -8,7 +8,7 @@ use softhca_queue::{Datagram, Operation, Receive, SendRequest, SendTrailer};
 use softhca_tests::pair::{Pair, Setup};
 use softhca_tests::tools;
 use softhca_trace::{
-    Capture, CaptureWriter, Cast, Contents, Framing, Heading, Packet, Points, Record, Roce, Tap,
+    Capture, CaptureWriter, Cast, Contents, Framing, Heading, Management, Packet, Points, Record, Roce, Tap,
 };
 use softhca_wire::{
     Bth, Envelope, Icrc, MacAddress, Opcode, Operation as WireOperation, Pfc, Psn, Qpn, QueueKey, RemoteKey,
@@ -26,6 +26,8 @@ fn main() -> ExitCode {
     tools::run(vec![
         tools::needs("tshark", "every_opcode_is_read_alike", every_opcode_is_read_alike),
         tools::needs("tshark", "version_1_is_read_alike", version_1_is_read_alike),
+        tools::needs("tshark", "canonical_captures_are_read_alike", canonical_captures_are_read_alike),
+        tools::needs("tshark", "connection_messages_are_read_alike", connection_messages_are_read_alike),
         tools::needs("tshark", "rules_leave_a_comment", rules_leave_a_comment),
         tools::needs(
             "tshark",
@@ -161,7 +163,7 @@ fn records(file: &[u8]) -> Vec<Record> {
     Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
 }
 
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 17] = [
     "_ws.malformed",
     "frame.time_epoch",
     "infiniband.bth.opcode",
@@ -177,6 +179,7 @@ const FIELDS: [&str; 16] = [
     "infiniband.deth.q_key",
     "infiniband.deth.srcqp",
     "infiniband.immdt",
+    "infiniband.mad.attributeid",
     "infiniband.invariant.crc",
 ];
 
@@ -211,7 +214,7 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// The same fields as we read them.
-fn ours(roce: &Roce<'_>) -> [Option<u64>; 14] {
+fn ours(roce: &Roce<'_>) -> [Option<u64>; 15] {
     let header = &roce.transport.header;
     let bth = header.bth;
     [
@@ -228,6 +231,10 @@ fn ours(roce: &Roce<'_>) -> [Option<u64>; 14] {
         header.deth.map(|deth| deth.queue_key.0.into()),
         header.deth.map(|deth| deth.source.value().into()),
         header.immediate.map(|immediate| immediate.0.into()),
+        match roce.management {
+            Some(Management::Connection(datagram)) => Some(datagram.message.attribute().into()),
+            _ => None,
+        },
         Some(u32::from_be_bytes(roce.frame.icrc().0).into()),
     ]
 }
@@ -282,6 +289,37 @@ fn every_opcode_is_read_alike() {
     compare("xrc_data", &extended_operations(), &mut extended);
     assert!(extended.iter().all(|opcode| opcode.service() == Service::Xrc));
     assert_eq!(extended.len(), 21, "{extended:?}");
+}
+
+/// The captures of the book.
+fn canonical_captures_are_read_alike() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).expect("the folder of captures") {
+        let path = entry.expect("an entry").path();
+        if path.extension().is_some_and(|end| end == "pcapng") {
+            let name = format!("canonical-{}", path.file_stem().expect("a name").to_string_lossy());
+            compare(&name, &std::fs::read(&path).expect("a capture"), &mut BTreeSet::new());
+            count += 1;
+        }
+    }
+    assert!(count >= 29, "{count}");
+}
+
+/// What Linux's connection managers said to each other.
+fn connection_messages_are_read_alike() {
+    for name in ["rdma_client", "ucmatose_cmreject", "udaddy"] {
+        let mut file = CaptureWriter::new(Vec::new()).expect("a capture");
+        let interface = file.add_interface("eth0", "").expect("an interface");
+        for record in Capture::open(&softhca_tests::capture(name)).expect("a capture") {
+            let record = record.expect("a whole record");
+            let Ok(frame) = record.frame() else { continue };
+            let envelope = frame.network.envelope().expect("RoCEv2");
+            file.packet(record.time_ns, interface, Heading::Out, &envelope, frame.packet, None)
+                .expect("room");
+        }
+        compare(name, &file.into_inner(), &mut BTreeSet::new());
+    }
 }
 
 fn version_1_is_read_alike() {

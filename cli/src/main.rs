@@ -11,6 +11,8 @@ mod doctor;
 #[cfg(unix)]
 mod explore;
 mod report;
+mod input;
+mod log;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -63,7 +65,11 @@ enum Command {
     Explore(explore::Arguments),
     /// Make a page of a run or a capture, to be looked at in a browser
     Report(report::Arguments),
-    /// Tell the RoCE packets of a capture, one line each or as a ladder
+    /// Explain from an event log why a work request failed or took long
+    Why(log::WhyArguments),
+    /// Warn of what an event log shows to be wrong in a verbs program
+    Lint(log::LintArguments),
+    /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
     Trace(trace::Arguments),
 }
 
@@ -94,5 +100,7 @@ fn main() -> ExitCode {
         Command::Explore(arguments) => explore::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
+        Command::Why(arguments) => log::why(&arguments),
+        Command::Lint(arguments) => log::lint(&arguments),
     }
 }

@@ -95,3 +95,16 @@ pub use softhca_queue::{
 };
 pub use softhca_udp::{IcrcCheck, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+
+/// The Rust of the README and the book is run as doc tests.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../docs/lessons/01-objects.md")]
+    struct Objects;
+    #[doc = include_str!("../../docs/lessons/08-connection-management.md")]
+    struct ConnectionManagement;
+    #[doc = include_str!("../../docs/lessons/12-testing.md")]
+    struct Testing;
+}

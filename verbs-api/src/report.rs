@@ -117,6 +117,9 @@ impl fmt::Display for Moment {
 
 fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
     match event {
+        Event::Configured { qp, profile } => {
+            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.kind, profile.mtu.bytes())
+        }
         Event::WorkStarted { qp, id, operation, bytes, packets, .. } => {
             write!(f, "{qp} began request {id}: {}, {bytes} bytes in {packets} packets", operation.name())
         }

@@ -123,20 +123,25 @@ impl QueuePair {
         self.restart_ack_timer(card, ctx);
     }
 
+    /// How long the peer may be silent before something is done about it; none for ever.
+    pub(crate) fn patience(&self, card: &Card) -> Option<core::time::Duration> {
+        let timeout = self.attributes.ack_timeout()?;
+        Some(match card.settings.recovery {
+            // Nothing is sent again, so the peer has the time of all the tries.
+            Recovery::Fatal => {
+                timeout.max(card.settings.least_ack_timeout) * (u32::from(self.attributes.retry_count) + 1)
+            }
+            _ => timeout,
+        })
+    }
+
     /// Starts the ack timer if something is outstanding, else stops it.
     pub(crate) fn restart_ack_timer(&mut self, card: &mut Card, ctx: &Context<'_>) {
         self.outbound.ack_deadline = None;
         if !self.outbound.is_outstanding() || self.outbound.rnr_until.is_some() {
             return;
         }
-        let Some(timeout) = self.attributes.ack_timeout() else { return };
-        let timeout = match card.settings.recovery {
-            // Nothing is sent again, so the peer has the time of all the tries.
-            Recovery::Fatal => {
-                timeout.max(card.settings.least_ack_timeout) * (u32::from(self.attributes.retry_count) + 1)
-            }
-            _ => timeout,
-        };
+        let Some(timeout) = self.patience(card) else { return };
         self.outbound.ack_deadline = Some(ctx.now.plus(timeout));
         self.schedule(card);
     }

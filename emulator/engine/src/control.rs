@@ -531,6 +531,9 @@ impl Hca {
             qp.outbound.drained = false;
         }
         qp.change_state(ctx, to, Reason::Asked);
+        if matches!(to, State::ReadyToReceive | State::ReadyToSend) {
+            ctx.tell(Event::Configured { qp: number, profile: qp.profile(card) });
+        }
         // What was posted before may be sent now; a queue that drains may have finished.
         qp.wake(card);
         self.settle(ctx);

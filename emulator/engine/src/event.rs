@@ -4,13 +4,15 @@
 //! this fail" can be answered from events alone.
 
 use crate::{
-    AsyncEvent, ClientId, CmChannelId, CmFailure, CmId, CmIgnored, CmKind, CqId, Denied, Instant, State,
+    AsyncEvent, ClientId, CmChannelId, CmFailure, CmId, CmIgnored, CmKind, CqId, Denied, Instant, QpKind,
+    Recovery, State,
 };
 use core::fmt;
 use core::net::IpAddr;
+use core::time::Duration;
 use softhca_queue::cm::{CmState, EventKind};
-use softhca_queue::{Completion, CompletionOperation, Impossible, Status};
-use softhca_wire::{Header, Malformed, NakCode, Opcode, Psn, Qpn, Syndrome};
+use softhca_queue::{Access, Completion, CompletionOperation, Impossible, Sge, Status};
+use softhca_wire::{Header, Malformed, Mtu, NakCode, Opcode, Psn, Qpn, Syndrome};
 
 /// Hears every event.
 pub trait Subscriber {
@@ -279,12 +281,54 @@ pub enum BackCause {
     ReceiverNotReady,
 }
 
+/// What a queue pair was told when it got ready: enough to say later why something failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// What it is.
+    pub kind: QpKind,
+    /// What a lost packet does.
+    pub recovery: Recovery,
+    /// The other end of a connection.
+    pub peer: Option<(IpAddr, Qpn)>,
+    /// Payload bytes per packet.
+    pub mtu: Mtu,
+    /// The first PSN that it sends, and the first that it expects.
+    pub psns: [Psn; 2],
+    /// The exponent of 4.096 µs that an acknowledgement may take.
+    pub timeout: u8,
+    /// How long a silent peer is waited for until something is done about it; none for ever.
+    pub patience: Option<Duration>,
+    /// How often to try again.
+    pub retry_count: u8,
+    /// How often to try again when the receiver is not ready; seven means for ever.
+    pub rnr_retry: u8,
+    /// What the peer may do.
+    pub access: Access,
+    /// Reads and atomics outstanding: towards the peer, and from it.
+    pub reads: [u8; 2],
+    /// Work requests that the send and the receive queue hold; zero for a queue that it does not have.
+    pub slots: [u32; 2],
+    /// The completion queues of sends and receives, and how many completions they hold.
+    pub completion_queues: [Option<(CqId, u32)>; 2],
+}
+
 /// Something that happened in the card.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "the fields are named after their types")]
 pub enum Event {
-    /// A send work request was taken from its ring and got its PSNs.
-    WorkStarted { qp: Qpn, id: u64, operation: CompletionOperation, bytes: u32, first: Psn, packets: u32 },
+    /// A queue pair got ready to receive or to send.
+    Configured { qp: Qpn, profile: Profile },
+    /// A send work request was taken from its ring and got its PSNs. `buffer` is its first piece of local
+    /// memory, unless the data stood in the request.
+    WorkStarted {
+        qp: Qpn,
+        id: u64,
+        operation: CompletionOperation,
+        bytes: u32,
+        first: Psn,
+        packets: u32,
+        buffer: Option<Sge>,
+    },
     /// A packet left. `work` is the request that it belongs to; `again` if that PSN had left before.
     PacketSent { qp: Qpn, packet: Packet, work: Option<u64>, again: bool },
     /// A packet came and is for this queue pair.

@@ -42,7 +42,7 @@ mod unreliable;
 pub use cm::{CmFailure, CmIgnored, CmKind};
 pub use control::QpRings;
 pub use error::{Error, Resource};
-pub use event::{BackCause, DropReason, Event, Packet, Reason, Refusal, Subscriber};
+pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};

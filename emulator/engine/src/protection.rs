@@ -26,12 +26,27 @@ pub enum Denied {
     QueuePair { key: u32 },
     #[error("{length} bytes at {address:#x} are outside of {base:#x}+{size} (key {key:#x})")]
     OutOfBounds { key: u32, address: u64, length: u64, base: u64, size: u64 },
-    #[error("key {key:#x} has {has:?}, {needs:?} is needed")]
+    #[error("key {key:#x} allows {}, {} is needed", Rights(*has), Rights(*needs))]
     Right { key: u32, has: Access, needs: Access },
     #[error("key {key:#x} is a window: local access needs a region")]
     NotARegion { key: u32 },
     #[error("the memory behind key {key:#x} cannot be reached")]
     Unreachable { key: u32 },
+}
+
+/// Access rights by their names.
+struct Rights(Access);
+
+impl core::fmt::Display for Rights {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("nothing");
+        }
+        for (index, (name, _)) in self.0.iter_names().enumerate() {
+            write!(f, "{}{name}", if index == 0 { "" } else { " and " })?;
+        }
+        Ok(())
+    }
 }
 
 /// Bytes that were checked and may be touched.

@@ -3,7 +3,9 @@
 use crate::card::Card;
 use crate::inbound::Inbound;
 use crate::outbound::Outbound;
-use crate::{Attributes, ClientId, CqId, Event, Instant, PdId, QpKind, QpView, Reason, SrqId, State, XrcdId};
+use crate::{
+    Attributes, ClientId, CqId, Event, Instant, PdId, Profile, QpKind, QpView, Reason, SrqId, State, XrcdId,
+};
 use softhca_wire::{Envelope, Qpn};
 
 pub(crate) struct QueuePair {
@@ -43,6 +45,31 @@ impl QueuePair {
             expected_psn: self.inbound.expected,
             outstanding: self.outbound.works.len(),
             draining: self.state == State::SendQueueDrained && !self.outbound.drained,
+        }
+    }
+
+    /// What it was told so far.
+    pub fn profile(&self, card: &Card) -> Profile {
+        let attributes = &self.attributes;
+        let slots = |cq: CqId| card.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+        Profile {
+            kind: self.kind,
+            recovery: card.settings.recovery,
+            peer: (!self.kind.is_datagram()).then_some((self.envelope.destination, attributes.destination)),
+            mtu: attributes.mtu,
+            psns: [attributes.send_psn, attributes.receive_psn],
+            timeout: attributes.timeout,
+            patience: self.patience(card),
+            retry_count: attributes.retry_count,
+            rnr_retry: attributes.rnr_retry,
+            access: attributes.access,
+            reads: [attributes.max_reads_out, attributes.max_reads_in],
+            slots: [
+                self.outbound.ring.as_ref().map_or(0, |ring| ring.slots()),
+                self.inbound.ring.as_ref().map_or(0, |ring| ring.slots()),
+            ],
+            completion_queues: [self.send_cq, self.receive_completion_queue(card)]
+                .map(|cq| cq.and_then(slots)),
         }
     }
 

@@ -152,6 +152,7 @@ impl QueuePair {
             bytes: work.length,
             first: work.first,
             packets: work.packets,
+            buffer: work.entries.first().copied().filter(|_| !work.is_inline()),
         });
         let failed = work.outcome.is_some();
         self.outbound.works.push_back(work);

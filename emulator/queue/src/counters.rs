@@ -1,15 +1,19 @@
 //! Counters, with the names that `rdma statistic` and perftest users know.
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])* $field:ident,)*) => {
+    ($($(#[doc = $doc:literal])+ $field:ident,)*) => {
         /// Everything that the card counts.
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Counters {
-            $($(#[doc = $doc])* pub $field: u64,)*
+            $($(#[doc = $doc])+ pub $field: u64,)*
         }
 
         impl Counters {
+            /// The names with what they mean, in the same order as [`Counters::iter`].
+            pub const MEANINGS: &'static [(&'static str, &'static str)] =
+                &[$((stringify!($field), concat!($($doc),+)),)*];
+
             /// Names and values, in a fixed order.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()

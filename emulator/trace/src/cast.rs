@@ -56,6 +56,11 @@ impl Cast {
         self.by_address.insert(address, id);
     }
 
+    /// Says which hosts a cable joins; its forward direction leads from the first to the second.
+    pub fn lay_cable(&mut self, id: CableId, ends: [HostId; 2]) {
+        self.cables.insert(id, ends);
+    }
+
     /// Names a queue pair.
     pub fn name_queue_pair(&mut self, endpoint: Endpoint, name: &str) {
         self.queue_pairs.insert(endpoint, name.to_owned());

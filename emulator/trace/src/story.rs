@@ -385,7 +385,15 @@ mod tests {
         let flushed = completed(2, Status::Flushed, Reason::FlushedAfterError);
         let qp = Qpn::new(5);
         let operation = CompletionOperation::Write;
-        let started = Event::WorkStarted { qp, id: 2, operation, bytes: 8, first: Psn::new(102), packets: 1 };
+        let started = Event::WorkStarted {
+            qp,
+            id: 2,
+            operation,
+            bytes: 8,
+            first: Psn::new(102),
+            packets: 1,
+            buffer: None,
+        };
         assert_eq!(story(&[started, flushed]), story(&[flushed]));
     }
 

@@ -93,6 +93,15 @@ pub(crate) fn fault(fault: &Fault, cast: &Cast) -> String {
     format!("{} by {}", effect(fault), cause(fault, cast))
 }
 
+/// How often: `once`, `twice`, `3 times`.
+pub(crate) fn times(count: u32) -> String {
+    match count {
+        1 => "once".into(),
+        2 => "twice".into(),
+        _ => format!("{count} times"),
+    }
+}
+
 /// A time in the largest unit that leaves it readable.
 pub(crate) fn duration(ns: u64) -> String {
     let (unit, name) = match ns {

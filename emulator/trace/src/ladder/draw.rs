@@ -1,6 +1,7 @@
 //! Draws a ladder as text.
 
 use super::{Fate, Ladder, Side, Sight, Step, Tone};
+use crate::text::wrap;
 use std::fmt::Write;
 
 /// Whether the text is coloured.
@@ -57,6 +58,7 @@ impl Ladder {
 }
 
 /// The unit of the time column, and how many nanoseconds it has.
+#[derive(Debug)]
 struct Unit(&'static str, u64);
 
 impl Unit {
@@ -74,7 +76,8 @@ impl Unit {
     }
 }
 
-struct Canvas {
+#[derive(Debug)]
+pub(super) struct Canvas {
     text: String,
     /// Columns between the rails.
     inner: usize,
@@ -87,6 +90,30 @@ struct Canvas {
 }
 
 impl Canvas {
+    /// A canvas for rows that come one after the other, for as long as somebody looks.
+    pub fn live(style: Style) -> Canvas {
+        Canvas {
+            text: String::new(),
+            inner: style.width.max(LEAST_WIDTH) - TIME - GAP - 2,
+            unit: Unit("ms", 1_000_000),
+            paint: style.paint,
+            open: [0; 2],
+            time: None,
+        }
+    }
+
+    /// Says again who is who.
+    pub fn head(&mut self, names: &[String; 2]) {
+        self.text.push('\n');
+        self.heading(names);
+        self.time = None;
+    }
+
+    /// What was drawn since it was last taken.
+    pub fn take(&mut self) -> String {
+        std::mem::take(&mut self.text)
+    }
+
     fn heading(&mut self, [left, right]: &[String; 2]) {
         let unit = self.unit.0;
         let room = (self.inner + 2).saturating_sub(left.chars().count());
@@ -99,7 +126,7 @@ impl Canvas {
         }
     }
 
-    fn step(&mut self, step: &Step) {
+    pub fn step(&mut self, step: &Step) {
         let [left, right] = self.rails(step);
         match &step.sight {
             Sight::Note(text) => {
@@ -207,42 +234,9 @@ impl Canvas {
     }
 }
 
-/// Breaks a text into lines of at most `width` characters, at spaces where there are some.
-fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let mut word: Vec<char> = word.chars().collect();
-        let line = lines.last_mut().expect("there is always a line");
-        let used = line.chars().count();
-        if used > 0 && used + 1 + word.len() <= width {
-            line.push(' ');
-            line.extend(word);
-            continue;
-        }
-        if used > 0 {
-            lines.push(String::new());
-        }
-        while word.len() > width {
-            let rest = word.split_off(width);
-            lines.last_mut().expect("there is always a line").extend(word);
-            lines.push(String::new());
-            word = rest;
-        }
-        lines.last_mut().expect("there is always a line").extend(word);
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn long_texts_are_broken_at_spaces_or_anywhere() {
-        assert_eq!(wrap("", 5), [""]);
-        assert_eq!(wrap("one two three", 7), ["one two", "three"]);
-        assert_eq!(wrap("abcdefghij kl", 4), ["abcd", "efgh", "ij", "kl"]);
-    }
 
     #[test]
     fn every_row_is_as_wide_as_asked_for() {

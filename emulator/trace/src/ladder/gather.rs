@@ -49,7 +49,10 @@ impl Ladders {
         let time_ns = now.nanos() as i64;
         self.heard.insert(address);
         match *event {
-            Event::PacketReceived { .. } | Event::MemoryWritten { .. } | Event::Notified { .. } => {}
+            Event::Configured { .. }
+            | Event::PacketReceived { .. }
+            | Event::MemoryWritten { .. }
+            | Event::Notified { .. } => {}
             Event::PacketSent { qp, packet, again, .. } => {
                 let to = Endpoint { address: packet.peer, qpn: packet.destination };
                 let flow = self.flows.of(address, Some(qp), to, packet.opcode, 0);
@@ -86,7 +89,8 @@ impl Ladders {
             extra.damaged = !Icrc::verify(envelope, packet);
             let addresses = [envelope.source, envelope.destination];
             let port = envelope.source_port;
-            return self.seen(now.nanos() as i64, addresses, port, &transport, extra);
+            let sent = self.seen(addresses, port, &transport, extra);
+            return self.facts.push((now.nanos() as i64, Fact::Sent(sent)));
         }
         let to = Endpoint { address: envelope.destination, qpn: bth.destination };
         for (_, fact) in self.facts.iter_mut().rev().take(RECENT) {
@@ -120,22 +124,36 @@ impl Ladders {
 
     /// A packet of a capture.
     pub fn packet(&mut self, packet: &Packet<'_>) {
-        let Contents::Roce(roce) = &packet.contents else { return };
+        if let Some(sent) = self.sight(packet) {
+            self.facts.push((packet.time_ns, Fact::Sent(sent)));
+        }
+    }
+
+    /// What a packet of a capture is, in the light of those before it.
+    pub(super) fn sight(&mut self, packet: &Packet<'_>) -> Option<Sent> {
+        let Contents::Roce(roce) = &packet.contents else { return None };
         let network = &roce.frame.network;
         let port = network.envelope().map_or(0, |envelope| envelope.source_port);
         let addresses = [network.source(), network.destination()];
-        self.seen(packet.time_ns, addresses, port, &roce.transport, Extra::of_capture(roce));
+        Some(self.seen(addresses, port, &roce.transport, Extra::of_capture(roce)))
+    }
+
+    pub(super) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    pub(super) fn cast(&self) -> &Cast {
+        &self.cast
     }
 
     /// A packet of a host whose card is not heard.
     fn seen(
         &mut self,
-        time_ns: i64,
         [from, address]: [IpAddr; 2],
         port: u16,
         transport: &Transport<'_>,
         extra: Extra,
-    ) {
+    ) -> Sent {
         let header = &transport.header;
         let (opcode, psn) = (header.bth.opcode, header.bth.psn);
         let to = Endpoint { address, qpn: header.bth.destination };
@@ -162,7 +180,7 @@ impl Ladders {
                 sent.bars[1] = -self.flows.get_mut(requests).close(opcode, psn, sent.syndrome);
             }
         }
-        self.facts.push((time_ns, Fact::Sent(sent)));
+        sent
     }
 
     /// The ladders of everything so far, in the order in which the connections were first heard of.
@@ -457,7 +475,7 @@ fn finish(connection: Connection, cast: &Cast, flows: &Flows) -> Ladder {
     Ladder { names: ends.map(name), numbers: ends.map(|end| end.and_then(|(_, qpn)| qpn)), steps }
 }
 
-fn arrow(alike: &[(i64, Sent)], flows: &Flows, cast: &Cast) -> Step {
+pub(super) fn arrow(alike: &[(i64, Sent)], flows: &Flows, cast: &Cast) -> Step {
     let (time_ns, sent) = &alike[0];
     let last = (alike.len() > 1).then(|| alike[alike.len() - 1].1.psn);
     let zero = flows.zero(sent.flow, sent.opcode.operation().is_request(), cast);

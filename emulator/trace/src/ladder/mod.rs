@@ -7,12 +7,14 @@ mod draw;
 mod flow;
 mod gather;
 mod label;
+mod live;
 mod tell;
 
 pub(crate) use flow::Flows;
 
 pub use draw::{Paint, Style};
 pub use gather::Ladders;
+pub use live::LiveLadders;
 
 /// The left or the right of a ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,18 +105,21 @@ pub struct Ladder {
 impl Ladder {
     /// Whether one side is this queue pair: its number, decimal or with `0x`, or its name.
     pub fn involves(&self, queue_pair: &str) -> bool {
-        let number = match queue_pair.strip_prefix("0x") {
-            Some(digits) => u32::from_str_radix(digits, 16),
-            None => queue_pair.parse(),
-        };
-        let numbers = self.numbers.iter().flatten();
         let named = |name: &String| name.split(' ').next() == Some(queue_pair);
-        number.is_ok_and(|number| numbers.clone().any(|qpn| qpn.value() == number))
-            || self.names.iter().any(named)
+        is_one_of(queue_pair, &self.numbers) || self.names.iter().any(named)
     }
 
     /// Leaves out what happened before `from` and after `to`, in nanoseconds.
     pub fn keep(&mut self, from: i64, to: i64) {
         self.steps.retain(|step| (from..=to).contains(&step.time_ns));
     }
+}
+
+/// Whether a number, decimal or with `0x`, is that of one of these queue pairs.
+fn is_one_of(number: &str, queue_pairs: &[Option<softhca_wire::Qpn>]) -> bool {
+    let number = match number.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => number.parse(),
+    };
+    number.is_ok_and(|number| queue_pairs.iter().flatten().any(|qpn| qpn.value() == number))
 }

@@ -19,7 +19,8 @@ pub(super) struct Zeros {
 /// The queue pair that an event is about, if it is about one.
 pub(super) fn queue_pair(event: &Event) -> Option<Qpn> {
     Some(match *event {
-        Event::WorkStarted { qp, .. }
+        Event::Configured { qp, .. }
+        | Event::WorkStarted { qp, .. }
         | Event::PacketSent { qp, .. }
         | Event::PacketReceived { qp, .. }
         | Event::PacketDropped { qp, .. }

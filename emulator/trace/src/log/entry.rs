@@ -1,12 +1,13 @@
 //! Maps events and faults to the names of the log. Every variant is here, or it does not compile.
 
-use super::vocabulary::{Change, PacketData, What};
+use super::provenance::Provenance;
+use super::vocabulary::{BufferData, Change, PacketData, QueueData, What};
 use crate::Cast;
 use crate::words::{self, slug};
-use softhca_engine::{AsyncEvent, Event, Packet, Reason};
+use softhca_engine::{AsyncEvent, Event, Packet, Profile, QpKind, Reason, Refusal};
 use softhca_fabric::{CableId, Cause, Effect, Fault};
 use softhca_queue::{Completion, CompletionFlags};
-use softhca_wire::Syndrome;
+use softhca_wire::{Qpn, Syndrome};
 
 /// A packet as an entry has it.
 pub(super) fn packet(packet: &Packet) -> PacketData {
@@ -63,33 +64,77 @@ fn number(event: &AsyncEvent) -> Option<u32> {
     }
 }
 
+fn kind(kind: QpKind) -> &'static str {
+    match kind {
+        QpKind::Rc => "rc",
+        QpKind::Uc => "uc",
+        QpKind::Ud => "ud",
+        QpKind::XrcInitiator => "xrc-initiator",
+        QpKind::XrcTarget => "xrc-target",
+        QpKind::Gsi => "gsi",
+    }
+}
+
+fn configured(qp: Qpn, profile: &Profile) -> What {
+    let queue =
+        |queue: Option<(softhca_engine::CqId, u32)>| queue.map(|(cq, slots)| QueueData { cq: cq.0, slots });
+    let rights: Vec<&str> = profile.access.iter_names().map(|(name, _)| name).collect();
+    What::Configured {
+        qp: qp.value(),
+        kind: kind(profile.kind).into(),
+        recovery: profile.recovery.name().into(),
+        peer: profile.peer.map(|(address, _)| address),
+        dest_qp: profile.peer.map(|(_, number)| number.value()),
+        mtu: profile.mtu.bytes(),
+        first_psn: profile.psns[0].value(),
+        expected_psn: profile.psns[1].value(),
+        timeout: profile.timeout,
+        patience: profile.patience.map(|patience| patience.as_nanos() as u64),
+        retry_cnt: profile.retry_count,
+        rnr_retry: profile.rnr_retry,
+        access: rights.join("|"),
+        max_rd_atomic: profile.reads[0],
+        max_dest_rd_atomic: profile.reads[1],
+        send_slots: profile.slots[0],
+        receive_slots: profile.slots[1],
+        send_cq: queue(profile.completion_queues[0]),
+        receive_cq: queue(profile.completion_queues[1]),
+    }
+}
+
 /// The sentence of a reason, where there is something to say.
 fn why(reason: &Reason) -> Option<String> {
     (*reason != Reason::None).then(|| reason.to_string())
 }
 
 /// What an event is in the log, and why it happened.
-pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
+pub(super) fn of_event(event: &Event, provenance: &Provenance) -> (What, Option<String>) {
     let mut trigger = None;
     let what = match *event {
-        Event::WorkStarted { qp, id, operation, bytes, first, packets } => What::WorkStarted {
+        Event::Configured { qp, profile } => configured(qp, &profile),
+        Event::WorkStarted { qp, id, operation, bytes, first, packets, buffer } => What::WorkStarted {
             qp: qp.value(),
             id,
             operation: operation.name().into(),
             bytes,
             first_psn: first.value(),
             packets,
+            buffer: buffer.map(|sge| BufferData { key: sge.key.0, address: sge.address, length: sge.length }),
         },
         Event::PacketSent { qp, packet: sent, work, again } => {
-            What::PacketSent { qp: qp.value(), packet: packet(&sent), work, again }
+            let work = work.or_else(|| provenance.of_sent(&sent));
+            let cause = provenance.cause(qp, &sent, again);
+            What::PacketSent { qp: qp.value(), packet: packet(&sent), work, again, cause }
         }
         Event::PacketReceived { qp, packet: received } => {
-            What::PacketReceived { qp: qp.value(), packet: packet(&received) }
+            let work = provenance.of_received(qp, &received);
+            What::PacketReceived { qp: qp.value(), packet: packet(&received), work }
         }
         Event::PacketDropped { qp, packet: dropped, reason } => {
             trigger = Some(reason.to_string());
+            let work = dropped.as_ref().and_then(|dropped| provenance.of_received(qp, dropped));
             let packet = dropped.as_ref().map(packet);
-            What::PacketDropped { qp: qp.value(), packet, reason: slug(&reason).into() }
+            What::PacketDropped { qp: qp.value(), packet, work, reason: slug(&reason).into() }
         }
         Event::DuplicateAnswered { qp, psn, opcode } => {
             let opcode = opcode.to_string().into();
@@ -97,7 +142,16 @@ pub(super) fn of_event(event: &Event) -> (What, Option<String>) {
         }
         Event::Refused { qp, psn, refusal } => {
             trigger = Some(refusal.to_string());
-            What::RequestRefused { qp: qp.value(), psn: psn.value(), reason: slug(&refusal).into() }
+            let missing_psn = match refusal {
+                Refusal::Gap { missing, .. } => Some(missing.value()),
+                _ => None,
+            };
+            What::RequestRefused {
+                qp: qp.value(),
+                psn: psn.value(),
+                missing_psn,
+                reason: slug(&refusal).into(),
+            }
         }
         Event::WentBack { qp, to, cause, retries_left } => {
             let cause = slug(&cause).into();

@@ -4,12 +4,15 @@
 
 mod convert;
 mod entry;
+mod provenance;
 mod reader;
+mod tell;
 mod vocabulary;
 
 pub use convert::{Conversion, Converted};
 pub use reader::{EventLogReader, LogCause, LogError};
-pub use vocabulary::{Change, Name, PacketData, VOCABULARY, What};
+pub use tell::Teller;
+pub use vocabulary::{BufferData, Change, Name, PacketData, QueueData, VOCABULARY, What};
 
 use crate::Cast;
 use serde::{Deserialize, Serialize};
@@ -60,6 +63,44 @@ pub struct Entry {
     pub trigger: Option<String>,
 }
 
+/// Tells events and faults as entries of a log, with the names of a cast.
+#[derive(Debug, Default)]
+pub struct Narrator {
+    cast: Cast,
+    provenance: provenance::Provenance,
+}
+
+impl Narrator {
+    /// Nothing was told yet.
+    pub fn new(cast: Cast) -> Narrator {
+        Narrator { cast, provenance: Default::default() }
+    }
+
+    /// The first line of a log. The vantage points are the hosts that have a name by now.
+    pub fn header(&self, title: &str) -> Header {
+        let hosts = self.cast.hosts();
+        let vantage_points =
+            hosts.map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
+        Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points }
+    }
+
+    /// A card told an event.
+    pub fn card(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
+        self.provenance.hear(self.cast.address(host), event);
+        let (what, trigger) = entry::of_event(event, &self.provenance);
+        self.provenance.told(event);
+        Entry { time: now.nanos(), host: self.cast.host(host), what, trigger }
+    }
+
+    /// A fault happened to a frame on a cable.
+    pub fn fault(&self, now: Instant, cable: CableId, fault: &Fault) -> Entry {
+        let ends = self.cast.ends(cable, fault.direction);
+        let host = ends.map_or(String::new(), |[sender, _]| self.cast.host_at(sender));
+        let (what, trigger) = entry::of_fault(cable, fault, &self.cast);
+        Entry { time: now.nanos(), host, what, trigger }
+    }
+}
+
 /// Writes an event log. As an [`Observer`] it watches a world; anybody else calls [`EventLog::card`] and
 /// [`EventLog::fault`].
 ///
@@ -67,33 +108,30 @@ pub struct Entry {
 #[derive(Debug)]
 pub struct EventLog<W> {
     output: W,
-    cast: Cast,
+    narrator: Narrator,
     failure: Option<io::Error>,
 }
 
 impl<W: Write> EventLog<W> {
     /// Starts a log with its first line. The vantage points are the hosts that have a name by now.
     pub fn new(output: W, title: &str, cast: Cast) -> EventLog<W> {
-        let vantage_points =
-            cast.hosts().map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
-        let header = Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points };
-        let mut log = EventLog { output, cast, failure: None };
+        let narrator = Narrator::new(cast);
+        let header = narrator.header(title);
+        let mut log = EventLog { output, narrator, failure: None };
         log.line(&header);
         log
     }
 
     /// A card told an event.
     pub fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        let (what, trigger) = entry::of_event(event);
-        self.line(&Entry { time: now.nanos(), host: self.cast.host(host), what, trigger });
+        let entry = self.narrator.card(now, host, event);
+        self.line(&entry);
     }
 
     /// A fault happened to a frame on a cable.
     pub fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        let ends = self.cast.ends(cable, fault.direction);
-        let host = ends.map_or(String::new(), |[sender, _]| self.cast.host_at(sender));
-        let (what, trigger) = entry::of_fault(cable, fault, &self.cast);
-        self.line(&Entry { time: now.nanos(), host, what, trigger });
+        let entry = self.narrator.fault(now, cable, fault);
+        self.line(&entry);
     }
 
     /// Hands everything on. The first thing that could not be written is the error.

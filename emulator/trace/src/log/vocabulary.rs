@@ -53,6 +53,52 @@ macro_rules! vocabulary {
 }
 
 vocabulary! {
+    /// A queue pair got ready to receive or to send: what it was told.
+    "qp:configured" Configured {
+        /// The queue pair.
+        qp: u32,
+        /// `rc`, `uc`, `ud`, `xrc-initiator`, `xrc-target` or `gsi`.
+        kind: Word,
+        /// What a lost packet does: `fatal`, `go-back-n` or `go-back-0`.
+        recovery: Word,
+        /// The host at the other end of the connection.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        peer: Option<IpAddr>,
+        /// The queue pair at the other end of the connection.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        dest_qp: Option<u32>,
+        /// Payload bytes per packet.
+        mtu: u32,
+        /// The first PSN that it sends.
+        first_psn: u32,
+        /// The first PSN that it expects.
+        expected_psn: u32,
+        /// The exponent of 4.096 µs that an acknowledgement may take.
+        timeout: u8,
+        /// How long a silent peer is waited for before something is done about it, in nanoseconds; absent for ever.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patience: Option<u64>,
+        /// How often it tries again.
+        retry_cnt: u8,
+        /// How often it tries again when the receiver is not ready; 7 for ever.
+        rnr_retry: u8,
+        /// What the peer may do: rights with a `|` between them.
+        access: String,
+        /// Reads and atomics that it may have outstanding.
+        max_rd_atomic: u8,
+        /// Reads and atomics that the peer may have outstanding here.
+        max_dest_rd_atomic: u8,
+        /// Work requests that its send queue holds.
+        send_slots: u32,
+        /// Work requests that its own receive queue holds.
+        receive_slots: u32,
+        /// The completion queue of its sends.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        send_cq: Option<QueueData>,
+        /// The completion queue of its receives.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        receive_cq: Option<QueueData>,
+    }
     /// A send work request was taken from its ring and got its PSNs.
     "work:started" WorkStarted {
         /// The queue pair.
@@ -67,6 +113,9 @@ vocabulary! {
         first_psn: u32,
         /// How many PSNs it has.
         packets: u32,
+        /// Its first piece of local memory, unless the data stood in the request.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        buffer: Option<BufferData>,
     }
     /// A work request completed.
     "work:completed" WorkCompleted {
@@ -109,11 +158,13 @@ vocabulary! {
         qp: u32,
         /// The packet.
         packet: PacketData,
-        /// The id of the work request that it belongs to, if it is a request.
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
         #[serde(skip_serializing_if = "Option::is_none")]
         work: Option<u64>,
         /// Whether that PSN had left before.
         again: bool,
+        /// Why it left: `work`; for what is sent again `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for an answer `request`, `duplicate` or the reason of the refusal.
+        cause: Word,
     }
     /// A packet came and is for this queue pair.
     "transport:packet_received" PacketReceived {
@@ -121,6 +172,9 @@ vocabulary! {
         qp: u32,
         /// The packet.
         packet: PacketData,
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        work: Option<u64>,
     }
     /// A packet was not acted on.
     "transport:packet_dropped" PacketDropped {
@@ -129,6 +183,9 @@ vocabulary! {
         /// The packet, if it could be read.
         #[serde(skip_serializing_if = "Option::is_none")]
         packet: Option<PacketData>,
+        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        work: Option<u64>,
         /// Why.
         reason: Word,
     }
@@ -147,6 +204,9 @@ vocabulary! {
         qp: u32,
         /// The request's PSN.
         psn: u32,
+        /// The PSN that is missing, if there is a gap.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        missing_psn: Option<u32>,
         /// Why.
         reason: Word,
     }
@@ -324,6 +384,30 @@ vocabulary! {
     }
 }
 
+impl What {
+    /// The queue pair that it happened at, if it is about one.
+    pub fn queue_pair(&self) -> Option<u32> {
+        match self {
+            What::Configured { qp, .. }
+            | What::WorkStarted { qp, .. }
+            | What::WorkCompleted { qp, .. }
+            | What::WorkRetired { qp, .. }
+            | What::PacketSent { qp, .. }
+            | What::PacketReceived { qp, .. }
+            | What::PacketDropped { qp, .. }
+            | What::DuplicateAnswered { qp, .. }
+            | What::RequestRefused { qp, .. }
+            | What::WentBack { qp, .. }
+            | What::RnrWaitStarted { qp, .. }
+            | What::AckTimedOut { qp, .. }
+            | What::MemoryWritten { qp, .. }
+            | What::StateChanged { qp, .. }
+            | What::ClientFaulted { qp, .. } => Some(*qp),
+            _ => None,
+        }
+    }
+}
+
 /// A packet in an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketData {
@@ -343,6 +427,26 @@ pub struct PacketData {
     pub rnr_wait: Option<u64>,
     /// The other host.
     pub peer: IpAddr,
+}
+
+/// A piece of memory in an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BufferData {
+    /// The region.
+    pub key: u32,
+    /// The first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+/// A completion queue in an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueData {
+    /// Its number.
+    pub cq: u32,
+    /// How many completions it holds.
+    pub slots: u32,
 }
 
 /// What a fault did to a packet.

@@ -1,0 +1,40 @@
+//! Where a command reads from: a file, a file that grows, or standard input.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::time::Duration;
+
+/// How long to wait before a growing file is looked at again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A file whose end is waited at, as `tail -f` does.
+struct Growing(File);
+
+impl Read for Growing {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Ok(0) if !buffer.is_empty() => std::thread::sleep(PAUSE),
+                read => return read,
+            }
+        }
+    }
+}
+
+/// What a file, or standard input for `-`, has; with `follow` also what it will have.
+pub fn open(path: &Path, follow: bool) -> io::Result<Box<dyn BufRead>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(BufReader::new(io::stdin())));
+    }
+    let file = File::open(path)?;
+    Ok(match follow {
+        true => Box::new(BufReader::new(Growing(file))),
+        false => Box::new(BufReader::new(file)),
+    })
+}
+
+/// Whether what comes is an event log: those are JSON, captures are not.
+pub fn is_event_log(input: &mut dyn BufRead) -> io::Result<bool> {
+    Ok(input.fill_buf()?.first() == Some(&b'{'))
+}

@@ -1,0 +1,336 @@
+//! The README and the book are true: every command in them is run and prints what is shown, every link
+//! leads somewhere, every page is in the table of contents.
+//!
+//! A block that starts with three backticks and `console` holds commands after `$ ` and what they print. In what is shown, `...` on
+//! a line of its own stands for any lines, `[..]` for any text in a line, and a last line `? N` for an exit code
+//! other than 0. A word after `console` changes that: `no-run` is not run, `needs=PROGRAM` is run where the
+//! program is installed (in CI always). `SOFTHCA_BLESS=1` writes the output that was found into blocks without `...` and `[..]`.
+//! Blocks of `rust` are run as doc tests of the crate `softhca`; every other block is `text`, `toml` or `json`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Nothing in the book takes a hundredth of it on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the root of the project")
+}
+
+/// Every page, by its path from the root.
+fn pages() -> Vec<PathBuf> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|end| end == "md") {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = vec![root().join("README.md"), root().join("CONTRIBUTING.md")];
+    walk(&root().join("docs"), &mut found);
+    found.sort();
+    found
+}
+
+fn shown(page: &Path) -> String {
+    page.strip_prefix(root()).expect("a page of the project").display().to_string()
+}
+
+/// A fenced block: what stands behind the backticks, and the lines in it, by their numbers in the page.
+struct Block {
+    language: String,
+    marks: Vec<String>,
+    lines: std::ops::Range<usize>,
+}
+
+fn blocks(page: &Path, text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut open: Option<(usize, String)> = None;
+    for (number, line) in text.lines().enumerate() {
+        let Some(info) = line.trim_start().strip_prefix("```") else { continue };
+        match open.take() {
+            Some((start, info)) => {
+                let mut words = info.split([' ', ',']).filter(|word| !word.is_empty()).map(str::to_owned);
+                let language = words.next().unwrap_or_default();
+                blocks.push(Block { language, marks: words.collect(), lines: start + 1..number });
+            }
+            None => open = Some((number, info.to_owned())),
+        }
+    }
+    assert!(open.is_none(), "{}: a block does not end", shown(page));
+    blocks
+}
+
+/// A command with what it is to print, and its exit code.
+struct Step {
+    line: usize,
+    command: String,
+    output: Vec<String>,
+    code: i32,
+}
+
+fn steps(lines: &[&str], first: usize) -> Vec<Step> {
+    let mut steps: Vec<Step> = Vec::new();
+    for (number, line) in lines.iter().enumerate() {
+        if let Some(command) = line.strip_prefix("$ ") {
+            steps.push(Step { line: first + number, command: command.into(), output: Vec::new(), code: 0 });
+            continue;
+        }
+        let step = steps.last_mut().expect("a console block starts with a command after `$ `");
+        match line.strip_prefix("? ").and_then(|code| code.parse().ok()) {
+            Some(code) => step.code = code,
+            None => step.output.push((*line).to_owned()),
+        }
+    }
+    steps
+}
+
+/// Where the commands of a page run: everything of the project is there, what they write stays there.
+struct Bench {
+    folder: PathBuf,
+}
+
+impl Bench {
+    fn new(page: &Path) -> Bench {
+        let name = shown(page).replace(['/', '.'], "-");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("book").join(name);
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join(".bin")).expect("a folder in the target folder");
+        for entry in fs::read_dir(root()).expect("the root") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name");
+            if name != "target" && !name.to_string_lossy().starts_with('.') {
+                std::os::unix::fs::symlink(&path, folder.join(name)).expect("a link");
+            }
+        }
+        let softhca = Path::new(env!("CARGO_BIN_EXE_softhca"));
+        std::os::unix::fs::symlink(softhca, folder.join(".bin/softhca")).expect("a link");
+        Bench { folder }
+    }
+
+    /// Turns what a reader types into what is there already.
+    fn translate(&self, command: &str) -> String {
+        if let Some(rest) = command.strip_prefix("cargo run --release --example ") {
+            let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+            return format!("{} {}", example(name).display(), rest.strip_prefix("-- ").unwrap_or(rest));
+        }
+        match command.strip_prefix("cargo run --release -- ") {
+            Some(arguments) => format!("softhca {arguments}"),
+            None => command.into(),
+        }
+    }
+
+    /// What a command prints, and its exit code.
+    fn run(&self, command: &str) -> (Vec<String>, i32) {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut child = Command::new("sh")
+            .arg("-c")
+            .arg(format!("exec 2>&1; {}", self.translate(command)))
+            .current_dir(&self.folder)
+            .env("PATH", format!("{}:{path}", self.folder.join(".bin").display()))
+            .env("XDG_RUNTIME_DIR", &self.folder)
+            .env_remove("SOFTHCA_BLESS")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a shell");
+        let mut pipe = child.stdout.take().expect("a pipe");
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match child.try_wait().expect("the state of the command") {
+                Some(status) => break status,
+                None if Instant::now() > deadline => {
+                    let _ = child.kill();
+                    panic!("`{command}` does not end");
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let bytes = reader.join().expect("the reader").expect("what it prints");
+        let text = String::from_utf8(bytes).expect("UTF-8");
+        (text.lines().map(|line| line.trim_end().to_owned()).collect(), status.code().unwrap_or(-1))
+    }
+}
+
+/// An example's program; built if it is not there.
+fn example(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of this test");
+    let program = test.ancestors().nth(2).expect("target/PROFILE").join("examples").join(name);
+    if !program.exists() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo).args(["build", "--workspace", "--example", name]).status();
+        assert!(built.is_ok_and(|status| status.success()), "the example {name} cannot be built");
+    }
+    program
+}
+
+/// Whether what was printed is what is shown.
+fn agrees(shown: &[String], printed: &[String]) -> bool {
+    match shown.split_first() {
+        None => printed.is_empty(),
+        Some((line, rest)) if line == "..." => (0..=printed.len()).any(|skip| agrees(rest, &printed[skip..])),
+        Some((line, rest)) => printed
+            .split_first()
+            .is_some_and(|(first, others)| line_agrees(line, first) && agrees(rest, others)),
+    }
+}
+
+fn line_agrees(shown: &str, printed: &str) -> bool {
+    let mut parts = shown.split("[..]");
+    let first = parts.next().unwrap_or_default();
+    let Some(mut left) = printed.strip_prefix(first) else { return false };
+    let rest: Vec<&str> = parts.collect();
+    for (number, part) in rest.iter().enumerate() {
+        if number + 1 == rest.len() {
+            return left.ends_with(part);
+        }
+        match left.find(part) {
+            Some(at) => left = &left[at + part.len()..],
+            None => return false,
+        }
+    }
+    left.is_empty()
+}
+
+fn is_installed(program: &str) -> bool {
+    let required = std::env::var_os("SOFTHCA_REQUIRE_TOOLS").is_some_and(|value| value == "1");
+    let found = Command::new("sh").args(["-c", &format!("command -v {program}")]).output();
+    required || found.is_ok_and(|output| output.status.success())
+}
+
+/// Runs the console blocks of a page; with the second argument, writes what they print into the page.
+fn check(page: &Path, bless: bool) -> Vec<String> {
+    let text = fs::read_to_string(page).expect("a page");
+    let lines: Vec<&str> = text.lines().collect();
+    let consoles: Vec<Block> =
+        blocks(page, &text).into_iter().filter(|block| block.language == "console").collect();
+    let mut written: Vec<String> = Vec::new();
+    let (mut copied, mut complaints, mut bench) = (0, Vec::new(), None);
+    for block in consoles {
+        let missing =
+            block.marks.iter().filter_map(|mark| mark.strip_prefix("needs=")).any(|p| !is_installed(p));
+        if missing || block.marks.iter().any(|mark| mark == "no-run") {
+            continue;
+        }
+        let bench = bench.get_or_insert_with(|| Bench::new(page));
+        written.extend(lines[copied..block.lines.start].iter().map(|line| (*line).to_owned()));
+        for step in steps(&lines[block.lines.clone()], block.lines.start + 1) {
+            let (printed, code) = bench.run(&step.command);
+            let is_pattern = step.output.iter().any(|line| line == "..." || line.contains("[..]"));
+            if !(agrees(&step.output, &printed) && code == step.code) {
+                complaints.push(format!(
+                    "{}:{}: `{}` ends with {code} and prints\n{}",
+                    shown(page),
+                    step.line,
+                    step.command,
+                    printed.join("\n")
+                ));
+            }
+            written.push(format!("$ {}", step.command));
+            written.extend(if is_pattern { step.output } else { printed });
+            written.extend((code != 0).then(|| format!("? {code}")));
+        }
+        copied = block.lines.end;
+    }
+    written.extend(lines[copied..].iter().map(|line| (*line).to_owned()));
+    if bless && !complaints.is_empty() {
+        fs::write(page, written.join("\n") + "\n").expect("a page that can be written");
+        return check(page, false);
+    }
+    complaints
+}
+
+#[test]
+fn every_command_prints_what_is_shown() {
+    let bless = std::env::var_os("SOFTHCA_BLESS").is_some();
+    let complaints: Vec<String> = pages().iter().flat_map(|page| check(page, bless)).collect();
+    assert!(complaints.is_empty(), "{}\nSOFTHCA_BLESS=1 writes what is printed", complaints.join("\n\n"));
+}
+
+#[test]
+fn every_block_says_what_it_is() {
+    let doc_tests = fs::read_to_string(root().join("verbs-api/src/lib.rs")).expect("the library");
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for block in blocks(&page, &text) {
+            let (name, line) = (shown(&page), block.lines.start);
+            let known = ["console", "rust", "text", "toml", "json"];
+            let is_lesson = name.starts_with("docs/lessons") || !name.contains("docs/");
+            let said = known.contains(&block.language.as_str()) || !is_lesson;
+            assert!(said, "{name}:{line}: what is `{}`?", block.language);
+            let tested = doc_tests.contains(&format!("include_str!(\"../../{name}\")"));
+            assert!(block.language != "rust" || tested, "{name}: its rust blocks are no doc tests");
+        }
+    }
+}
+
+/// The targets of the links of a page.
+fn links(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut in_block = false;
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            in_block = !in_block;
+        }
+        let mut rest = if in_block { "" } else { line };
+        while let Some(at) = rest.find("](") {
+            rest = &rest[at + 2..];
+            let Some(end) = rest.find(')') else { break };
+            found.push(rest[..end].to_owned());
+        }
+    }
+    found
+}
+
+/// The anchors of the headings of a page, as mdBook and GitHub make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#'));
+    let anchor = |heading: &str| {
+        let kept = heading.trim().to_lowercase().replace(' ', "-");
+        kept.chars().filter(|c| c.is_alphanumeric() || *c == '-' || *c == '_').collect()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        for link in links(&text) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target =
+                if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
+            assert!(target.exists(), "{}: {link} is not there", shown(&page));
+            if !anchor.is_empty() {
+                let there = fs::read_to_string(&target).expect("a page");
+                assert!(anchors(&there).contains(anchor), "{}: {link} has no such heading", shown(&page));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_page_is_in_the_table_of_contents() {
+    let docs = root().join("docs");
+    let summary = fs::read_to_string(docs.join("SUMMARY.md")).expect("the table of contents");
+    let listed: BTreeSet<PathBuf> = links(&summary).iter().map(|link| docs.join(link)).collect();
+    for page in pages().into_iter().filter(|page| page.starts_with(&docs) && !page.ends_with("SUMMARY.md")) {
+        // The decisions have an index of their own.
+        let has_place = listed.contains(&page) || page.starts_with(docs.join("decisions"));
+        assert!(has_place, "{} is not in docs/SUMMARY.md", shown(&page));
+    }
+}

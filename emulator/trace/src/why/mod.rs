@@ -1,0 +1,255 @@
+//! Why a work request failed or took long: the chain of causes, told in sentences from an event log.
+//!
+//! [`Inquiry`] reads a log and answers. The chain is what the log says happened to the packets of the work
+//! request, in order; the verdict names the cause and what to do about it.
+
+mod chain;
+mod verdict;
+
+use crate::account::{Account, Place, Work};
+use crate::log::{Entry, Header};
+use crate::text::wrap;
+use crate::words::duration;
+use std::fmt::{self, Write};
+use thiserror::Error;
+
+/// What somebody wants to know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// Only this queue pair: its number, decimal or with `0x`, or its name: `alice.1`.
+    pub queue_pair: Option<String>,
+    /// Only the work request with this id.
+    pub work: Option<u64>,
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NoAnswer {
+    /// The log does not know the queue pair.
+    #[error("the log has no queue pair `{asked}`; it has {known}")]
+    QueuePair {
+        /// What was asked for.
+        asked: String,
+        /// Those that it has.
+        known: String,
+    },
+    /// The log does not know the work request.
+    #[error("the log has no work request with the id {asked}; it has {known}")]
+    Work {
+        /// What was asked for.
+        asked: u64,
+        /// Those that it has.
+        known: String,
+    },
+}
+
+/// A log that questions are asked about.
+#[derive(Debug)]
+pub struct Inquiry {
+    account: Account,
+}
+
+/// One step of an explanation: when, and what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Nanoseconds since the start of the log.
+    pub time_ns: u64,
+    /// A sentence.
+    pub text: String,
+}
+
+/// Why one work request ended as it did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// What is explained.
+    pub title: String,
+    /// What happened, in order.
+    pub chain: Vec<Link>,
+    /// The cause, in a few sentences.
+    pub cause: String,
+    /// What to do about it. Empty if nothing is to be done.
+    pub advice: String,
+}
+
+/// All that is answered to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// One for each work request that needs one.
+    pub explanations: Vec<Explanation>,
+    /// What is to be said besides, or instead.
+    pub remark: String,
+}
+
+impl Inquiry {
+    /// A log with no entries yet.
+    pub fn new(header: &Header) -> Inquiry {
+        Inquiry { account: Account::new(header) }
+    }
+
+    /// Takes the next entry of the log.
+    pub fn push(&mut self, entry: Entry) {
+        self.account.push(entry);
+    }
+
+    /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
+    /// did, about those that had to be tried again.
+    pub fn answer(&self, question: &Question) -> Result<Answer, NoAnswer> {
+        let account = &self.account;
+        let places = match &question.queue_pair {
+            Some(asked) => self.places(asked)?,
+            None => account.places.clone(),
+        };
+        let here: Vec<&Work> = account.works.iter().filter(|work| places.contains(&work.place)).collect();
+        if let Some(id) = question.work {
+            let asked: Vec<&Work> = here.iter().copied().filter(|work| work.id == id).collect();
+            if asked.is_empty() {
+                return Err(NoAnswer::Work { asked: id, known: ids(&here) });
+            }
+            return Ok(self.explain(&asked, String::new()));
+        }
+        let failed: Vec<&Work> = here.iter().copied().filter(|work| work.failed()).collect();
+        let culprits: Vec<&Work> =
+            failed.iter().copied().filter(|work| work.status.as_deref() != Some("flushed")).collect();
+        if !culprits.is_empty() {
+            let flushed = failed.len() - culprits.len();
+            let remark = match flushed {
+                0 => String::new(),
+                1 => {
+                    "One more was flushed: it failed because its queue pair did. `--wr` asks about it.".into()
+                }
+                _ => format!(
+                    "{flushed} more were flushed: they failed because their queue pair did. `--wr` asks about one of them."
+                ),
+            };
+            return Ok(self.explain(&culprits, remark));
+        }
+        if !failed.is_empty() {
+            return Ok(self.explain(&failed[..1], String::new()));
+        }
+        let stuck: Vec<&Work> = here.iter().copied().filter(|work| work.ended.is_none()).collect();
+        if !stuck.is_empty() {
+            return Ok(self.explain(&stuck, String::new()));
+        }
+        let slow: Vec<&Work> =
+            here.iter().copied().filter(|work| chain::is_troubled(account, work)).collect();
+        if !slow.is_empty() {
+            let remark =
+                "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
+            return Ok(self.explain(&slow, remark.into()));
+        }
+        Ok(Answer { explanations: Vec::new(), remark: self.all_is_well(&here) })
+    }
+
+    fn places(&self, asked: &str) -> Result<Vec<Place>, NoAnswer> {
+        let found = self.account.find(asked);
+        if !found.is_empty() {
+            return Ok(found);
+        }
+        let account = &self.account;
+        let known: Vec<String> = account
+            .places
+            .iter()
+            .map(|place| format!("{} ({:#x})", account.name(*place), place.qp))
+            .collect();
+        let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+        Err(NoAnswer::QueuePair { asked: asked.into(), known })
+    }
+
+    fn explain(&self, works: &[&Work], remark: String) -> Answer {
+        Answer { explanations: works.iter().map(|work| self.explain_one(work)).collect(), remark }
+    }
+
+    fn explain_one(&self, work: &Work) -> Explanation {
+        let account = &self.account;
+        let findings = chain::follow(account, work);
+        let outcome = match (&work.status, work.ended) {
+            (Some(status), Some(_)) if status == "success" => "succeeded".into(),
+            (Some(status), _) => format!("ended with {status}"),
+            (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
+            (None, None) => "has not ended".into(),
+        };
+        let title = format!("{} of {} {outcome}", work.name(), account.name(work.place));
+        let (cause, advice) = verdict::on(account, work, &findings);
+        Explanation { title, chain: findings.chain, cause, advice }
+    }
+
+    fn all_is_well(&self, works: &[&Work]) -> String {
+        let account = &self.account;
+        let took = |work: &Work| {
+            let (started, ended) = (work.started?, work.ended?);
+            Some(account.time(ended) - account.time(started))
+        };
+        let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
+        match slowest {
+            None => "The log has no work request that failed.".into(),
+            Some((took, work)) => format!(
+                "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
+                works.len(),
+                work.name(),
+                account.name(work.place),
+                duration(took)
+            ),
+        }
+    }
+}
+
+fn ids(works: &[&Work]) -> String {
+    const SHOWN: usize = 8;
+    let mut ids: Vec<u64> = works.iter().map(|work| work.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let shown: Vec<String> = ids.iter().take(SHOWN).map(u64::to_string).collect();
+    match ids.len() {
+        0 => "none".into(),
+        count if count > SHOWN => format!("{} and {} more", shown.join(", "), count - SHOWN),
+        _ => shown.join(", "),
+    }
+}
+
+impl Answer {
+    /// The answer as text of at most `width` columns.
+    pub fn text(&self, width: usize) -> String {
+        let mut text = String::new();
+        for explanation in &self.explanations {
+            explanation.write(&mut text, width);
+            text.push('\n');
+        }
+        for line in wrap(&self.remark, width.max(40)).iter().filter(|line| !line.is_empty()) {
+            let _ = writeln!(text, "{line}");
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
+
+impl Explanation {
+    fn write(&self, text: &mut String, width: usize) {
+        const TIME: usize = 10;
+        let width = width.max(40);
+        for line in wrap(&self.title, width) {
+            let _ = writeln!(text, "{line}");
+        }
+        text.push('\n');
+        for link in &self.chain {
+            for (number, line) in wrap(&link.text, width - TIME - 2).iter().enumerate() {
+                let time = if number == 0 { duration(link.time_ns) } else { String::new() };
+                let _ = writeln!(text, "{time:>TIME$}  {line}");
+            }
+        }
+        for (heading, body) in [("Cause", &self.cause), ("What to do", &self.advice)] {
+            if body.is_empty() {
+                continue;
+            }
+            text.push('\n');
+            for line in wrap(&format!("{heading}: {body}"), width) {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text(100))
+    }
+}

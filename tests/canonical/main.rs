@@ -1,0 +1,192 @@
+//! The canonical captures: small files that show one thing each, the same bytes in every build.
+//!
+//! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` writes them.
+
+mod dialogues;
+mod plays;
+
+use dialogues::{DIALOGUES, Dialogue};
+use plays::{PLAYS, Play};
+use softhca_engine::{Event, Instant};
+use softhca_fabric::{CableId, Direction, Fault, Frame, HostId, Observer, RuleId, Stage, World};
+use softhca_trace::{
+    Capture, CaptureWriter, Cast, Contents, EventLog, EventLogReader, Management, Packet, Points, Tally, Tap,
+};
+use softhca_wire::{NakCode, Opcode, Operation, Service, Syndrome};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/captures")
+}
+
+/// What a play puts on the wire, and what the cards tell of it.
+fn perform(play: &Play) -> [Vec<u8>; 2] {
+    let (mut tap, mut log) = (None, None);
+    let mut pair = (play.setup)().build_seen(|world: &World| {
+        let mut cast = Cast::of(world);
+        cast.name_rule(RuleId(1), play.rule);
+        let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
+        let wire = Tap::new(writer, cast.clone(), Points::Senders).expect("a vector takes everything");
+        let wire = tap.insert(Rc::new(RefCell::new(wire))).clone();
+        let events = log.insert(Rc::new(RefCell::new(EventLog::new(Vec::new(), play.about, cast)))).clone();
+        let both: Vec<Box<dyn Observer>> = vec![Box::new(wire), Box::new(events)];
+        Box::new(both)
+    });
+    (play.act)(&mut pair);
+    pair.world.run();
+    drop(pair);
+    let mut tap = Rc::into_inner(tap.expect("the pair was built")).expect("let go of").into_inner();
+    let mut log = Rc::into_inner(log.expect("the pair was built")).expect("let go of").into_inner();
+    tap.finish().expect("a vector takes everything");
+    log.finish().expect("a vector takes everything");
+    [tap.into_inner(), log.into_inner()]
+}
+
+/// Both observers of a dialogue, kept here and there.
+#[derive(Clone)]
+struct Scribe(Arc<Mutex<(Tap<Vec<u8>>, EventLog<Vec<u8>>)>>);
+
+impl Observer for Scribe {
+    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.0.lock().expect("no panic").1.card(now, host, event);
+    }
+
+    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.0.lock().expect("no panic").0.frame(now, cable, direction, stage, frame);
+    }
+
+    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+        let both = &mut *self.0.lock().expect("no panic");
+        Observer::fault(&mut both.0, now, cable, fault);
+        both.1.fault(now, cable, fault);
+    }
+}
+
+/// The same for a dialogue.
+fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
+    let mut cast = Cast::new();
+    for (index, name) in ["alice", "bob"].into_iter().enumerate() {
+        cast.name_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
+    }
+    cast.lay_cable(CableId(0), [HostId(0), HostId(1)]);
+    cast.name_rule(RuleId(0), "lose the first REQ");
+    let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
+    let tap = Tap::new(writer, cast.clone(), Points::Senders).expect("a vector takes everything");
+    let log = EventLog::new(Vec::new(), dialogue.about, cast);
+    let scribe = Scribe(Arc::new(Mutex::new((tap, log))));
+    let mut world = softhca::World::new(1);
+    world.observe(scribe.clone());
+    (dialogue.play)(&mut world);
+    world.run().unwrap_or_else(|failure| panic!("{}: {failure}", dialogue.name));
+    drop(world);
+    let both = Arc::into_inner(scribe.0).expect("the world let go of it");
+    let (mut tap, mut log) = both.into_inner().expect("no panic");
+    tap.finish().expect("a vector takes everything");
+    log.finish().expect("a vector takes everything");
+    [tap.into_inner(), log.into_inner()]
+}
+
+/// Name, about, capture and log of everything, in the order of the page.
+fn all() -> Vec<(&'static str, &'static str, [Vec<u8>; 2])> {
+    let plays = PLAYS.iter().map(|play| (play.name, play.about, perform(play)));
+    plays.chain(DIALOGUES.iter().map(|play| (play.name, play.about, hold(play)))).collect()
+}
+
+/// Every file of the folder by its name.
+fn files() -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut page = String::from(PREFACE);
+    for (name, about, [capture, log]) in all() {
+        let (tally, events) = (tally(&capture), EventLogReader::new(&log[..]).expect("a log").count());
+        let _ = writeln!(page, "| `{name}` | {about} | {} | {events} |", tally.packets);
+        files.insert(format!("{name}.pcapng"), capture);
+        files.insert(format!("{name}.jsonl"), log);
+    }
+    files.insert("README.md".into(), page.into_bytes());
+    files
+}
+
+const PREFACE: &str = "\
+# Captures
+
+One thing each, of two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
+log for `softhca why` and `softhca lint`. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
+says so. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
+
+| name | what it shows | packets | events |
+|---|---|---|---|
+";
+
+fn tally(capture: &[u8]) -> Tally {
+    let mut tally = Tally::default();
+    for record in Capture::new(capture).expect("a capture") {
+        tally.count(&Packet::new(&record.expect("a whole record"), 0));
+    }
+    tally
+}
+
+#[test]
+fn the_folder_holds_what_the_code_makes_byte_for_byte() {
+    let made = files();
+    if std::env::var_os("SOFTHCA_BLESS").is_some() {
+        for (name, bytes) in &made {
+            std::fs::write(folder().join(name), bytes).expect("a folder that can be written");
+        }
+    }
+    let entries = std::fs::read_dir(folder()).expect("the folder of captures");
+    let names = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned());
+    let found: BTreeSet<String> = names.collect();
+    assert_eq!(found, made.keys().cloned().collect(), "run again with SOFTHCA_BLESS=1");
+    for (name, bytes) in made {
+        let kept = std::fs::read(folder().join(&name)).expect("a file");
+        assert!(kept == bytes, "{name} differs: run again with SOFTHCA_BLESS=1");
+    }
+}
+
+#[test]
+fn every_capture_is_well_formed_and_shows_what_it_promises() {
+    let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for (name, _, [capture, log]) in all() {
+        let tally = tally(&capture);
+        assert!(tally.packets > 0 && tally.is_clean(), "{name}: {tally}");
+        for record in Capture::new(&capture[..]).expect("a capture") {
+            let record = record.expect("a whole record");
+            let Contents::Roce(roce) = Packet::new(&record, 0).contents else { continue };
+            let header = roce.transport.header;
+            opcodes.insert(header.bth.opcode);
+            match header.aeth.map(|aeth| aeth.syndrome) {
+                Some(Syndrome::Nak(code)) => naks.insert(code.name()),
+                Some(Syndrome::RnrNak(_)) => naks.insert("RNR"),
+                _ => false,
+            };
+            if let Some(Management::Connection(datagram)) = roce.management {
+                messages.insert(datagram.message.name());
+            }
+        }
+        let entries = EventLogReader::new(&log[..]).expect("a log");
+        let sent =
+            entries.filter(|entry| entry.as_ref().expect("an entry").what.name() == "transport:packet_sent");
+        assert_eq!(
+            sent.count() as u64,
+            tally.packets,
+            "{name}: the log and the capture tell the same packets"
+        );
+    }
+    let never = [Operation::Flush, Operation::AtomicWrite, Operation::CongestionNotification];
+    let expected: BTreeSet<Opcode> = Opcode::all()
+        .filter(|opcode| opcode.service() != Service::Xrc && !never.contains(&opcode.operation()))
+        .collect();
+    let missing: Vec<_> = expected.difference(&opcodes).collect();
+    assert!(missing.is_empty(), "no capture has {missing:?}");
+    let codes =
+        [NakCode::SequenceError, NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperational];
+    let wanted: BTreeSet<_> = codes.iter().map(|code| code.name()).chain(["RNR"]).collect();
+    assert_eq!(naks, wanted);
+    let spoken = ["DREP", "DREQ", "MRA", "REJ", "REP", "REQ", "RTU", "SIDR_REP", "SIDR_REQ"];
+    assert_eq!(messages.into_iter().collect::<Vec<_>>(), spoken);
+}

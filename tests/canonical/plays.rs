@@ -1,0 +1,372 @@
+//! What is played on two hosts, in the order in which somebody learns it.
+
+use softhca_engine::{AddressVector, QpKind, Recovery, WindowKind};
+use softhca_fabric::{Action, Class, Classes, QpOptions, Repeat, Selector, Span};
+use softhca_queue::{
+    Access, BindWindow, Operation, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
+};
+use softhca_tests::pair::{Pair, Setup, answers, requests};
+use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// One capture.
+pub struct Play {
+    pub name: &'static str,
+    pub about: &'static str,
+    /// What the first fault rule is called; empty if there is none.
+    pub rule: &'static str,
+    pub setup: fn() -> Setup,
+    pub act: fn(&mut Pair),
+}
+
+fn rc() -> Setup {
+    Setup::default().connection(|connection| {
+        connection.psns = [Psn::new(1000), Psn::new(2000)];
+        connection.rnr_retry = 3;
+    })
+}
+
+fn of(kind: QpKind) -> Setup {
+    rc().kind(kind)
+}
+
+fn go_back_n() -> Setup {
+    rc().recovery(Recovery::GoBackN)
+}
+
+const fn play(name: &'static str, about: &'static str, setup: fn() -> Setup, act: fn(&mut Pair)) -> Play {
+    Play { name, about, rule: "", setup, act }
+}
+
+const fn faulty(
+    name: &'static str,
+    about: &'static str,
+    rule: &'static str,
+    setup: fn() -> Setup,
+    act: fn(&mut Pair),
+) -> Play {
+    Play { name, about, rule, setup, act }
+}
+
+/// Every capture.
+pub const PLAYS: &[Play] = &[
+    play("rc-send", "RC: a SEND of three packets, and one of a single packet", rc, |pair| {
+        pair.post_receive(1, 0, 4096);
+        pair.post_receive(2, 4096, 4096);
+        pair.post_send(1, 0, 2500);
+        pair.post_send(2, 0, 5);
+    }),
+    play("rc-send-immediate", "RC: SENDs with immediate data, of one and of several packets", rc, |pair| {
+        for (id, length) in [(1, 5), (2, 2500)] {
+            pair.post_receive(id, 0, 4096);
+            let gather = [pair.a.sge(0, length)];
+            pair.post(id, Operation::Send(SendTrailer::Immediate(0xcafe)), &gather);
+        }
+    }),
+    play("rc-send-invalidate", "RC: SENDs that invalidate a window of the receiver", rc, invalidate),
+    play("rc-ping-pong", "RC: three messages to and fro", rc, ping_pong),
+    play("rc-write", "RC: a WRITE of four packets, and one of a single packet", rc, |pair| {
+        pair.post_write(1, 0, 0, 4000);
+        pair.post_write(2, 0, 8192, 10);
+    }),
+    play("rc-write-immediate", "RC: WRITEs with immediate data, which take a receive", rc, |pair| {
+        for (id, length) in [(1, 5), (2, 2500)] {
+            pair.post_receive_into(id, &[]);
+            let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, length)]);
+            pair.post(id, Operation::Write { remote, immediate: Some(7) }, &gather);
+        }
+    }),
+    play("rc-read", "RC: READs of several packets, two packets and one", rc, |pair| {
+        pair.post_read(1, 0, 0, 3000);
+        pair.post_read(2, 4096, 0, 2000);
+        pair.post_read(3, 8192, 0, 5);
+    }),
+    play(
+        "rc-atomics",
+        "RC: fetch-and-add, then compare-and-swap, once with success and once without",
+        rc,
+        atomics,
+    ),
+    play("rc-unsignalled", "RC: four WRITEs, of which only the last asks for a completion", rc, |pair| {
+        for id in 1..=4 {
+            let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 64)]);
+            let flags = if id == 4 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let write = Operation::Write { remote, immediate: None };
+            pair.post_with(id, write, &gather, |request| request.flags = flags);
+        }
+    }),
+    play(
+        "uc",
+        "UC: SEND and WRITE, with and without immediate data; nobody acknowledges",
+        || of(QpKind::Uc),
+        |pair| {
+            sends_and_writes(pair);
+        },
+    ),
+    faulty(
+        "uc-loss",
+        "UC: the middle of a message is lost; the receiver forgets the message, the next one arrives",
+        "lose the second packet",
+        || of(QpKind::Uc),
+        |pair| {
+            pair.post_receive(1, 0, 4096);
+            pair.lose(requests(Span::exactly(1)), 1);
+            pair.post_send(1, 0, 2500);
+            pair.post_send(2, 0, 100);
+        },
+    ),
+    play(
+        "ud",
+        "UD: datagrams with and without immediate data, and one that finds no receive",
+        || of(QpKind::Ud),
+        |pair| {
+            let gather = [pair.a.sge(0, 100)];
+            pair.post_receive(1, 0, 140);
+            pair.post_receive(2, 256, 140);
+            pair.post(1, Operation::Send(SendTrailer::None), &gather);
+            pair.post(2, Operation::Send(SendTrailer::Immediate(9)), &gather);
+            pair.post(3, Operation::Send(SendTrailer::None), &gather);
+        },
+    ),
+    play(
+        "ud-multicast",
+        "UD: a datagram to a multicast group; bob has two members, one of them with another Q_Key",
+        || of(QpKind::Ud),
+        multicast,
+    ),
+    play(
+        "xrc",
+        "XRC: SEND, WRITE and READ through a shared receive queue",
+        || of(QpKind::XrcInitiator),
+        |pair| {
+            pair.post_receive(1, 0, 4096);
+            pair.post_send(1, 0, 2500);
+            pair.post_write(2, 0, 8192, 10);
+            pair.post_read(3, 8192, 0, 5);
+        },
+    ),
+    play(
+        "psn-wrap",
+        "RC: PSNs wrap from 16777215 to 0 in the middle of a message",
+        || rc().connection(|connection| connection.psns = [Psn::new(0xff_fffe), Psn::new(0)]),
+        |pair| pair.post_write(1, 0, 0, 4000),
+    ),
+    play(
+        "rnr",
+        "A SEND comes before its receive is posted: RNR NAK, a wait, success",
+        || rc().connection(|connection| connection.min_rnr_timer = RnrTimer::new(12)),
+        |pair| {
+            pair.post_send(1, 0, 100);
+            pair.world.run_for(Duration::from_micros(300));
+            pair.post_receive(1, 0, 100);
+        },
+    ),
+    play(
+        "rnr-exhausted",
+        "No receive is ever posted: the sender gives up after rnr_retry waits",
+        rc,
+        |pair| {
+            pair.post_send(1, 0, 100);
+        },
+    ),
+    play("nak-invalid-request", "A SEND longer than its receive: NAK, invalid request", rc, |pair| {
+        pair.post_receive(1, 0, 50);
+        pair.post_send(1, 0, 100);
+    }),
+    play("nak-misaligned-atomic", "An atomic at an odd address: NAK, invalid request", rc, |pair| {
+        let (remote, gather) = (pair.b.remote(4), [pair.a.sge(0, 8)]);
+        pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
+    }),
+    play(
+        "nak-remote-access",
+        "A WRITE with a key that names nothing: NAK, remote access error",
+        rc,
+        |pair| {
+            let gather = [pair.a.sge(0, 8)];
+            let remote = RemoteAddress { address: 0, key: RemoteKey(0x1234_5678) };
+            pair.post(1, Operation::Write { remote, immediate: None }, &gather);
+        },
+    ),
+    play(
+        "nak-remote-operational",
+        "A receive that points to no memory: NAK, remote operational error",
+        rc,
+        |pair| {
+            pair.post_receive_into(1, &[Sge { address: 0, length: 100, key: LocalKey(0x7777_7777) }]);
+            pair.post_send(1, 0, 8);
+        },
+    ),
+    faulty(
+        "loss-fatal",
+        "Recovery `fatal`: a lost packet ends the connection, with NAK sequence error; the rest is flushed",
+        "lose the second packet",
+        rc,
+        |pair| {
+            pair.lose(requests(Span::exactly(1)), 1);
+            pair.post_write(1, 0, 0, 4000);
+            pair.post_write(2, 0, 0, 10);
+        },
+    ),
+    faulty(
+        "loss-go-back-n",
+        "Recovery `go-back-n`: everything from the lost packet on is sent again",
+        "lose the second packet",
+        go_back_n,
+        |pair| {
+            pair.lose(requests(Span::exactly(1)), 1);
+            pair.post_write(1, 0, 0, 4000);
+            pair.post_write(2, 0, 0, 10);
+        },
+    ),
+    faulty(
+        "loss-go-back-0",
+        "Recovery `go-back-0`: the whole message is sent again",
+        "lose the third packet",
+        || rc().recovery(Recovery::GoBack0),
+        |pair| {
+            pair.lose(requests(Span::exactly(2)), 1);
+            pair.post_write(1, 0, 0, 4000);
+        },
+    ),
+    faulty(
+        "loss-of-the-last-packet",
+        "Nothing follows the lost packet, so only the timer notices; `go-back-n`",
+        "lose the last packet",
+        go_back_n,
+        |pair| {
+            pair.lose(requests(Span::exactly(3)), 1);
+            pair.post_write(1, 0, 0, 4000);
+        },
+    ),
+    faulty(
+        "loss-of-an-ack",
+        "The work was done, its acknowledgement is lost: a duplicate is answered, not executed; `go-back-n`",
+        "lose the ACK",
+        go_back_n,
+        |pair| {
+            pair.lose(Selector { classes: Some(Classes::Only(Class::Ack)), ..Selector::default() }, 1);
+            pair.post_write(1, 0, 0, 100);
+        },
+    ),
+    faulty(
+        "loss-of-a-read-response",
+        "A READ response is lost: the requester asks again for the rest; `go-back-n`",
+        "lose the second response",
+        go_back_n,
+        |pair| {
+            pair.lose(answers(Span::exactly(1)), 1);
+            pair.post_read(1, 0, 0, 4000);
+        },
+    ),
+    faulty(
+        "reordered",
+        "A packet is overtaken by the next: to a card that looks like a loss; `go-back-n`",
+        "hold the second packet back",
+        go_back_n,
+        |pair| {
+            let by = NonZeroU32::new(1).expect("not zero");
+            pair.rule(
+                requests(Span::exactly(1)),
+                Repeat::times(1),
+                Action::Reorder { by, within_ns: 1_000_000 },
+            );
+            pair.post_write(1, 0, 0, 4000);
+        },
+    ),
+    faulty(
+        "duplicated",
+        "The network makes a copy of a packet: the receiver answers it and does not execute it again",
+        "copy the packet",
+        rc,
+        |pair| {
+            pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
+            let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 8)]);
+            pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
+        },
+    ),
+    faulty(
+        "marked",
+        "A congestion mark (ECN CE) on the way: in the capture it is a comment, since frames are seen before the mark",
+        "mark the first packet",
+        rc,
+        |pair| {
+            pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::MarkCe);
+            pair.post_write(1, 0, 0, 2000);
+        },
+    ),
+];
+
+/// SENDs and WRITEs of one and of several packets, with and without immediate data.
+fn sends_and_writes(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    for length in [5, 2500] {
+        let gather = [a.sge(0, length)];
+        for trailer in [SendTrailer::None, SendTrailer::Immediate(0xcafe)] {
+            pair.post_receive(1, 0, 4096);
+            pair.post(1, Operation::Send(trailer), &gather);
+        }
+        for immediate in [None, Some(7)] {
+            pair.post_receive(2, 0, 4096);
+            pair.post(2, Operation::Write { remote: b.remote(8192), immediate }, &gather);
+        }
+        pair.world.run();
+    }
+}
+
+fn ping_pong(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    for round in 0..3 {
+        pair.post_receive(round, 0, 64);
+        pair.on(a).post_receive(a.qp, &Receive { id: round, scatter: &[a.sge(4096, 64)] }).unwrap();
+        pair.post_send(round, 0, 64);
+        pair.world.run_for(Duration::from_micros(5));
+        let gather = [b.sge(4096, 64)];
+        let answer = SendRequest::new(round, Operation::Send(SendTrailer::None), &gather);
+        pair.on(b).post_send(b.qp, &answer).unwrap();
+        pair.world.run_for(Duration::from_micros(5));
+    }
+}
+
+fn multicast(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    let group = Gid::from(IpAddr::V4(Ipv4Addr::new(239, 1, 2, 3)));
+    pair.post_receive(1, 0, 140);
+    pair.on(b).attach_multicast(b.qp, group).unwrap();
+    let other = pair.on(b).create_queue_pair(QpKind::Ud, b.domain, b.cq, QpOptions::default()).unwrap();
+    pair.on(b).start_datagrams(other, QueueKey(0x2222), Psn::new(0)).unwrap();
+    pair.on(b).attach_multicast(other, group).unwrap();
+    let handle = pair.on(a).create_address_handle(a.domain, AddressVector::to(group)).unwrap();
+    let gather = [a.sge(0, 100)];
+    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
+        request.datagram.address_handle = handle.0;
+        request.datagram.queue_pair = Qpn::MULTICAST;
+    });
+}
+
+fn atomics(pair: &mut Pair) {
+    let (a, b) = (pair.a, pair.b);
+    pair.fill(b, 0, &40u64.to_ne_bytes());
+    pair.post(1, Operation::FetchAdd { remote: b.remote(0), add: 2 }, &[a.sge(0, 8)]);
+    pair.post(2, Operation::CompareSwap { remote: b.remote(0), compare: 42, swap: 7 }, &[a.sge(8, 8)]);
+    pair.post(3, Operation::CompareSwap { remote: b.remote(0), compare: 42, swap: 8 }, &[a.sge(16, 8)]);
+}
+
+/// Binds a window of the second end, and lets the first end invalidate it; with one packet, then with several.
+fn invalidate(pair: &mut Pair) {
+    let b = pair.b;
+    for (id, length) in [(1, 5), (2, 2500)] {
+        let window = pair.on(b).allocate_window(b.domain, WindowKind::Type2).unwrap();
+        let new_key = RemoteKey(window.0 ^ 1);
+        let (region, address, access) = (LocalKey(b.key.0), b.base, Access::REMOTE_WRITE);
+        let bind = BindWindow { window, new_key, region, address, length: 4096, access };
+        let request = SendRequest::new(id, Operation::BindWindow(bind), &[]);
+        pair.on(b).post_send(b.qp, &request).unwrap();
+        pair.world.run();
+        pair.post_receive(id, 0, 4096);
+        let gather = [pair.a.sge(0, length)];
+        pair.post(id, Operation::Send(SendTrailer::Invalidate(new_key)), &gather);
+        pair.world.run();
+    }
+}

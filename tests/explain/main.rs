@@ -1,0 +1,31 @@
+//! What is read out of an event log: why something failed or took long, and what is wrong in a program.
+
+mod lint;
+mod why;
+
+use softhca_fabric::{RuleId, World};
+use softhca_tests::pair::{Pair, Setup};
+use softhca_trace::{Cast, EventLog, EventLogReader};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// The log of everything that happens to a pair, from before its queue pairs are there.
+fn log_of(setup: Setup, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
+    let mut kept = None;
+    let mut pair = setup.build_seen(|world: &World| {
+        let mut cast = Cast::of(world);
+        cast.name_rule(RuleId(1), "the fault of the test");
+        let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a test", cast)));
+        kept = Some(log.clone());
+        Box::new(log)
+    });
+    act(&mut pair);
+    let log = kept.expect("the pair was built");
+    log.borrow_mut().finish().expect("a vector takes everything");
+    drop(pair);
+    Rc::into_inner(log).expect("the world let go of it").into_inner().into_inner()
+}
+
+fn reader(log: &[u8]) -> EventLogReader<&[u8]> {
+    EventLogReader::new(log).expect("a log")
+}
