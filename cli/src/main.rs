@@ -13,6 +13,8 @@ mod explore;
 mod report;
 mod input;
 mod log;
+mod run;
+mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
 mod terminal;
@@ -69,6 +71,10 @@ enum Command {
     Why(log::WhyArguments),
     /// Warn of what an event log shows to be wrong in a verbs program
     Lint(log::LintArguments),
+    /// Run scenario files: scripted faults, expectations, a verdict
+    Run(run::Arguments),
+    /// Find the fewest faults with which a scenario still fails
+    Shrink(shrink::Arguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
     Trace(trace::Arguments),
 }
@@ -99,6 +105,8 @@ fn main() -> ExitCode {
         #[cfg(unix)]
         Command::Explore(arguments) => explore::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
         Command::Why(arguments) => log::why(&arguments),
         Command::Lint(arguments) => log::lint(&arguments),

@@ -373,6 +373,11 @@ impl Hca {
         }
     }
 
+    /// Raises an asynchronous event that is nobody's in particular: of the port, or of the device.
+    pub fn raise(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
+        ctx.tell(Event::Raised { client: None, event });
+    }
+
     /// The peer at `destination` is gone: its connections fail.
     pub fn fail_link(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         let affected = self.queue_pairs.numbers(|qp| {

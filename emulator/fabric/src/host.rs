@@ -40,6 +40,8 @@ pub struct Host {
     pub(crate) wakes_at: Option<u64>,
     /// The port will be looked at when the line is free.
     pub(crate) port_waits: bool,
+    /// It stands still until this time.
+    pub(crate) stalled_until: u64,
 }
 
 impl Host {
@@ -62,6 +64,7 @@ impl Host {
             routes: BTreeMap::new(),
             wakes_at: None,
             port_waits: false,
+            stalled_until: 0,
         }
     }
 

@@ -381,10 +381,36 @@ impl<O: Observer> World<O> {
         self.agenda.peek().map(|Reverse((at, ..))| *at)
     }
 
+    /// Lets a host stand still until a time: its card neither sends nor hears, and what arrives waits.
+    pub fn stall(&mut self, id: HostId, until: Instant) {
+        let host = self.host_mut(id);
+        host.stalled_until = host.stalled_until.max(until.nanos());
+        // Whatever it wanted to send in the meantime, it looks again when it wakes.
+        self.schedule(until.nanos(), Happening::Line { host: id });
+    }
+
+    /// Whom something happens to, if it is a host.
+    fn host_of(&self, happening: &Happening) -> Option<HostId> {
+        match *happening {
+            Happening::Arrival { host, .. } | Happening::Line { host } | Happening::Timer { host } => {
+                Some(host)
+            }
+            Happening::Held { .. } => None,
+            Happening::Looped => self.looped.front().map(|(host, _)| *host),
+        }
+    }
+
     /// Lets the next thing happen. False if nothing is left.
     pub fn step(&mut self) -> bool {
         let Some(Reverse((at, _, happening))) = self.agenda.pop() else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
+        if let Some(host) = self.host_of(&happening) {
+            let until = self.host(host).stalled_until;
+            if until > at {
+                self.schedule(until, happening);
+                return true;
+            }
+        }
         match happening {
             Happening::Arrival { slot, host, cable, direction } => {
                 let frame = self.frames[slot as usize].take().expect("a frame arrives once");
@@ -399,7 +425,7 @@ impl<O: Observer> World<O> {
             }
             Happening::Timer { host } => {
                 let waiting = &mut self.host_mut(host).wakes_at;
-                if *waiting == Some(at) {
+                if waiting.is_some_and(|due| due <= at) {
                     *waiting = None;
                     self.with_card(host, |hca, ctx| hca.expire(ctx));
                 }
@@ -434,6 +460,9 @@ impl<O: Observer> World<O> {
 
     /// Gives the card of a host the chance to send, and sees to its timers.
     pub(crate) fn pump(&mut self, id: HostId) {
+        if self.host(id).stalled_until > self.now.nanos() {
+            return;
+        }
         loop {
             let now = self.now;
             let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];

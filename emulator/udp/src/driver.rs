@@ -11,7 +11,7 @@ use crate::{
     UnreachablePort, budget, charge,
 };
 use softhca_engine::{Context, Event, Gate, Hca, Instant, Memory, Run, Settings};
-use softhca_fabric::{Direction, Fault, Flow, Frame, Rule, Tally};
+use softhca_fabric::{Fault, Flow, Frame, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message};
 use softhca_wire::{Bth, Envelope, Gid, Icrc, ROCE_PORT};
 use std::collections::BTreeMap;
@@ -595,7 +595,7 @@ impl<M: Memory> Driver<M> {
             let frame = Frame { envelope, bytes: self.buffer[..run.bytes].to_vec() };
             let Driver { faults, witness, .. } = self;
             if let Some(faults) = faults {
-                faults.admit(now, Direction::Forward, frame, &mut **witness);
+                faults.admit(now, frame, &mut **witness);
             }
         }
         loop {

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 pub(crate) struct Faults {
     pub cable: Cable,
     pub flows: Flows,
+    /// Which way this card's end of the cable sends: a rule that names a direction says so.
+    direction: Direction,
     /// Frames that came out of the cable, by time and order.
     out: BTreeMap<(u64, u64), Frame>,
     serial: u64,
@@ -37,18 +39,20 @@ impl Faults {
         Faults {
             cable: Cable::new(Seed(seed), Line::default()),
             flows: Flows::new(),
+            direction: Direction::Forward,
             out: BTreeMap::new(),
             serial: 0,
         }
     }
 
     pub fn add_rule(&mut self, rule: Rule) {
+        self.direction = rule.selector.direction.unwrap_or(self.direction);
         self.cable.add_rule(rule);
     }
 
-    pub fn admit(&mut self, now: Instant, direction: Direction, frame: Frame, witness: &mut dyn Witness) {
-        let Faults { cable, flows, out, serial } = self;
-        cable.admit(now.nanos(), direction, frame, flows, &mut Exit { out, serial, now, witness });
+    pub fn admit(&mut self, now: Instant, frame: Frame, witness: &mut dyn Witness) {
+        let Faults { cable, flows, direction, out, serial } = self;
+        cable.admit(now.nanos(), *direction, frame, flows, &mut Exit { out, serial, now, witness });
     }
 
     pub fn expire(&mut self, now: Instant, witness: &mut dyn Witness) {

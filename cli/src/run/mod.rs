@@ -1,0 +1,259 @@
+//! `softhca run`: scenario files in virtual or in real time, for one seed or many.
+
+mod artefact;
+mod job;
+mod junit;
+mod tell;
+
+use crate::BAD_INPUT;
+use clap::{Args, ValueEnum};
+use job::{Job, Ran};
+use softhca_scenarios::{Problem, Scenario, Verdict};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// What `softhca run` takes.
+#[derive(Args)]
+#[command(
+    after_help = "Exit code: 0 if every expectation held, 1 if one did not, 2 if a file or an argument cannot \
+                        be used or a run could not be carried out."
+)]
+pub struct Arguments {
+    /// Scenario files, or folders of them; with --merge, JUnit files
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// In virtual time, or on real sockets
+    #[arg(long, value_enum, default_value = "sim")]
+    on: Place,
+    /// The seed; the file's unless said
+    #[arg(long, value_name = "N", conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Every seed from A to B, both included
+    #[arg(long, value_name = "A..B")]
+    seeds: Option<Seeds>,
+    /// Only the K-th of N equal parts of all runs
+    #[arg(long, value_name = "K/N")]
+    shard: Option<Shard>,
+    /// Give a parameter of the file a value; NAME=all for each of its values in turn
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    set: Vec<Setting>,
+    /// Write a JUnit report
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Merge JUnit reports into the one that --junit names, instead of running anything
+    #[arg(long, requires = "junit")]
+    merge: bool,
+    /// Write log, capture, ladder and result of every run into a folder
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// One JSON object per run instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+/// What time is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Place {
+    /// Virtual time.
+    Sim,
+    /// Real UDP sockets.
+    Udp,
+}
+
+impl Place {
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Place::Sim => "sim",
+            Place::Udp => "udp",
+        }
+    }
+}
+
+/// Seeds from one to another, both included.
+#[derive(Clone, Debug)]
+struct Seeds(RangeInclusive<u64>);
+
+impl FromStr for Seeds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Seeds, String> {
+        let ends = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        match ends {
+            Some((first, last)) if first <= last => Ok(Seeds(first..=last)),
+            Some(_) => Err("the range is empty".into()),
+            None => Err("seeds are written A..B, such as 1..1000".into()),
+        }
+    }
+}
+
+/// One part of several.
+#[derive(Clone, Copy, Debug)]
+struct Shard {
+    part: usize,
+    of: usize,
+}
+
+impl FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Shard, String> {
+        let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
+        match parts {
+            Some((part, of)) if 1 <= part && part <= of => Ok(Shard { part, of }),
+            Some(_) => Err("parts are counted from 1: 1/4, 2/4, 3/4, 4/4".into()),
+            None => Err("a part is written K/N, such as 1/4".into()),
+        }
+    }
+}
+
+/// A parameter and its value.
+#[derive(Clone, Debug)]
+pub struct Setting(pub String, pub String);
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Setting, String> {
+        match text.split_once('=') {
+            Some((name, value)) if !name.is_empty() => Ok(Setting(name.trim().into(), value.trim().into())),
+            _ => Err("a setting is written NAME=VALUE".into()),
+        }
+    }
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments) -> ExitCode {
+    if arguments.merge {
+        return merge(arguments);
+    }
+    let jobs = match jobs(arguments) {
+        Ok(jobs) => jobs,
+        Err(problems) => {
+            problems.iter().for_each(|problem| eprintln!("{problem}"));
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let mut teller = tell::Teller::new(&jobs, arguments.json, arguments.out.clone());
+    let mut ran = Vec::new();
+    job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: Ran| {
+        teller.tell(&jobs[index], &result);
+        ran.push((index, result.summary()));
+    });
+    teller.finish();
+    if let Some(path) = &arguments.junit {
+        let report = junit::report(&jobs, &ran);
+        if let Err(error) = fs::write(path, report) {
+            eprintln!("softhca run: cannot write {}: {error}", path.display());
+            return ExitCode::from(BAD_INPUT);
+        }
+    }
+    if let Some(why) = teller.trouble() {
+        eprintln!("softhca run: {why}");
+        return ExitCode::from(BAD_INPUT);
+    }
+    let has = |verdict| ran.iter().any(|(_, summary)| summary.verdict == verdict);
+    match (has(Verdict::Error), has(Verdict::Fail)) {
+        (true, _) => ExitCode::from(BAD_INPUT),
+        (false, true) => ExitCode::FAILURE,
+        (false, false) => ExitCode::SUCCESS,
+    }
+}
+
+/// Every run that is asked for, in order: files, then parameters, then seeds.
+fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
+    let mut problems = Vec::new();
+    let mut jobs = Vec::new();
+    let set: Vec<(String, String)> =
+        arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
+    for file in &arguments.files {
+        let paths = match scenario_files(file) {
+            Ok(paths) => paths,
+            Err(why) => {
+                problems.push(why);
+                continue;
+            }
+        };
+        for path in paths {
+            match read(&path).and_then(|scenario| {
+                let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
+                Ok((Arc::new(scenario), sweep))
+            }) {
+                Err(why) => problems.push(why),
+                Ok((scenario, sweep)) => {
+                    let seed = arguments.seed.unwrap_or(scenario.seed);
+                    let seeds = arguments.seeds.as_ref().map_or(seed..=seed, |seeds| seeds.0.clone());
+                    for values in sweep {
+                        let job = |seed| Job {
+                            scenario: scenario.clone(),
+                            set: values.clone(),
+                            seed,
+                            on: arguments.on,
+                        };
+                        jobs.extend(seeds.clone().map(job));
+                    }
+                }
+            }
+        }
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    if let Some(Shard { part, of }) = arguments.shard {
+        jobs = jobs.into_iter().skip(part - 1).step_by(of).collect();
+    }
+    Ok(jobs)
+}
+
+/// The file itself, or the scenario files of a folder.
+fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
+    if !path.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let entries = fs::read_dir(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .collect();
+    found.sort();
+    match found.is_empty() {
+        true => Err(format!("{}: the folder has no scenario files (*.toml)", path.display())),
+        false => Ok(found),
+    }
+}
+
+/// Reads and checks a scenario file.
+pub fn read(path: &Path) -> Result<Scenario, String> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
+    Scenario::read(&name, &text).map_err(|problem: Problem| problem.to_string())
+}
+
+fn merge(arguments: &Arguments) -> ExitCode {
+    let mut reports = Vec::new();
+    for path in &arguments.files {
+        match fs::read_to_string(path) {
+            Ok(text) => reports.push((path.display().to_string(), text)),
+            Err(error) => {
+                eprintln!("softhca run: {}: {error}", path.display());
+                return ExitCode::from(BAD_INPUT);
+            }
+        }
+    }
+    let path = arguments.junit.as_ref().expect("clap asks for it");
+    let written = junit::merge(&reports).and_then(|merged| {
+        fs::write(path, merged).map_err(|error| format!("cannot write {}: {error}", path.display()))
+    });
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("softhca run: {why}");
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}

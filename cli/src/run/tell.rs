@@ -1,0 +1,158 @@
+//! What people read of a run: the verdict in plain words, what each fault did, and the packets around a failure.
+
+use super::artefact;
+use super::job::{Job, Ran};
+use crate::terminal;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use softhca_scenarios::{Outcome, Verdict};
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+
+/// So many runs at most are told one by one; of more, only those that fail.
+const FEW: usize = 60;
+/// Without --out, so many failures leave something behind.
+const MOST_LEFT_BEHIND: usize = 10;
+
+/// Tells about runs as they end.
+pub struct Teller {
+    json: bool,
+    out: Option<PathBuf>,
+    few: bool,
+    bar: ProgressBar,
+    counts: [u64; 3],
+    left_behind: usize,
+    trouble: Option<String>,
+}
+
+impl Teller {
+    /// Nothing has run yet.
+    pub fn new(jobs: &[Job], json: bool, out: Option<PathBuf>) -> Teller {
+        let bar = match jobs.len() > 1 && io::stderr().is_terminal() {
+            true => ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr()),
+            false => ProgressBar::hidden(),
+        };
+        if let Ok(style) =
+            ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed} gone, {eta} to go {msg}")
+        {
+            bar.set_style(style);
+        }
+        let few = jobs.len() <= FEW;
+        Teller { json, out, few, bar, counts: [0; 3], left_behind: 0, trouble: None }
+    }
+
+    /// A run ended.
+    pub fn tell(&mut self, job: &Job, ran: &Ran) {
+        let verdict = ran.outcome.verdict;
+        self.counts[verdict as usize] += 1;
+        let folder = self.leave_behind(job, ran);
+        let text = match self.json {
+            true => serde_json::to_string(&job.line(ran)).unwrap_or_default() + "\n",
+            false if self.few || verdict != Verdict::Pass => told(job, ran, folder),
+            false => String::new(),
+        };
+        self.bar.suspend(|| {
+            let mut output = io::stdout().lock();
+            // Whoever reads may have seen enough.
+            let _ = output.write_all(text.as_bytes());
+        });
+        self.bar.inc(1);
+        let [_, failed, broken] = self.counts;
+        if failed + broken > 0 {
+            self.bar.set_message(format!("({} failed)", failed + broken));
+        }
+    }
+
+    fn leave_behind(&mut self, job: &Job, ran: &Ran) -> Option<PathBuf> {
+        let root = match &self.out {
+            Some(out) => out.clone(),
+            None if ran.outcome.verdict == Verdict::Pass || ran.outcome.artefacts.is_none() => return None,
+            None if self.left_behind == MOST_LEFT_BEHIND => return None,
+            None => std::env::temp_dir().join(format!("softhca-run-{}", std::process::id())),
+        };
+        self.left_behind += 1;
+        match artefact::write(&root, job, ran) {
+            Ok(folder) => Some(folder),
+            Err(error) => {
+                self.trouble.get_or_insert(format!("cannot write to {}: {error}", root.display()));
+                None
+            }
+        }
+    }
+
+    /// All have ended.
+    pub fn finish(&mut self) {
+        self.bar.finish_and_clear();
+        let [passed, failed, broken] = self.counts;
+        if !self.json && passed + failed + broken > 1 {
+            let mut line = format!("{passed} of {} runs passed", passed + failed + broken);
+            if failed > 0 {
+                line += &format!(", {failed} failed");
+            }
+            if broken > 0 {
+                line += &format!(", {broken} could not be carried out");
+            }
+            let _ = writeln!(io::stdout().lock(), "{line}");
+        }
+    }
+
+    /// What could not be written.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+}
+
+fn told(job: &Job, ran: &Ran, folder: Option<PathBuf>) -> String {
+    let outcome = &ran.outcome;
+    let word = match outcome.verdict {
+        Verdict::Pass => "pass",
+        Verdict::Fail => "FAIL",
+        Verdict::Error => "ERROR",
+    };
+    let mut text = format!("{word}  {}  ({}, seed {}", job.scenario.title, job.scenario.name(), job.seed);
+    for (name, value) in &ran.values {
+        text += &format!(", {name} = {value}");
+    }
+    text += ")\n";
+    if let Some(error) = &outcome.error {
+        text += &format!("      {}\n", error.replace('\n', "\n      "));
+    }
+    for rule in &outcome.rules {
+        let times = match rule.fired {
+            0 => "never happened".to_owned(),
+            1 => "happened once".to_owned(),
+            n => format!("happened {n} times"),
+        };
+        text += &format!("      fault {:?} {times}\n", rule.name);
+    }
+    for expectation in &outcome.expectations {
+        let mark = if expectation.held { "held  " } else { "BROKEN" };
+        text += &format!("      {mark} {}", expectation.text);
+        text += &format!(": {}\n", expectation.detail);
+    }
+    for skipped in &outcome.skipped {
+        text += &format!("      not checked: {}: {}\n", skipped.text, skipped.why);
+    }
+    for (workload, rate) in &outcome.goodput {
+        text += &format!("      goodput of {workload}: {}\n", softhca_scenarios::quantity::Rate(*rate));
+    }
+    if outcome.verdict == Verdict::Fail {
+        text += &excerpt(outcome);
+    }
+    if let Some(folder) = folder {
+        text += &format!("      written: {}\n", folder.display());
+    }
+    if outcome.verdict != Verdict::Pass {
+        text += &format!("      replay: {}\n", job.replay());
+    }
+    text
+}
+
+/// The packets around the first expectation that did not hold.
+fn excerpt(outcome: &Outcome) -> String {
+    let around = outcome.failures().find_map(|failure| failure.around.as_ref());
+    let (Some(around), Some(artefacts)) = (around, &outcome.artefacts) else { return String::new() };
+    match artefacts.around(around, terminal::style()) {
+        Some(ladder) => format!("\n{ladder}\n"),
+        None => String::new(),
+    }
+}

@@ -1,0 +1,184 @@
+//! `softhca run` and `softhca shrink` as programs see them: exit codes, JSON lines, reports, shards.
+
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn softhca(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_softhca")).args(arguments).output().expect("the command starts")
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("it ended by itself")
+}
+
+fn lines(output: &Output) -> Vec<Value> {
+    let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+    text.lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
+}
+
+/// A folder of its own for a test.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{name}"));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).expect("a folder");
+    folder
+}
+
+fn library(name: &str) -> String {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
+    root.join("scenarios/library").join(name).display().to_string()
+}
+
+const LOSS: &str = "fatal-lost-write-middle.toml";
+
+/// The scenario of the library with an expectation that cannot hold.
+fn broken(folder: &Path) -> String {
+    let text = fs::read_to_string(library(LOSS)).expect("a scenario");
+    let path = folder.join("broken.toml");
+    let more = "\n[[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
+    fs::write(&path, text + more).expect("a file");
+    path.display().to_string()
+}
+
+#[test]
+fn a_run_is_one_json_object_with_the_keys_of_the_contract() {
+    let path = library(LOSS);
+    let output = softhca(&["run", "--json", &path]);
+    assert_eq!(code(&output), 0, "{}", String::from_utf8_lossy(&output.stdout));
+    let [line] = &lines(&output)[..] else { panic!("one line") };
+    assert_eq!(line["scenario"], path.as_str());
+    assert_eq!(line["seed"], 1);
+    assert_eq!(line["on"], "sim");
+    assert_eq!(line["verdict"], "pass");
+    assert_eq!(line["trace_sha256"].as_str().expect("a digest").len(), 64);
+    assert_eq!(line["replay"], format!("softhca run {path} --seed 1"));
+    assert_eq!(
+        line["rules"][0],
+        serde_json::json!({"name": "lose the second packet", "fired": 1, "optional": false})
+    );
+    assert!(
+        line["expectations"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .all(|one| one["held"] == true && one["detail"].is_string())
+    );
+}
+
+#[test]
+fn a_failure_is_told_with_its_packets_and_exits_with_one() {
+    let folder = folder("failure");
+    let output = softhca(&["run", &broken(&folder), "--out", &folder.join("out").display().to_string()]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(code(&output), 1, "{text}");
+    for words in [
+        "FAIL",
+        "BROKEN alice.1: a work request completes with success",
+        "NAK sequence error +1",
+        "dropped by",
+        "replay: softhca run",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in:\n{text}");
+    }
+    let kept = folder.join("out/broken/seed-1");
+    for name in ["events.jsonl", "capture.pcapng", "ladder.txt", "result.json"] {
+        assert!(kept.join(name).metadata().is_ok_and(|file| file.len() > 0), "{name}");
+    }
+}
+
+#[test]
+fn the_digest_is_that_of_the_log_that_out_writes() {
+    let folder = folder("digest");
+    let output = softhca(&[
+        "run",
+        "--json",
+        &library(LOSS),
+        "--seeds",
+        "1..3",
+        "--out",
+        &folder.display().to_string(),
+    ]);
+    assert_eq!(code(&output), 0);
+    let digests: BTreeSet<String> = lines(&output)
+        .iter()
+        .map(|line| line["trace_sha256"].as_str().expect("a digest").to_owned())
+        .collect();
+    assert_eq!(digests.len(), 3, "seeds differ in keys and PSNs");
+    for line in lines(&output) {
+        let log = folder.join(format!("fatal-lost-write-middle/seed-{}/events.jsonl", line["seed"]));
+        let sum = Command::new("sha256sum").arg(&log).output();
+        // Not every machine has the program; the digest of the log is compared where there is one.
+        if let Ok(sum) = sum {
+            let sum = String::from_utf8_lossy(&sum.stdout).into_owned();
+            assert!(sum.starts_with(line["trace_sha256"].as_str().expect("a digest")), "{sum}");
+        }
+    }
+}
+
+#[test]
+fn bad_input_exits_with_two_before_anything_runs() {
+    let folder = folder("input");
+    let path = folder.join("bad.toml");
+    fs::write(&path, "title = \"t\"\n[hosts]\nalice = {}\n[[stepp]]\n").expect("a file");
+    let bad = path.display().to_string();
+    let output = softhca(&["run", "--json", &library(LOSS), &bad]);
+    assert_eq!(code(&output), 2);
+    assert!(output.stdout.is_empty(), "nothing may run");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        message.contains("bad.toml:4:3: unknown field `stepp`") && message.contains("did you mean `step`?"),
+        "{message}"
+    );
+    assert_eq!(code(&softhca(&["run", "no such file"])), 2);
+    assert_eq!(code(&softhca(&["run", &library(LOSS), "--shard", "3/2"])), 2);
+    assert_eq!(code(&softhca(&["run", &library(LOSS), "--set", "x=1"])), 2);
+}
+
+#[test]
+fn shards_are_a_partition() {
+    let path = library("gbn-random-loss.toml");
+    let run = |shard: &str| {
+        let output = softhca(&["run", "--json", &path, "--seeds", "1..7", "--shard", shard]);
+        assert_eq!(code(&output), 0);
+        lines(&output).iter().map(|line| line["seed"].as_u64().expect("a seed")).collect::<Vec<_>>()
+    };
+    let mut all = [run("1/3"), run("2/3"), run("3/3")].concat();
+    all.sort_unstable();
+    assert_eq!(all, [1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_sweep_runs_every_value() {
+    let output = softhca(&["run", "--json", &library("gbn-random-loss.toml"), "--set", "loss=all"]);
+    assert_eq!(code(&output), 0);
+    let values: Vec<Value> = lines(&output).iter().map(|line| line["parameters"]["loss"].clone()).collect();
+    assert_eq!(values, ["0.001", "0.01", "0.05"]);
+}
+
+#[test]
+fn junit_reports_are_written_and_merged() {
+    let folder = folder("junit");
+    let at = |name: &str| folder.join(name).display().to_string();
+    assert_eq!(code(&softhca(&["run", &library(LOSS), "--seeds", "1..2", "--junit", &at("1.xml")])), 0);
+    assert_eq!(code(&softhca(&["run", &broken(&folder), "--junit", &at("2.xml")])), 1);
+    assert_eq!(code(&softhca(&["run", "--merge", "--junit", &at("all.xml"), &at("1.xml"), &at("2.xml")])), 0);
+    let merged = fs::read_to_string(at("all.xml")).expect("a report");
+    assert!(merged.contains("tests=\"3\" failures=\"1\" errors=\"0\""), "{merged}");
+    assert_eq!(merged.matches("<testcase ").count(), 3);
+    assert!(merged.contains("replay: softhca run"), "{merged}");
+    assert_eq!(code(&softhca(&["run", "--merge", "--junit", &at("x.xml"), &library(LOSS)])), 2);
+}
+
+#[test]
+fn shrink_names_the_fault_that_matters() {
+    let folder = folder("shrink");
+    let output = softhca(&["shrink", &broken(&folder), "--seed", "5"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(code(&output), 0, "{text}");
+    assert!(text.contains("1 of 1 faults are enough") && text.contains("lose the second packet"), "{text}");
+    let fine = softhca(&["shrink", &library("rnr-recovers.toml")]);
+    assert_eq!(code(&fine), 1);
+}

@@ -1,0 +1,99 @@
+//! The language: a scenario file as serde reads it. Nothing here knows whether names exist; `plan` checks that.
+
+mod expect;
+mod fault;
+mod setting;
+mod workload;
+
+pub use expect::{
+    AreaName, CompletedName, CompletionExpectation, CounterExpectation, EventExpectation, Expect,
+    FairnessExpectation, FinishExpectation, GoodputExpectation, Invariant, LatencyExpectation,
+    MemoryExpectation, OrderStep, PacketExpectation, PauseExpectation, StateExpectation, SwitchExpectation,
+    VerbsExpectation,
+};
+pub use fault::{
+    Action, BurstSpec, CallName, ClassName, CmName, Corruption, DownSpec, Errno, Fault, FieldName, FlapSpec,
+    LuminaEvent, LuminaKind, Match, NakName, OneOrMany, RaisedName, ReorderSpec, RewriteSpec, StatusName,
+    StormSpec, Ways,
+};
+pub use setting::{
+    AccessRight, AcksName, Congestion, CongestionName, ConnectionSpec, DeviceSpec, EcnSpec, Host, Link, Pair,
+    Parameter, PfcSpec, RecoveryName, StateName, SwitchSpec, Topology, TransportName, WatchdogSpec,
+};
+pub use workload::{
+    AtomicSpec, CommandSpec, Flavour, Incast, KeyValue, ModifySpec, OperationName, Permutation, PingPong,
+    Placement, ReceiveSpec, Step, Stream, TransferSpec, Workload,
+};
+
+use crate::quantity::Time;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+
+/// A SoftHCA scenario: hosts, what they do, what goes wrong, and what must come of it.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct File {
+    /// What the scenario shows, in one sentence.
+    pub title: String,
+    /// More words about it.
+    #[serde(default)]
+    pub description: String,
+    /// The seed unless the command line gives one.
+    #[serde(default = "one")]
+    pub seed: u64,
+    /// When the run is cut off; without it the run goes on until nothing is left to happen.
+    pub ends: Option<Time>,
+    /// Values that `--set` or the seed may change; `"$name"` anywhere in the file stands for one.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Parameter>,
+    /// Settings of every card, unless a host says otherwise.
+    #[serde(default)]
+    pub device: DeviceSpec,
+    /// Settings of every connection, unless a pair says otherwise.
+    #[serde(default)]
+    pub connection: ConnectionSpec,
+    /// The hosts by name. `"h[1..4]"` stands for h1, h2, h3 and h4.
+    pub hosts: BTreeMap<String, Host>,
+    /// Switches by name.
+    #[serde(default)]
+    pub switches: BTreeMap<String, SwitchSpec>,
+    /// Cables between all hosts in a well-known shape, instead of one by one.
+    pub topology: Option<Topology>,
+    /// Cables, one by one.
+    #[serde(default)]
+    pub link: Vec<Link>,
+    /// Pairs of queue pairs that are connected before the run begins.
+    #[serde(default)]
+    pub pair: Vec<Pair>,
+    /// Single work requests and changes of state, each at its time.
+    #[serde(default)]
+    pub step: Vec<Step>,
+    /// Traffic of a well-known shape.
+    #[serde(default)]
+    pub workload: Vec<Workload>,
+    /// What goes wrong.
+    #[serde(default)]
+    pub fault: Vec<Fault>,
+    /// Faults in the notation of Lumina: relative queue pair, relative PSN, iteration.
+    #[serde(default)]
+    pub data_pkt_events: Vec<LuminaEvent>,
+    /// What must come of it.
+    #[serde(default)]
+    pub expect: Vec<Expect>,
+    /// What must hold at every moment.
+    #[serde(default)]
+    pub invariants: Vec<Invariant>,
+}
+
+const fn one() -> u64 {
+    1
+}
+
+/// The JSON Schema of scenario files, as `scenarios/schema.json` holds it.
+pub fn schema() -> String {
+    let schema = schemars::schema_for!(File);
+    let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");
+    text.push('\n');
+    text
+}

@@ -1,0 +1,439 @@
+//! Hosts, cables, switches, connections and parameters.
+
+use crate::quantity::{Numbers, Rate, Share, Size, Time};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+/// A value that may be changed from outside of the file.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Parameter {
+    /// The value unless something else is asked for.
+    #[schemars(with = "serde_json::Value")]
+    pub default: toml::Value,
+    /// The values of a sweep (`--set name=all`), and the only ones allowed.
+    #[serde(default)]
+    #[schemars(with = "Vec<serde_json::Value>")]
+    pub values: Vec<toml::Value>,
+    /// The values of a sweep as a range of whole numbers, both ends included.
+    pub range: Option<Numbers>,
+    /// The step of the range.
+    #[serde(default = "step")]
+    pub step: u64,
+    /// Every seed picks a value of its own.
+    #[serde(default)]
+    pub by_seed: bool,
+}
+
+const fn step() -> u64 {
+    1
+}
+
+/// What a lost packet does to a reliable connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum RecoveryName {
+    /// It ends the connection.
+    Fatal,
+    /// The requester sends everything since the loss again.
+    GoBackN,
+    /// The requester sends the whole message again.
+    #[serde(rename = "go-back-0")]
+    GoBack0,
+}
+
+/// How many acknowledgements a responder sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AcksName {
+    /// One for each packet that asks.
+    Each,
+    /// One for all that came before it was sent.
+    Coalesce,
+}
+
+/// The settings of a card.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct DeviceSpec {
+    /// What a lost packet does; `fatal` unless said.
+    pub recovery: Option<RecoveryName>,
+    /// How many acknowledgements are sent; `each` unless said.
+    pub acks: Option<AcksName>,
+    /// Whether end-to-end credits are used.
+    pub credits: Option<bool>,
+    /// Packets without an acknowledgement request after which one is made in the middle of a message.
+    pub ack_request_every: Option<u32>,
+    /// How senders react to congestion.
+    pub congestion: Option<Congestion>,
+    /// How much a card's receive pipeline holds before it sends pauses or drops.
+    pub receive_buffer: Option<Size>,
+    /// How fast a card's receive pipeline empties.
+    pub receive_rate: Option<Rate>,
+}
+
+/// A host.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Host {
+    /// Its address; 10.0.0.1, 10.0.0.2, … in the order of names unless said. Real time uses loopback addresses.
+    pub address: Option<std::net::IpAddr>,
+    /// What a lost packet does.
+    pub recovery: Option<RecoveryName>,
+    /// How many acknowledgements are sent.
+    pub acks: Option<AcksName>,
+    /// Whether end-to-end credits are used.
+    pub credits: Option<bool>,
+    /// Packets without an acknowledgement request after which one is made in the middle of a message.
+    pub ack_request_every: Option<u32>,
+    /// How senders react to congestion.
+    pub congestion: Option<Congestion>,
+    /// How much the card's receive pipeline holds before it sends pauses or drops.
+    pub receive_buffer: Option<Size>,
+    /// How fast the card's receive pipeline empties: a slow receiver.
+    pub receive_rate: Option<Rate>,
+}
+
+/// How senders react to congestion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CongestionName {
+    /// Not at all.
+    Off,
+    /// DCQCN: receivers answer marks with CNPs, senders slow down.
+    Dcqcn,
+}
+
+/// Congestion control with its parameters; those of the DCQCN paper unless said.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Congestion {
+    /// Which.
+    pub control: CongestionName,
+    /// The least time between two CNPs of a flow.
+    pub cnp_interval: Option<Time>,
+    /// How often the estimate of congestion decays without a CNP.
+    pub alpha_timer: Option<Time>,
+    /// How often the rate rises by time.
+    pub rate_timer: Option<Time>,
+    /// After how many bytes the rate rises by volume.
+    pub byte_counter: Option<Size>,
+    /// Steps of fast recovery.
+    pub fast_recovery: Option<u32>,
+    /// The additive increase.
+    pub additive_increase: Option<Rate>,
+    /// The hyper increase.
+    pub hyper_increase: Option<Rate>,
+    /// The weight of a mark in the estimate, as `1/n`.
+    pub gain: Option<Share>,
+    /// The rate that flows begin with; the line's unless said.
+    pub initial_rate: Option<Rate>,
+    /// The lowest rate.
+    pub minimum_rate: Option<Rate>,
+}
+
+/// A cable.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Link {
+    /// Its two ends: hosts or switches.
+    pub between: [String; 2],
+    /// How long a bit takes from end to end.
+    #[serde(default = "microsecond")]
+    pub delay: Time,
+    /// How fast bits leave the sender; at once unless said.
+    pub rate: Option<Rate>,
+    /// The most bytes of an IP packet; larger ones are lost.
+    pub mtu: Option<u32>,
+}
+
+const fn microsecond() -> Time {
+    Time(1_000)
+}
+
+/// A switch.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct SwitchSpec {
+    /// The memory that all its queues share.
+    pub buffer: Option<Size>,
+    /// When it marks packets.
+    pub ecn: Option<EcnSpec>,
+    /// When it pauses its neighbours.
+    pub pfc: Option<PfcSpec>,
+    /// What it does about a neighbour that pauses it for ever.
+    pub watchdog: Option<WatchdogSpec>,
+}
+
+/// Random marking between two queue lengths.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EcnSpec {
+    /// Below this queue length nothing is marked.
+    pub kmin: Size,
+    /// Above this queue length everything is marked.
+    pub kmax: Size,
+    /// The probability of a mark just below `kmax`.
+    pub pmax: Share,
+}
+
+/// Priority flow control.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct PfcSpec {
+    /// The lossless priorities; all eight unless said.
+    pub priorities: Option<Vec<u8>>,
+    /// Bytes of a port and priority from which the neighbour is paused.
+    pub xoff: Size,
+    /// Bytes below which it may go on.
+    pub xon: Size,
+    /// Room for what is on its way when the pause is sent.
+    pub headroom: Option<Size>,
+}
+
+/// The PFC watchdog.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct WatchdogSpec {
+    /// How long a queue may be paused without a break.
+    pub detect: Time,
+    /// How long its pauses are then ignored and its packets dropped.
+    pub restore: Time,
+}
+
+/// A well-known shape of cables.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub enum Topology {
+    /// Two hosts and a cable.
+    Pair {
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave the sender.
+        rate: Option<Rate>,
+    },
+    /// All hosts on one switch.
+    Star {
+        /// The switch; one with the default settings unless it is named and described.
+        #[serde(default = "switch")]
+        switch: String,
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave the sender.
+        rate: Option<Rate>,
+    },
+    /// Two switches with a cable between them, hosts on either side.
+    Dumbbell {
+        /// The hosts on the left.
+        left: Vec<String>,
+        /// The hosts on the right.
+        right: Vec<String>,
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave a host.
+        rate: Option<Rate>,
+        /// How fast bits leave a switch towards the other.
+        bottleneck: Option<Rate>,
+    },
+    /// Leaf switches with hosts, every leaf connected to every spine.
+    LeafSpine {
+        /// How many leaves; hosts are dealt out in the order of their names.
+        leaves: u32,
+        /// How many spines.
+        spines: u32,
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave a host.
+        rate: Option<Rate>,
+        /// How fast bits leave a leaf towards a spine and back.
+        uplink: Option<Rate>,
+    },
+    /// Switches in a circle, a share of the hosts on each; packets go round clockwise.
+    Ring {
+        /// How many switches.
+        switches: u32,
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave the sender.
+        rate: Option<Rate>,
+    },
+    /// A three-tier fat tree of k-port switches.
+    FatTree {
+        /// Ports per switch; the tree has room for k³/4 hosts.
+        k: u32,
+        /// How long a bit takes.
+        #[serde(default = "microsecond")]
+        delay: Time,
+        /// How fast bits leave the sender.
+        rate: Option<Rate>,
+    },
+}
+
+fn switch() -> String {
+    "switch".into()
+}
+
+/// The transport of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TransportName {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// A right that peers have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum AccessRight {
+    /// The card may write for local operations.
+    LocalWrite,
+    /// Peers may write.
+    RemoteWrite,
+    /// Peers may read.
+    RemoteRead,
+    /// Peers may do atomics.
+    RemoteAtomic,
+}
+
+/// How queue pairs are connected.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ConnectionSpec {
+    /// The transport; `rc` unless said.
+    pub transport: Option<TransportName>,
+    /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096; 1024 unless said.
+    pub mtu: Option<u32>,
+    /// The exponent of 4.096 µs that an acknowledgement may take; 14 unless said, 0 for ever.
+    pub timeout: Option<u8>,
+    /// How often to try again; 7 unless said.
+    pub retry_count: Option<u8>,
+    /// How often to try again when no receive is posted; 7, for ever, unless said.
+    pub rnr_retry: Option<u8>,
+    /// The code of the wait that a peer without a receive asks for (0 to 31); 12, 0.64 ms, unless said.
+    pub min_rnr_timer: Option<u8>,
+    /// Reads and atomics outstanding, each way; 16 unless said.
+    pub reads: Option<u8>,
+    /// The first PSN of each side; drawn from the seed unless said.
+    pub first_psn: Option<[u32; 2]>,
+    /// What each side's memory and queue pair allow; everything unless said.
+    pub access: Option<Vec<AccessRight>>,
+    /// Receives that each side posts at the start and again whenever one is used.
+    pub receives: Option<u32>,
+    /// Bytes of each of them; as many as the largest message unless said.
+    pub receive_bytes: Option<Size>,
+    /// The priority: the upper three bits of the DSCP.
+    pub priority: Option<u8>,
+    /// Whether packets say that their sender understands congestion marks.
+    pub ecn: Option<bool>,
+    /// Send work requests that may wait; 128 unless said.
+    pub sends: Option<u32>,
+    /// Completions that the queue holds; enough for everything unless said.
+    pub completions: Option<u32>,
+    /// The most that this connection sends.
+    pub rate_limit: Option<Rate>,
+}
+
+/// Two connected queue pairs.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Pair {
+    /// Their names: the host, a dot and a number.
+    pub qps: [String; 2],
+    /// The transport; `rc` unless said.
+    pub transport: Option<TransportName>,
+    /// Payload bytes per packet.
+    pub mtu: Option<u32>,
+    /// The exponent of 4.096 µs that an acknowledgement may take.
+    pub timeout: Option<u8>,
+    /// How often to try again.
+    pub retry_count: Option<u8>,
+    /// How often to try again when no receive is posted.
+    pub rnr_retry: Option<u8>,
+    /// The code of the wait that a peer without a receive asks for.
+    pub min_rnr_timer: Option<u8>,
+    /// Reads and atomics outstanding, each way.
+    pub reads: Option<u8>,
+    /// The first PSN of each side.
+    pub first_psn: Option<[u32; 2]>,
+    /// What each side's memory and queue pair allow.
+    pub access: Option<Vec<AccessRight>>,
+    /// Receives that each side posts at the start and again whenever one is used.
+    pub receives: Option<u32>,
+    /// Bytes of each of them.
+    pub receive_bytes: Option<Size>,
+    /// The priority: the upper three bits of the DSCP.
+    pub priority: Option<u8>,
+    /// Whether packets say that their sender understands congestion marks.
+    pub ecn: Option<bool>,
+    /// Send work requests that may wait.
+    pub sends: Option<u32>,
+    /// Completions that the queue holds.
+    pub completions: Option<u32>,
+    /// The most that this connection sends.
+    pub rate_limit: Option<Rate>,
+}
+
+impl Pair {
+    /// What the pair says of its connection.
+    pub fn connection(&self) -> ConnectionSpec {
+        let Pair {
+            qps: _,
+            transport,
+            mtu,
+            timeout,
+            retry_count,
+            rnr_retry,
+            min_rnr_timer,
+            reads,
+            first_psn,
+            ..
+        } = self;
+        ConnectionSpec {
+            transport: *transport,
+            mtu: *mtu,
+            timeout: *timeout,
+            retry_count: *retry_count,
+            rnr_retry: *rnr_retry,
+            min_rnr_timer: *min_rnr_timer,
+            reads: *reads,
+            first_psn: *first_psn,
+            access: self.access.clone(),
+            receives: self.receives,
+            receive_bytes: self.receive_bytes,
+            priority: self.priority,
+            ecn: self.ecn,
+            sends: self.sends,
+            completions: self.completions,
+            rate_limit: self.rate_limit,
+        }
+    }
+}
+
+/// The state of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StateName {
+    /// RESET.
+    Reset,
+    /// INIT.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue drained.
+    Sqd,
+    /// Send queue error.
+    Sqe,
+    /// Error.
+    Error,
+}

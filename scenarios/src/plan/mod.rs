@@ -1,0 +1,553 @@
+//! A scenario with every name resolved and every claim checked: what a driver carries out.
+
+mod build;
+mod check;
+mod network;
+mod reach;
+mod rules;
+mod words;
+
+pub(crate) use build::build;
+pub use check::{Bound, Check, CompletionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject};
+
+use crate::language::{
+    Action as Spoken, CallName, EcnSpec, Errno, Invariant, PfcSpec, Placement, RaisedName, StatusName,
+    WatchdogSpec,
+};
+use crate::parameters::Values;
+use softhca_engine::{QpKind, Settings, State};
+use softhca_fabric::{Action, Cut, Line, Repeat, Role, Rule, RuleId};
+use softhca_queue::Access;
+use softhca_wire::{Mtu, Psn, RnrTimer};
+use std::net::IpAddr;
+
+/// Everything that one run needs to know.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// What the scenario shows.
+    pub title: String,
+    /// The seed of this run.
+    pub seed: u64,
+    /// The parameters of this run.
+    pub values: Values,
+    /// When the run is cut off.
+    pub ends_ns: Option<u64>,
+    /// The hosts, in the order of their names.
+    pub hosts: Vec<HostPlan>,
+    /// The switches, in the order of their names.
+    pub switches: Vec<SwitchPlan>,
+    /// The cables.
+    pub cables: Vec<CablePlan>,
+    /// The queue pairs; the n-th has role n + 1.
+    pub qps: Vec<QpPlan>,
+    /// How they are connected.
+    pub pairs: Vec<PairPlan>,
+    /// Single steps.
+    pub steps: Vec<StepPlan>,
+    /// Traffic that goes on.
+    pub flows: Vec<FlowPlan>,
+    /// The names of workloads.
+    pub workloads: Vec<String>,
+    /// Programs to run, in real time.
+    pub commands: Vec<CommandPlan>,
+    /// What goes wrong.
+    pub faults: Vec<FaultPlan>,
+    /// Rules that only count, for expectations about packets.
+    pub counts: Vec<CountPlan>,
+    /// What must come of it.
+    pub expectations: Vec<Expectation>,
+    /// What must hold at every moment.
+    pub invariants: Vec<Invariant>,
+}
+
+impl Plan {
+    /// The role of a queue pair.
+    pub const fn role(qp: usize) -> Role {
+        Role(qp as u32 + 1)
+    }
+
+    /// The queue pair of a role.
+    pub const fn of_role(role: Role) -> usize {
+        role.0 as usize - 1
+    }
+
+    /// The pair of a queue pair.
+    pub fn pair_of(&self, qp: usize) -> &PairPlan {
+        &self.pairs[self.qps[qp].pair]
+    }
+
+    /// What real time cannot check: the sentences of expectations about time.
+    pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
+        self.expectations.iter().filter(|expectation| expectation.is_timed)
+    }
+
+    /// Why real sockets cannot carry this out, if they cannot.
+    pub fn needs_virtual_time(&self) -> Option<&'static str> {
+        if !self.switches.is_empty() {
+            return Some("switches exist in virtual time only");
+        }
+        if self.flows.iter().any(|flow| flow.count.is_none()) {
+            return Some("a workload without a count ends by virtual time only");
+        }
+        let cables_of =
+            |host| self.cables.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
+        if (0..self.hosts.len()).any(|host| cables_of(host) > 1) {
+            return Some("a card on real sockets has one cable");
+        }
+        if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
+            return Some("the memory of a real process stays where it is");
+        }
+        for fault in &self.faults {
+            match &fault.kind {
+                FaultKind::Timed {
+                    what:
+                        Disturbance::NoReceives { .. }
+                        | Disturbance::SlowReceiver { .. }
+                        | Disturbance::Kill { .. },
+                    ..
+                } => {}
+                FaultKind::Timed { .. } => return Some("links and hosts fail at a virtual time only"),
+                FaultKind::Packets { rule, .. } => {
+                    if matches!(rule.action, Action::LinkDown { cut: Cut::BothWays, .. }) {
+                        return Some("a real cable goes down one way only: each card has its own end");
+                    }
+                }
+                FaultKind::Completions { .. } | FaultKind::Calls { .. } => {}
+            }
+        }
+        None
+    }
+}
+
+/// A host.
+#[derive(Clone, Debug)]
+pub struct HostPlan {
+    /// Its name.
+    pub name: String,
+    /// Its address in virtual time.
+    pub address: IpAddr,
+    /// The settings of its card, without the seed.
+    pub settings: Settings,
+}
+
+/// A switch.
+#[derive(Clone, Debug)]
+pub struct SwitchPlan {
+    /// Its name.
+    pub name: String,
+    /// The memory that all its queues share.
+    pub buffer: Option<u64>,
+    /// When it marks.
+    pub ecn: Option<EcnSpec>,
+    /// When it pauses.
+    pub pfc: Option<PfcSpec>,
+    /// What it does about endless pauses.
+    pub watchdog: Option<WatchdogSpec>,
+}
+
+/// An end of a cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Node {
+    /// A host, by its place in the plan.
+    Host(usize),
+    /// A switch, by its place in the plan.
+    Switch(usize),
+}
+
+/// A cable.
+#[derive(Clone, Debug)]
+pub struct CablePlan {
+    /// Its two ends; forward leads from the first to the second.
+    pub ends: [Node; 2],
+    /// Its physics.
+    pub line: Line,
+}
+
+/// A queue pair.
+#[derive(Clone, Debug)]
+pub struct QpPlan {
+    /// Its name.
+    pub name: String,
+    /// Its host.
+    pub host: usize,
+    /// The queue pair at the other end.
+    pub peer: usize,
+    /// Its pair.
+    pub pair: usize,
+}
+
+/// Two queue pairs and how they are connected.
+#[derive(Clone, Debug)]
+pub struct PairPlan {
+    /// The two.
+    pub qps: [usize; 2],
+    /// What they are.
+    pub kind: QpKind,
+    /// Payload bytes per packet.
+    pub mtu: Mtu,
+    /// The exponent of the ack timeout.
+    pub timeout: u8,
+    /// Retries.
+    pub retry_count: u8,
+    /// Retries when no receive is posted.
+    pub rnr_retry: u8,
+    /// The wait when no receive is posted.
+    pub min_rnr_timer: RnrTimer,
+    /// Reads and atomics outstanding.
+    pub reads: u8,
+    /// The first PSNs.
+    pub psns: [Psn; 2],
+    /// What each side allows.
+    pub access: Access,
+    /// Receives that each side keeps posted.
+    pub receives: u32,
+    /// Bytes of each.
+    pub receive_bytes: u32,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Send work requests that may wait.
+    pub sends: u32,
+    /// Completions that the queue holds.
+    pub completions: u32,
+    /// Bytes of each of the four areas of a queue pair's memory.
+    pub area: u64,
+    /// The most that it sends, in bits per second; 0 without a limit.
+    pub rate_limit: u64,
+}
+
+/// The four areas of a queue pair's memory, in this order, each as large as the largest message needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Area {
+    /// What it sends.
+    Source,
+    /// What peers write, read and change.
+    Target,
+    /// What it receives.
+    Received,
+    /// What it read from its peer.
+    Fetched,
+}
+
+impl Area {
+    /// Where an area begins, if each has this size.
+    pub const fn start(self, size: u64) -> u64 {
+        self as u64 * size
+    }
+}
+
+/// What a work request does, in terms of areas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Two-sided data.
+    Send {
+        /// Four bytes for the receiver.
+        immediate: Option<u32>,
+    },
+    /// One-sided data.
+    Write {
+        /// Four bytes for the receiver.
+        immediate: Option<u32>,
+    },
+    /// The peer's memory.
+    Read,
+    /// Swap if equal.
+    CompareSwap {
+        /// What must be there.
+        compare: u64,
+        /// What is put there.
+        swap: u64,
+    },
+    /// Add.
+    FetchAdd {
+        /// How much.
+        add: u64,
+    },
+}
+
+/// A send work request, ready for any card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// What it does.
+    pub job: Job,
+    /// How much data.
+    pub bytes: u32,
+    /// Where in its own area.
+    pub offset: u64,
+    /// Where in the peer's target area.
+    pub remote_offset: u64,
+    /// Whether the remote address is right.
+    pub remote: Placement,
+    /// Report success.
+    pub signaled: bool,
+    /// Wait for earlier reads.
+    pub fence: bool,
+    /// Ask for an event at the receiver.
+    pub solicited: bool,
+    /// The data travels in the request.
+    pub inline: bool,
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Deed {
+    /// Posts a work request.
+    Post(Work),
+    /// Posts a receive.
+    Receive {
+        /// Room.
+        bytes: u32,
+        /// Where in its area.
+        offset: u64,
+    },
+    /// Changes the state.
+    Modify {
+        /// To this.
+        state: State,
+        /// And raises an event when drained.
+        notify_drained: bool,
+    },
+    /// Destroys the queue pair.
+    Destroy,
+    /// Takes its memory away.
+    Unmap,
+    /// Deregisters its memory.
+    Deregister,
+    /// Changes what its memory allows.
+    Reregister(Access),
+}
+
+/// A step.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    /// Its name.
+    pub name: Option<String>,
+    /// When, or how long after `after`.
+    pub at_ns: u64,
+    /// The step before it.
+    pub after: Option<usize>,
+    /// Who does it.
+    pub qp: usize,
+    /// How often.
+    pub repeat: u32,
+    /// What.
+    pub deed: Deed,
+}
+
+/// What a flow posts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FlowKind {
+    /// The same over and over.
+    Same(Job),
+    /// A message, and an answer from the peer before the next.
+    PingPong,
+    /// Reads and writes of records.
+    KeyValue {
+        /// How many records.
+        keys: u64,
+        /// The share of reads, per billion.
+        reads: u32,
+    },
+}
+
+/// Traffic of one queue pair that goes on.
+#[derive(Clone, Debug)]
+pub struct FlowPlan {
+    /// The workload that it belongs to.
+    pub workload: usize,
+    /// Who posts.
+    pub qp: usize,
+    /// What.
+    pub kind: FlowKind,
+    /// Bytes of each message.
+    pub bytes: u32,
+    /// How many messages.
+    pub count: Option<u64>,
+    /// How many at once.
+    pub depth: u32,
+    /// When it begins.
+    pub at_ns: u64,
+    /// When it posts its last.
+    pub until_ns: Option<u64>,
+    /// Time between two at least.
+    pub every_ns: u64,
+}
+
+/// A program to run.
+#[derive(Clone, Debug)]
+pub struct CommandPlan {
+    /// The workload that it is.
+    pub workload: usize,
+    /// The host.
+    pub host: usize,
+    /// Program and arguments.
+    pub run: Vec<String>,
+    /// When.
+    pub at_ns: u64,
+    /// The exit code that it must have.
+    pub exit: i32,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    /// Its number, which draws depend on.
+    pub id: RuleId,
+    /// Its name.
+    pub name: String,
+    /// It need not happen.
+    pub optional: bool,
+    /// What it is.
+    pub kind: FaultKind,
+}
+
+/// What a fault is about.
+#[derive(Clone, Debug)]
+pub enum FaultKind {
+    /// Packets on these cables.
+    Packets {
+        /// The cables.
+        cables: Vec<usize>,
+        /// The rule.
+        rule: Rule,
+    },
+    /// Something that happens at a time.
+    Timed {
+        /// When.
+        at_ns: u64,
+        /// What.
+        what: Disturbance,
+    },
+    /// Completions of a queue pair.
+    Completions {
+        /// Whose.
+        qp: usize,
+        /// Which.
+        repeat: Repeat,
+        /// What becomes of them.
+        change: Change,
+    },
+    /// Calls of a host's program.
+    Calls {
+        /// Whose.
+        host: usize,
+        /// Which verb.
+        call: CallName,
+        /// Which calls.
+        repeat: Repeat,
+        /// The error.
+        errno: Errno,
+    },
+}
+
+/// What becomes of a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It has another status.
+    Status(StatusName),
+    /// It is handed over later.
+    Hold(u64),
+}
+
+/// Something that happens at a time, outside of packets.
+#[derive(Clone, Debug)]
+pub enum Disturbance {
+    /// A cable goes down.
+    Down {
+        /// Which.
+        cable: usize,
+        /// Forward, backward.
+        ways: [bool; 2],
+        /// For how long.
+        for_ns: Option<u64>,
+    },
+    /// A cable comes up again.
+    Up {
+        /// Which.
+        cable: usize,
+        /// Forward, backward.
+        ways: [bool; 2],
+    },
+    /// A cable goes down and up.
+    Flap {
+        /// Which.
+        cable: usize,
+        /// How long down.
+        down_ns: u64,
+        /// How long up.
+        up_ns: u64,
+        /// How often.
+        times: u32,
+    },
+    /// A cable has another rate.
+    Rate {
+        /// Which.
+        cable: usize,
+        /// Bits per second.
+        rate: u64,
+    },
+    /// A cable has another MTU.
+    Mtu {
+        /// Which.
+        cable: usize,
+        /// Bytes.
+        mtu: u32,
+    },
+    /// A switch has other settings: one of buffer, ECN and PFC.
+    Switch {
+        /// Which.
+        switch: usize,
+        /// What changes.
+        action: Spoken,
+    },
+    /// A card pauses its neighbour.
+    PauseStorm {
+        /// Whose.
+        host: usize,
+        /// For how long.
+        for_ns: Option<u64>,
+        /// On which priority.
+        priority: u8,
+    },
+    /// A host stands still.
+    Stall {
+        /// Which.
+        host: usize,
+        /// For how long.
+        for_ns: u64,
+    },
+    /// A program posts no receives.
+    NoReceives {
+        /// Whose.
+        host: usize,
+        /// For how long.
+        for_ns: u64,
+    },
+    /// A program takes its time.
+    SlowReceiver {
+        /// Whose.
+        host: usize,
+        /// How long each.
+        delay_ns: u64,
+    },
+    /// A program dies.
+    Kill {
+        /// Whose.
+        host: usize,
+    },
+    /// An event is raised.
+    Raise {
+        /// Where.
+        host: usize,
+        /// Which.
+        event: RaisedName,
+    },
+}
+
+/// A rule that only counts.
+#[derive(Clone, Debug)]
+pub struct CountPlan {
+    /// The cables.
+    pub cables: Vec<usize>,
+    /// The rule.
+    pub rule: Rule,
+}

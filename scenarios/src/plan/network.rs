@@ -1,0 +1,414 @@
+//! Hosts, switches and cables: from names to places.
+
+use super::{CablePlan, HostPlan, Node, SwitchPlan};
+use crate::language::{AcksName, Congestion, DeviceSpec, File, Host, RecoveryName, SwitchSpec, Topology};
+use crate::quantity::{Rate, Time};
+use crate::source::{Problem, Source, join};
+use softhca_engine::{Acks, EndToEndCredits, Recovery, Settings};
+use softhca_fabric::{Direction, Line};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU64;
+
+/// The most hosts that a file may have.
+const MOST_HOSTS: usize = 4096;
+
+/// What stands where.
+pub(super) struct Network {
+    pub hosts: Vec<HostPlan>,
+    pub switches: Vec<SwitchPlan>,
+    pub cables: Vec<CablePlan>,
+    nodes: BTreeMap<String, Node>,
+}
+
+/// `h[1..4]` is h1, h2, h3, h4; anything else is itself.
+pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
+    let Some((stem, rest)) = name.split_once('[') else { return Ok(vec![name.to_owned()]) };
+    let bad = || format!("{name:?} is no range of names; one looks like \"h[1..16]\"");
+    let (range, tail) = rest.split_once(']').ok_or_else(bad)?;
+    let (first, last) = range.split_once("..").ok_or_else(bad)?;
+    let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else { return Err(bad()) };
+    if first > last || last - first >= MOST_HOSTS {
+        return Err(bad());
+    }
+    // Equal width keeps the order of names that of numbers.
+    let width = last.to_string().len();
+    Ok((first..=last)
+        .map(|n| {
+            if first.to_string().len() == width {
+                format!("{stem}{n}{tail}")
+            } else {
+                format!("{stem}{n:0width$}{tail}")
+            }
+        })
+        .collect())
+}
+
+impl Network {
+    pub fn new(file: &File, source: &Source) -> Result<Network, Problem> {
+        let mut network =
+            Network { hosts: Vec::new(), switches: Vec::new(), cables: Vec::new(), nodes: BTreeMap::new() };
+        for (key, host) in &file.hosts {
+            let path = join("hosts", key);
+            for name in expand(key).map_err(|why| source.problem(&path, why))? {
+                network.add_host(&name, host, &file.device, source, &path)?;
+            }
+        }
+        if network.hosts.is_empty() {
+            return Err(source.problem("hosts", "a scenario needs at least one host"));
+        }
+        for (name, switch) in &file.switches {
+            network.add_switch(name, switch, source, &join("switches", name))?;
+        }
+        if let Some(topology) = &file.topology {
+            if !file.link.is_empty() {
+                return Err(source
+                    .problem("topology", "cables come from `topology` or from `[[link]]`, not from both"));
+            }
+            network.lay(topology, source)?;
+        }
+        for (index, link) in file.link.iter().enumerate() {
+            let path = format!("link.{index}");
+            let line = line(link.rate, link.delay, link.mtu, source, &path)?;
+            let mut ends = [Node::Host(0); 2];
+            for (end, name) in link.between.iter().enumerate() {
+                ends[end] = network.node(name, source, &format!("{path}.between.{end}"))?;
+            }
+            if ends[0] == ends[1] {
+                return Err(source.problem(&join(&path, "between"), "a cable has two different ends"));
+            }
+            network.cables.push(CablePlan { ends, line });
+        }
+        if network.cables.is_empty() && network.hosts.len() == 2 {
+            let line = Line { delay_ns: 1_000, ..Line::default() };
+            network.cables.push(CablePlan { ends: [Node::Host(0), Node::Host(1)], line });
+        }
+        Ok(network)
+    }
+
+    fn add_host(
+        &mut self,
+        name: &str,
+        host: &Host,
+        device: &DeviceSpec,
+        source: &Source,
+        path: &str,
+    ) -> Result<(), Problem> {
+        is_name(name, source, path)?;
+        if self.hosts.len() == MOST_HOSTS {
+            return Err(source.problem(path, format!("more than {MOST_HOSTS} hosts")));
+        }
+        let n = self.hosts.len() as u32 + 1;
+        let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
+        if self.hosts.iter().any(|other| other.address == address) {
+            return Err(
+                source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
+            );
+        }
+        let settings = settings(host, device);
+        let node = Node::Host(self.hosts.len());
+        self.hosts.push(HostPlan { name: name.to_owned(), address, settings });
+        self.add_node(name, node, source, path)
+    }
+
+    fn add_switch(
+        &mut self,
+        name: &str,
+        spec: &SwitchSpec,
+        source: &Source,
+        path: &str,
+    ) -> Result<(), Problem> {
+        is_name(name, source, path)?;
+        if let Some(ecn) = &spec.ecn
+            && ecn.kmin > ecn.kmax
+        {
+            return Err(source.problem(&join(path, "ecn"), "kmin is above kmax"));
+        }
+        if let Some(pfc) = &spec.pfc
+            && pfc.xon > pfc.xoff
+        {
+            return Err(source.problem(&join(path, "pfc"), "xon is above xoff"));
+        }
+        let node = Node::Switch(self.switches.len());
+        self.switches.push(SwitchPlan {
+            name: name.to_owned(),
+            buffer: spec.buffer.map(|size| size.0),
+            ecn: spec.ecn.clone(),
+            pfc: spec.pfc.clone(),
+            watchdog: spec.watchdog.clone(),
+        });
+        self.add_node(name, node, source, path)
+    }
+
+    fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<(), Problem> {
+        match self.nodes.insert(name.to_owned(), node) {
+            None => Ok(()),
+            Some(_) => Err(source.problem(path, format!("two hosts or switches are called {name:?}"))),
+        }
+    }
+
+    /// A switch that a topology names: the one that the file describes, or one with defaults.
+    fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Problem> {
+        match self.nodes.get(name) {
+            Some(node @ Node::Switch(_)) => Ok(*node),
+            Some(Node::Host(_)) => {
+                Err(source.problem("topology", format!("{name:?} is a host, not a switch")))
+            }
+            None => {
+                self.add_switch(name, &SwitchSpec::default(), source, "topology")?;
+                Ok(Node::Switch(self.switches.len() - 1))
+            }
+        }
+    }
+
+    fn lay(&mut self, topology: &Topology, source: &Source) -> Result<(), Problem> {
+        let hosts: Vec<Node> = (0..self.hosts.len()).map(Node::Host).collect();
+        let line = |rate: &Option<Rate>, delay: &Time| line(*rate, *delay, None, source, "topology");
+        match topology {
+            Topology::Pair { delay, rate } => {
+                let [first, second] = hosts[..] else {
+                    let message = format!("a pair has two hosts, the file has {}", hosts.len());
+                    return Err(source.problem("topology", message));
+                };
+                let line = line(rate, delay)?;
+                self.cables.push(CablePlan { ends: [first, second], line });
+            }
+            Topology::Star { switch, delay, rate } => {
+                let (switch, line) = (self.switch(switch, source)?, line(rate, delay)?);
+                self.cables.extend(hosts.into_iter().map(|host| CablePlan { ends: [host, switch], line }));
+            }
+            Topology::Dumbbell { left, right, delay, rate, bottleneck } => {
+                let (line, middle) = (line(rate, delay)?, line(&bottleneck.or(*rate), delay)?);
+                let switches = [self.switch("left", source)?, self.switch("right", source)?];
+                for (names, side, switch) in [(left, "left", switches[0]), (right, "right", switches[1])] {
+                    for (index, name) in names.iter().enumerate() {
+                        let path = format!("topology.dumbbell.{side}.{index}");
+                        for host in self.hosts_of(name, source, &path)? {
+                            self.cables.push(CablePlan { ends: [Node::Host(host), switch], line });
+                        }
+                    }
+                }
+                self.cables.push(CablePlan { ends: switches, line: middle });
+            }
+            Topology::LeafSpine { leaves, spines, delay, rate, uplink } => {
+                let (line, up) = (line(rate, delay)?, line(&uplink.or(*rate), delay)?);
+                let leaves = self.row("leaf", *leaves, source)?;
+                let spines = self.row("spine", *spines, source)?;
+                let each = hosts.len().div_ceil(leaves.len());
+                for (index, host) in hosts.into_iter().enumerate() {
+                    self.cables.push(CablePlan { ends: [host, leaves[index / each]], line });
+                }
+                for leaf in leaves {
+                    self.cables
+                        .extend(spines.iter().map(|spine| CablePlan { ends: [leaf, *spine], line: up }));
+                }
+            }
+            Topology::Ring { switches, delay, rate } => {
+                let line = line(rate, delay)?;
+                let switches = self.row("s", *switches, source)?;
+                for (index, host) in hosts.into_iter().enumerate() {
+                    self.cables.push(CablePlan { ends: [host, switches[index % switches.len()]], line });
+                }
+                for (index, switch) in switches.iter().enumerate() {
+                    let next = switches[(index + 1) % switches.len()];
+                    self.cables.push(CablePlan { ends: [*switch, next], line });
+                }
+            }
+            Topology::FatTree { k, delay, rate } => {
+                let (half, line) = (k / 2, line(rate, delay)?);
+                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > u64::from(*k).pow(3) / 4 {
+                    let message = format!(
+                        "a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}",
+                        hosts.len()
+                    );
+                    return Err(source.problem("topology", message));
+                }
+                let cores = self.row("core", half * half, source)?;
+                let mut edges = Vec::new();
+                for pod in 1..=*k {
+                    let above = self.row(&format!("pod{pod}-agg"), half, source)?;
+                    let below = self.row(&format!("pod{pod}-edge"), half, source)?;
+                    for (index, aggregation) in above.iter().enumerate() {
+                        self.cables
+                            .extend(below.iter().map(|edge| CablePlan { ends: [*edge, *aggregation], line }));
+                        let mine = &cores[index * half as usize..(index + 1) * half as usize];
+                        self.cables
+                            .extend(mine.iter().map(|core| CablePlan { ends: [*aggregation, *core], line }));
+                    }
+                    edges.extend(below);
+                }
+                for (index, host) in hosts.into_iter().enumerate() {
+                    self.cables.push(CablePlan { ends: [host, edges[index / half as usize]], line });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Problem> {
+        if count == 0 || count > 1024 {
+            return Err(source.problem("topology", format!("{count} switches: there are 1 to 1024 in a row")));
+        }
+        (1..=count).map(|n| self.switch(&format!("{stem}{n}"), source)).collect()
+    }
+
+    /// A host or switch.
+    pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node, Problem> {
+        self.nodes.get(name).copied().ok_or_else(|| {
+            let message = format!("there is no host or switch {name:?}");
+            source.problem(path, message).suggest(name, self.nodes.keys().map(String::as_str))
+        })
+    }
+
+    /// A host.
+    pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Problem> {
+        match self.nodes.get(name) {
+            Some(Node::Host(host)) => Ok(*host),
+            _ => {
+                let names = self.hosts.iter().map(|host| host.name.as_str());
+                Err(source.problem(path, format!("there is no host {name:?}")).suggest(name, names))
+            }
+        }
+    }
+
+    /// A host, or a range of them.
+    pub fn hosts_of(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>, Problem> {
+        let names = expand(name).map_err(|why| source.problem(path, why))?;
+        names.iter().map(|name| self.host(name, source, path)).collect()
+    }
+
+    /// A switch.
+    pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Problem> {
+        match self.nodes.get(name) {
+            Some(Node::Switch(switch)) => Ok(*switch),
+            _ => {
+                let names = self.switches.iter().map(|switch| switch.name.as_str());
+                Err(source.problem(path, format!("there is no switch {name:?}")).suggest(name, names))
+            }
+        }
+    }
+
+    /// The name of a node.
+    pub fn name(&self, node: Node) -> &str {
+        match node {
+            Node::Host(host) => &self.hosts[host].name,
+            Node::Switch(switch) => &self.switches[switch].name,
+        }
+    }
+
+    /// What `"a -> b"` and `"a - b"` stand for: a cable, and one direction of it or both.
+    pub fn way(
+        &self,
+        text: &str,
+        source: &Source,
+        path: &str,
+    ) -> Result<(usize, Option<Direction>), Problem> {
+        let one_way = text.split_once("->");
+        let Some((from, to)) = one_way.or_else(|| text.split_once(" - ")) else {
+            let problem = source.problem(path, format!("{text:?} names no cable"));
+            return Err(problem.help("one direction is written \"alice -> bob\", both \"alice - bob\""));
+        };
+        let [from, to] = [self.node(from.trim(), source, path)?, self.node(to.trim(), source, path)?];
+        let found = self.cables.iter().position(|cable| cable.ends == [from, to] || cable.ends == [to, from]);
+        let Some(cable) = found else {
+            let message = format!("there is no cable between {} and {}", self.name(from), self.name(to));
+            let mut names = Vec::new();
+            for cable in &self.cables {
+                let [a, b] = cable.ends;
+                if [a, b].contains(&from) || [a, b].contains(&to) {
+                    names.push(format!("\"{} - {}\"", self.name(a), self.name(b)));
+                }
+            }
+            let problem = source.problem(path, message);
+            return Err(if names.is_empty() {
+                problem
+            } else {
+                problem.help(format!("there are: {}", names.join(", ")))
+            });
+        };
+        let forward = self.cables[cable].ends == [from, to];
+        let direction = if forward { Direction::Forward } else { Direction::Backward };
+        Ok((cable, one_way.is_some().then_some(direction)))
+    }
+
+    /// Whether packets find a way from one host to another.
+    pub fn connects(&self, from: usize, to: usize) -> bool {
+        let mut seen = vec![Node::Host(from)];
+        let mut at = 0;
+        while at < seen.len() {
+            let node = seen[at];
+            // Hosts do not pass packets on.
+            if at == 0 || matches!(node, Node::Switch(_)) {
+                for cable in &self.cables {
+                    for [here, there] in [cable.ends, [cable.ends[1], cable.ends[0]]] {
+                        if here == node && !seen.contains(&there) {
+                            seen.push(there);
+                        }
+                    }
+                }
+            }
+            at += 1;
+        }
+        from == to || seen.contains(&Node::Host(to))
+    }
+}
+
+fn is_name(name: &str, source: &Source, path: &str) -> Result<(), Problem> {
+    let fine = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
+    match !name.is_empty() && name.chars().all(fine) {
+        true => Ok(()),
+        false => Err(source.problem(path, format!("{name:?}: names have letters, digits, - and _"))),
+    }
+}
+
+fn line(
+    rate: Option<Rate>,
+    delay: Time,
+    mtu: Option<u32>,
+    source: &Source,
+    path: &str,
+) -> Result<Line, Problem> {
+    let bits_per_second = match rate {
+        None => None,
+        Some(rate) => Some(
+            NonZeroU64::new(rate.0)
+                .ok_or_else(|| source.problem(&join(path, "rate"), "a cable with rate 0 carries nothing"))?,
+        ),
+    };
+    Ok(Line { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
+}
+
+fn settings(host: &Host, device: &DeviceSpec) -> Settings {
+    let mut settings = Settings::default();
+    settings.recovery = match host.recovery.or(device.recovery) {
+        None | Some(RecoveryName::Fatal) => Recovery::Fatal,
+        Some(RecoveryName::GoBackN) => Recovery::GoBackN,
+        Some(RecoveryName::GoBack0) => Recovery::GoBack0,
+    };
+    settings.acks = match host.acks.or(device.acks) {
+        None | Some(AcksName::Each) => Acks::Each,
+        Some(AcksName::Coalesce) => Acks::Coalesce,
+    };
+    if host.credits.or(device.credits) == Some(true) {
+        settings.credits = EndToEndCredits::On;
+    }
+    if let Some(every) = host.ack_request_every.or(device.ack_request_every) {
+        settings.ack_request_every = every;
+    }
+    let _: Option<&Congestion> = host.congestion.as_ref().or(device.congestion.as_ref());
+    settings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expand;
+
+    #[test]
+    fn a_range_of_names_keeps_its_order() {
+        assert_eq!(expand("h[1..3]").unwrap(), ["h1", "h2", "h3"]);
+        assert_eq!(expand("h[9..11]").unwrap(), ["h09", "h10", "h11"]);
+        assert_eq!(expand("alice").unwrap(), ["alice"]);
+        assert!(expand("h[3..1]").is_err());
+        assert!(expand("h[1").is_err());
+    }
+}

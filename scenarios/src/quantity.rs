@@ -1,0 +1,508 @@
+//! Numbers with units, and the small notations inside of strings: `1.5us`, `100gbit`, `4MiB`, `>= 2`, `+1..+5`.
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use softhca_fabric::{PER_BILLION, Span};
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+use std::str::FromStr;
+
+/// What can be written as a string, and perhaps as a bare number.
+trait Notation: FromStr<Err = String> {
+    /// What it is, for messages.
+    const WHAT: &'static str;
+    /// Examples, for messages and the schema.
+    const EXAMPLES: &'static [&'static str];
+
+    /// The value of a whole number without a unit, if one makes sense.
+    fn from_whole(number: i64) -> Option<Self> {
+        let _ = number;
+        None
+    }
+
+    /// The value of a fraction without a unit, if one makes sense.
+    fn from_fraction(number: f64) -> Option<Self> {
+        let _ = number;
+        None
+    }
+}
+
+struct Reader<T>(PhantomData<T>);
+
+impl<T: Notation> Visitor<'_> for Reader<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} such as {}", T::WHAT, T::EXAMPLES.join(", "))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
+        text.parse().map_err(|why| {
+            E::custom(format!("{text:?} is not {}: {why}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+        })
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        T::from_whole(number).ok_or_else(|| {
+            E::custom(format!("{number} is not {}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+        })
+    }
+
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        self.visit_i64(number.try_into().unwrap_or(i64::MAX))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
+        T::from_fraction(number).ok_or_else(|| {
+            E::custom(format!("{number} is not {}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+        })
+    }
+}
+
+macro_rules! notation {
+    ($name:ident, [$($kind:literal),*]) => {
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                deserializer.deserialize_any(Reader(PhantomData))
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                let kinds: &[&str] = &[$($kind),*];
+                json_schema!({
+                    "type": kinds,
+                    "description": $name::WHAT,
+                    "examples": $name::EXAMPLES,
+                })
+            }
+        }
+    };
+}
+
+/// A decimal number of units as a whole number of the smallest; no floating point, so no rounding.
+fn scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
+    let (number, unit) = (text[..split].replace('_', ""), text[split..].trim());
+    let known = || units.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let Some((_, factor)) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
+        return Err(match unit {
+            "" => format!("a unit is missing (one of {})", known()),
+            _ => format!("the unit {unit:?} is none of {}", known()),
+        });
+    };
+    let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
+    if whole.is_empty() && fraction.is_empty() {
+        return Err("a number is missing".into());
+    }
+    let too_large = || "the number is too large".to_owned();
+    let mut value = match whole {
+        "" => 0,
+        whole => whole.parse::<u64>().map_err(|_| too_large())?.checked_mul(*factor).ok_or_else(too_large)?,
+    };
+    let mut place = *factor;
+    for digit in fraction.bytes() {
+        if !place.is_multiple_of(10) && digit != b'0' {
+            return Err("more decimal places than the smallest unit has".into());
+        }
+        place /= 10;
+        value = value.checked_add(u64::from(digit - b'0') * place).ok_or_else(too_large)?;
+    }
+    Ok(value)
+}
+
+/// A time in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Time(pub u64);
+
+impl FromStr for Time {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Time, String> {
+        let units = [
+            ("ns", 1),
+            ("us", 1_000),
+            ("µs", 1_000),
+            ("ms", 1_000_000),
+            ("s", 1_000_000_000),
+            ("min", 60_000_000_000),
+        ];
+        scaled(text, &units).map(Time)
+    }
+}
+
+impl Notation for Time {
+    const WHAT: &'static str = "a time with its unit";
+    const EXAMPLES: &'static [&'static str] = &["\"500ns\"", "\"1.5us\"", "\"10ms\"", "\"2s\""];
+
+    fn from_whole(number: i64) -> Option<Time> {
+        (number == 0).then_some(Time(0))
+    }
+}
+
+notation!(Time, ["string", "integer"]);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            0..1_000 => return write!(f, "{} ns", self.0),
+            1_000..1_000_000 => (1_000, "µs"),
+            1_000_000..1_000_000_000 => (1_000_000, "ms"),
+            _ => (1_000_000_000, "s"),
+        };
+        let thousandths = self.0 / (unit / 1_000);
+        let text = format!("{}.{:03}", thousandths / 1_000, thousandths % 1_000);
+        write!(f, "{} {name}", text.trim_end_matches('0').trim_end_matches('.'))
+    }
+}
+
+/// Bits per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rate(pub u64);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Rate, String> {
+        let units = [
+            ("bit", 1),
+            ("kbit", 1_000),
+            ("mbit", 1_000_000),
+            ("gbit", 1_000_000_000),
+            ("tbit", 1_000_000_000_000),
+            ("b/s", 1),
+            ("kb/s", 1_000),
+            ("mb/s", 1_000_000),
+            ("gb/s", 1_000_000_000),
+        ];
+        scaled(text, &units).map(Rate)
+    }
+}
+
+impl Notation for Rate {
+    const WHAT: &'static str = "a rate in bits per second with its unit";
+    const EXAMPLES: &'static [&'static str] = &["\"100gbit\"", "\"2.5gbit\"", "\"40mbit\""];
+
+    fn from_whole(number: i64) -> Option<Rate> {
+        (number == 0).then_some(Rate(0))
+    }
+}
+
+notation!(Rate, ["string", "integer"]);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            0..1_000 => return write!(f, "{} bit/s", self.0),
+            1_000..1_000_000 => (1_000, "kbit/s"),
+            1_000_000..1_000_000_000 => (1_000_000, "Mbit/s"),
+            _ => (1_000_000_000, "Gbit/s"),
+        };
+        let hundredths = self.0 / (unit / 100);
+        write!(f, "{}.{:02} {name}", hundredths / 100, hundredths % 100)
+    }
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        let units = [
+            ("", 1),
+            ("B", 1),
+            ("KB", 1_000),
+            ("MB", 1_000_000),
+            ("GB", 1_000_000_000),
+            ("KiB", 1 << 10),
+            ("MiB", 1 << 20),
+            ("GiB", 1 << 30),
+        ];
+        scaled(text, &units).map(Size)
+    }
+}
+
+impl Notation for Size {
+    const WHAT: &'static str = "a number of bytes";
+    const EXAMPLES: &'static [&'static str] = &["4000", "\"64KiB\"", "\"4MB\""];
+
+    fn from_whole(number: i64) -> Option<Size> {
+        number.try_into().ok().map(Size)
+    }
+}
+
+notation!(Size, ["string", "integer"]);
+
+/// A probability in parts per billion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Share(pub u32);
+
+impl Share {
+    fn of(fraction: f64) -> Option<Share> {
+        // Rounded to the nearest billionth: the same on every machine, since IEEE 754 is.
+        (0.0..=1.0).contains(&fraction).then(|| Share((fraction * f64::from(PER_BILLION)).round() as u32))
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Share, String> {
+        let out_of_range = || "it is not between 0 and 1".to_owned();
+        if let Some((part, whole)) = text.split_once('/') {
+            let number =
+                |text: &str| text.trim().parse::<u64>().map_err(|_| format!("{text:?} is no whole number"));
+            let (part, whole) = (number(part)?, number(whole)?);
+            if whole == 0 || part > whole {
+                return Err(out_of_range());
+            }
+            return Ok(Share((u128::from(part) * u128::from(PER_BILLION) / u128::from(whole)) as u32));
+        }
+        let (text, divisor) = text.strip_suffix('%').map_or((text, 1.0), |text| (text, 100.0));
+        let number: f64 = text.trim().parse().map_err(|_| "it is no number".to_owned())?;
+        Share::of(number / divisor).ok_or_else(out_of_range)
+    }
+}
+
+impl Notation for Share {
+    const WHAT: &'static str = "a probability";
+    const EXAMPLES: &'static [&'static str] = &["0.01", "\"1%\"", "\"1/256\""];
+
+    fn from_whole(number: i64) -> Option<Share> {
+        Share::of(number as f64)
+    }
+
+    fn from_fraction(number: f64) -> Option<Share> {
+        Share::of(number)
+    }
+}
+
+notation!(Share, ["string", "number"]);
+
+/// How many of something are expected: exactly, at least, at most, or within a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// The smallest that will do.
+    pub least: u64,
+    /// The largest that will do.
+    pub most: u64,
+}
+
+impl Amount {
+    /// One or more.
+    pub const SOME: Amount = Amount { least: 1, most: u64::MAX };
+
+    /// Exactly so many.
+    pub const fn exactly(number: u64) -> Amount {
+        Amount { least: number, most: number }
+    }
+
+    /// Whether `number` will do.
+    pub const fn holds(self, number: u64) -> bool {
+        self.least <= number && number <= self.most
+    }
+}
+
+impl FromStr for Amount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Amount, String> {
+        let number = |text: &str| {
+            let digits = text.trim().replace('_', "");
+            digits.parse::<u64>().map_err(|_| format!("{:?} is no whole number", text.trim()))
+        };
+        let text = text.trim();
+        let amount = if let Some(rest) = text.strip_prefix(">=") {
+            Amount { least: number(rest)?, most: u64::MAX }
+        } else if let Some(rest) = text.strip_prefix("<=") {
+            Amount { least: 0, most: number(rest)? }
+        } else if let Some(rest) = text.strip_prefix('>') {
+            Amount { least: number(rest)?.saturating_add(1), most: u64::MAX }
+        } else if let Some(rest) = text.strip_prefix('<') {
+            let most = number(rest)?.checked_sub(1).ok_or("nothing is below 0")?;
+            Amount { least: 0, most }
+        } else if let Some((first, last)) = text.split_once("..") {
+            Amount { least: number(first)?, most: number(last)? }
+        } else {
+            Amount::exactly(number(text)?)
+        };
+        match amount.least <= amount.most {
+            true => Ok(amount),
+            false => Err("the range is empty".into()),
+        }
+    }
+}
+
+impl Notation for Amount {
+    const WHAT: &'static str = "an amount";
+    const EXAMPLES: &'static [&'static str] = &["1", "\">= 2\"", "\"< 10\"", "\"3..5\""];
+
+    fn from_whole(number: i64) -> Option<Amount> {
+        number.try_into().ok().map(Amount::exactly)
+    }
+}
+
+notation!(Amount, ["string", "integer"]);
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.least, self.most) {
+            (least, most) if least == most => write!(f, "{least}"),
+            (least, u64::MAX) => write!(f, "at least {least}"),
+            (0, most) => write!(f, "at most {most}"),
+            (least, most) => write!(f, "{least} to {most}"),
+        }
+    }
+}
+
+/// Whole numbers from one to another: `3`, `"1..5"` (both included), `"2.."`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers(pub Span);
+
+impl FromStr for Numbers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Numbers, String> {
+        span(text, |text| text.parse().map_err(|_| format!("{text:?} is no whole number"))).map(Numbers)
+    }
+}
+
+impl Notation for Numbers {
+    const WHAT: &'static str = "a number or a range of numbers";
+    const EXAMPLES: &'static [&'static str] = &["3", "\"1..5\"", "\"2..\""];
+
+    fn from_whole(number: i64) -> Option<Numbers> {
+        number.try_into().ok().map(|number| Numbers(Span::exactly(number)))
+    }
+}
+
+notation!(Numbers, ["string", "integer"]);
+
+/// A span of time: `"10us..20us"`, `"1ms.."`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window(pub Span);
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Window, String> {
+        if !text.contains("..") {
+            return Err("it has a beginning and an end, with .. between them".into());
+        }
+        span(text, |text| match text {
+            "0" => Ok(0),
+            text => Ok(text.parse::<Time>()?.0),
+        })
+        .map(Window)
+    }
+}
+
+impl Notation for Window {
+    const WHAT: &'static str = "a span of time";
+    const EXAMPLES: &'static [&'static str] = &["\"10us..20us\"", "\"1ms..\"", "\"0..5us\""];
+}
+
+notation!(Window, ["string"]);
+
+/// PSNs: relative to the first of the queue pair with a plus sign, absolute without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Psns {
+    /// Counted from the first request of the queue pair: `"+1"`, `"+1..+5"`, `"+3.."`.
+    Relative(Span),
+    /// As in the packet: `"0x00abcd"`, `77`.
+    Absolute(Span),
+}
+
+impl FromStr for Psns {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Psns, String> {
+        let relative = text.trim().starts_with('+');
+        let parsed = span(text, |text| {
+            let digits = match (relative, text.strip_prefix('+')) {
+                (true, Some(digits)) => digits,
+                (false, None) => text,
+                _ => return Err("either both ends have a plus sign or none has".into()),
+            };
+            let number = match digits.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16),
+                None => digits.parse(),
+            };
+            number.map_err(|_| format!("{text:?} is no PSN"))
+        })?;
+        if !relative && parsed.first >= 1 << 24 {
+            return Err("a PSN has 24 bits".into());
+        }
+        Ok(if relative { Psns::Relative(parsed) } else { Psns::Absolute(parsed) })
+    }
+}
+
+impl Notation for Psns {
+    const WHAT: &'static str = "a PSN or a range of them";
+    const EXAMPLES: &'static [&'static str] = &["\"+1\"", "\"+1..+5\"", "\"+3..\"", "\"0xabcdef\""];
+
+    fn from_whole(number: i64) -> Option<Psns> {
+        (0..1 << 24).contains(&number).then(|| Psns::Absolute(Span::exactly(number as u64)))
+    }
+}
+
+notation!(Psns, ["string", "integer"]);
+
+fn span(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Result<Span, String> {
+    let text = text.trim();
+    let span = match text.split_once("..") {
+        None => Span::exactly(number(text)?),
+        Some((first, "")) => Span::starting(number(first.trim())?),
+        Some((first, last)) => Span { first: number(first.trim())?, last: number(last.trim())? },
+    };
+    if span.first > span.last { Err("the range is empty".into()) } else { Ok(span) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_with_units_are_exact() {
+        assert_eq!("1.5us".parse(), Ok(Time(1_500)));
+        assert_eq!("0.001us".parse(), Ok(Time(1)));
+        assert_eq!("838.84us".parse(), Ok(Time(838_840)));
+        assert_eq!("100gbit".parse(), Ok(Rate(100_000_000_000)));
+        assert_eq!("2.5 Gb/s".parse(), Ok(Rate(2_500_000_000)));
+        assert_eq!("4MB".parse(), Ok(Size(4_000_000)));
+        assert_eq!("4MiB".parse(), Ok(Size(4 << 20)));
+        assert_eq!("1/256".parse(), Ok(Share(3_906_250)));
+        assert_eq!("1%".parse(), Ok(Share(10_000_000)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_told() {
+        let time = |text: &str| text.parse::<Time>().unwrap_err();
+        assert_eq!(time("5"), "a unit is missing (one of ns, us, µs, ms, s, min)");
+        assert_eq!(time("5 parsecs"), "the unit \"parsecs\" is none of ns, us, µs, ms, s, min");
+        assert_eq!(time("0.5ns"), "more decimal places than the smallest unit has");
+        assert_eq!(time("us"), "a number is missing");
+        assert!(time("99999999999999999999s").contains("too large"));
+        assert_eq!("5..3".parse::<Numbers>().unwrap_err(), "the range is empty");
+        assert_eq!("+5..7".parse::<Psns>().unwrap_err(), "either both ends have a plus sign or none has");
+        assert_eq!("3/2".parse::<Share>().unwrap_err(), "it is not between 0 and 1");
+    }
+
+    #[test]
+    fn amounts_compare() {
+        let holds = |text: &str, number| text.parse::<Amount>().unwrap().holds(number);
+        assert!(holds(">= 2", 2) && !holds(">= 2", 1));
+        assert!(holds("< 2", 1) && !holds("< 2", 2));
+        assert!(holds("3..5", 5) && !holds("3..5", 6));
+        assert!(holds("0", 0) && !holds("0", 1));
+    }
+}

@@ -1,0 +1,417 @@
+//! The same plans in real time: embedded cards on loopback addresses, with the rules on their cables.
+
+use crate::Recording;
+use crate::judge::{self, Evidence};
+use crate::language::Errno;
+use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
+use crate::play::{Hosts, Play};
+use crate::record::Record;
+use crate::report::Outcome;
+use crate::sim::{QUEUE_KEY, pattern, request_of};
+use softhca::{
+    AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
+    Modify, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
+};
+use softhca_engine::Instant;
+use softhca_fabric::{Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
+use softhca_queue::Access;
+use softhca_trace::{Cast, Story};
+use softhca_wire::{Gid, Psn, Qpn};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant as Clock};
+
+/// A run is over when nothing has happened for this long and no work is outstanding.
+const QUIET: Duration = Duration::from_millis(150);
+/// A run in which nothing happens for this long has got stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Carries a plan out on real sockets and judges it. Expectations about time are left out.
+pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
+    // What is told is kept anyway; a capture of a real run is `softhca exec --capture`'s.
+    let _ = recording;
+    if plan.qps.is_empty() || plan.pairs.is_empty() {
+        return Outcome::broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
+    }
+    if let Some(why) = plan.needs_virtual_time() {
+        return Outcome::broken(format!("not possible on real sockets: {why}"));
+    }
+    match Stage::build(plan) {
+        Ok(mut stage) => {
+            let mut play = Play::new(plan);
+            let is_stuck = stage.run(&mut play);
+            stage.finish(&play, is_stuck)
+        }
+        Err(why) => Outcome::broken(why),
+    }
+}
+
+/// Something that a card or its cable told.
+enum Told {
+    Card(HostId, Event),
+    Fault(HostId, Fault),
+}
+
+/// What all cards told, in the order in which they told it.
+struct Notes {
+    start: Clock,
+    last: Clock,
+    told: Vec<(u64, Told)>,
+    begun: bool,
+}
+
+fn lock(notes: &Mutex<Notes>) -> MutexGuard<'_, Notes> {
+    notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// One card's pen.
+struct Scribe(HostId, Arc<Mutex<Notes>>);
+
+impl Scribe {
+    fn put(&self, told: Told) {
+        let mut notes = lock(&self.1);
+        // The way to RTS is not part of the run.
+        if notes.begun {
+            notes.last = Clock::now();
+            let at = notes.start.elapsed().as_nanos() as u64;
+            notes.told.push((at, told));
+        }
+    }
+}
+
+impl Witness for Scribe {
+    fn card(&mut self, _: Instant, event: &Event) {
+        self.put(Told::Card(self.0, *event));
+    }
+
+    fn fault(&mut self, _: Instant, fault: &Fault) {
+        self.put(Told::Fault(self.0, *fault));
+    }
+}
+
+/// A queue pair of the plan on its card. What is gone is destroyed.
+struct Side {
+    pair: Option<QueuePair>,
+    region: Option<MemoryRegion>,
+    queue: CompletionQueue,
+    handle: Option<AddressHandle>,
+    number: Qpn,
+    /// What its region is called, also when it is gone.
+    place: (u64, softhca::RemoteKey, u64),
+    psn: Psn,
+}
+
+struct Stage<'p> {
+    plan: &'p Plan,
+    devices: Vec<Device>,
+    contexts: Vec<Context>,
+    sides: Vec<Side>,
+    notes: Arc<Mutex<Notes>>,
+    cast: Cast,
+}
+
+impl<'p> Stage<'p> {
+    fn build(plan: &'p Plan) -> Result<Stage<'p>, String> {
+        let notes = Notes { start: Clock::now(), last: Clock::now(), told: Vec::new(), begun: false };
+        let notes = Arc::new(Mutex::new(notes));
+        let (mut devices, mut contexts, mut cast) = (Vec::new(), Vec::new(), Cast::new());
+        for (index, host) in plan.hosts.iter().enumerate() {
+            let id = HostId(index as u32);
+            let mut options = EmbeddedOptions::default();
+            let least_ack_timeout = options.settings.least_ack_timeout;
+            options.settings = softhca::Settings { least_ack_timeout, ..host.settings };
+            options.settings.seed = Seed(plan.seed).draw(&[0x686f_7374, index as u64]) | 1;
+            options.witness = Box::new(Scribe(id, notes.clone()));
+            let device = Device::embedded_with(options).map_err(|why| format!("{}: {why}", host.name))?;
+            cast.name_host(id, &host.name, device.address());
+            contexts.push(device.open());
+            devices.push(device);
+        }
+        let mut stage = Stage { plan, devices, contexts, sides: Vec::new(), notes, cast };
+        stage.create().map_err(|why| why.to_string())?;
+        stage.connect().map_err(|why| why.to_string())?;
+        stage.lay_rules();
+        Ok(stage)
+    }
+
+    fn create(&mut self) -> Result<(), softhca::Error> {
+        for (index, qp) in self.plan.qps.iter().enumerate() {
+            let pair = self.plan.pair_of(index);
+            let context = &self.contexts[qp.host];
+            let domain: ProtectionDomain = context.allocate_domain()?;
+            let region = domain.register(4 * pair.area as usize, pair.access | Access::LOCAL_WRITE)?;
+            region.write_at(0, &pattern(index, pair.area.min(1 << 20) as usize));
+            let queue = context.create_completion_queue(pair.completions)?;
+            let builder =
+                domain.queue_pair(pair.kind, &queue).sends(pair.sends).receives(pair.receives.max(128));
+            let created = builder.create()?;
+            let handle = match pair.kind.is_datagram() {
+                false => None,
+                true => {
+                    let peer = Gid::from(self.devices[self.plan.qps[qp.peer].host].address());
+                    let vector =
+                        AddressVector { traffic_class: pair.traffic_class, ..AddressVector::to(peer) };
+                    Some(domain.create_address_handle(vector)?)
+                }
+            };
+            self.sides.push(Side {
+                number: created.number(),
+                psn: created.endpoint().psn,
+                place: (region.address(), region.remote_key(), pair.area),
+                pair: Some(created),
+                region: Some(region),
+                queue,
+                handle,
+            });
+        }
+        Ok(())
+    }
+
+    fn endpoint(&self, qp: usize) -> Endpoint {
+        Endpoint { address: self.devices[self.plan.qps[qp].host].address(), qpn: self.sides[qp].number }
+    }
+
+    fn connect(&mut self) -> Result<(), softhca::Error> {
+        for pair in &self.plan.pairs {
+            let [a, b] = pair.qps;
+            let (Some(first), Some(second)) = (&self.sides[a].pair, &self.sides[b].pair) else { continue };
+            let is_connected = !pair.kind.is_datagram();
+            if is_connected {
+                let path = Path {
+                    mtu: pair.mtu,
+                    access: pair.access,
+                    reads: pair.reads,
+                    timeout: pair.timeout,
+                    retry_count: pair.retry_count,
+                    rnr_retry: pair.rnr_retry,
+                    min_rnr_timer: pair.min_rnr_timer,
+                    traffic_class: pair.traffic_class,
+                };
+                first.connect_both(second, &path)?;
+            } else {
+                first.start_datagrams(QUEUE_KEY)?;
+                second.start_datagrams(QUEUE_KEY)?;
+            }
+            for [here, there] in [[a, b], [b, a]] {
+                let (requester, responder) = (self.endpoint(here), self.endpoint(there));
+                let (role, first_psn) = (Plan::role(here), self.sides[here].psn);
+                self.cast.name_queue_pair(requester, &self.plan.qps[here].name);
+                self.cast.start_at(requester, first_psn);
+                self.cast.give_role(role, requester);
+                if is_connected {
+                    self.cast.connect(requester, responder);
+                }
+                let flow = Flow { role, requester, responder: is_connected.then_some(responder), first_psn };
+                for qp in [here, there] {
+                    self.devices[self.plan.qps[qp].host].add_flow(self.plan.seed, flow);
+                }
+            }
+        }
+        for fault in &self.plan.faults {
+            self.cast.name_rule(fault.id, &fault.name);
+        }
+        Ok(())
+    }
+
+    /// Each rule stands on the cards that send what it is about; a card's cable has the direction of that end.
+    fn lay_rules(&self) {
+        for count in &self.plan.counts {
+            self.lay(&count.cables, &count.rule);
+        }
+        for fault in &self.plan.faults {
+            if let FaultKind::Packets { cables, rule } = &fault.kind {
+                self.lay(cables, rule);
+            }
+        }
+    }
+
+    fn lay(&self, cables: &[usize], rule: &Rule) {
+        for cable in cables {
+            for (direction, end) in
+                [Direction::Forward, Direction::Backward].into_iter().zip(self.plan.cables[*cable].ends)
+            {
+                let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
+                if let (true, Node::Host(host)) = (wanted, end) {
+                    let mut rule = rule.clone();
+                    rule.selector.direction = Some(direction);
+                    self.devices[host].add_rule(self.plan.seed, rule);
+                }
+            }
+        }
+    }
+
+    /// Plays until nothing is left to happen; tells whether it got stuck.
+    fn run(&mut self, play: &mut Play<'_>) -> bool {
+        let start = Clock::now();
+        {
+            let mut notes = lock(&self.notes);
+            (notes.start, notes.last, notes.begun) = (start, start, true);
+        }
+        let cut = self.plan.ends_ns.map(|ends| Duration::from_nanos(ends) + QUIET);
+        loop {
+            let now = start.elapsed();
+            let now_ns = now.as_nanos() as u64;
+            play.act(now_ns, self);
+            let mut came = false;
+            for qp in 0..self.sides.len() {
+                while let Some(completion) = self.sides[qp].queue.poll() {
+                    came = true;
+                    play.completed(start.elapsed().as_nanos() as u64, qp, completion, self);
+                }
+            }
+            if play.broken.is_some() || cut.is_some_and(|cut| now > cut) {
+                return false;
+            }
+            let quiet = lock(&self.notes).last.elapsed();
+            let idle = play.next_at().is_none() && !self.is_outstanding();
+            if idle && quiet > QUIET {
+                return false;
+            }
+            if quiet > PATIENCE {
+                return true;
+            }
+            if !came {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+
+    /// Whether a queue pair still waits for an answer.
+    fn is_outstanding(&self) -> bool {
+        let waits = |side: &Side| {
+            let view = side.pair.as_ref().and_then(|pair| pair.query().ok());
+            view.is_some_and(|view| view.outstanding > 0)
+        };
+        self.sides.iter().any(waits)
+    }
+
+    fn finish(&self, play: &Play<'_>, is_stuck: bool) -> Outcome {
+        let plan = self.plan;
+        let tallies: Vec<(RuleId, u64, u64)> = self
+            .devices
+            .iter()
+            .flat_map(Device::rules)
+            .map(|(rule, tally)| (rule.id, tally.matched, tally.fired))
+            .collect();
+        let sum = |id: RuleId| {
+            tallies
+                .iter()
+                .filter(|(rule, ..)| *rule == id)
+                .fold((0, 0), |sum, (_, matched, fired)| (sum.0 + matched, sum.1 + fired))
+        };
+        let counted = plan.counts.iter().map(|count| sum(count.rule.id).0).collect();
+        let mut fired: BTreeMap<RuleId, u64> = play.fired.clone();
+        for fault in &plan.faults {
+            if matches!(fault.kind, FaultKind::Packets { .. }) {
+                fired.insert(fault.id, sum(fault.id).1);
+            }
+        }
+        let states =
+            self.sides.iter().map(|side| side.pair.as_ref().and_then(|pair| pair.state().ok())).collect();
+        let counters = self.contexts.iter().map(Context::counters).collect();
+        let mut record = Record::new(plan);
+        for device in &self.devices {
+            record.know_host(device.address());
+        }
+        for qp in 0..self.sides.len() {
+            record.know(qp, self.endpoint(qp), self.sides[qp].psn);
+        }
+        let notes = lock(&self.notes);
+        for (time_ns, told) in &notes.told {
+            match told {
+                Told::Card(host, event) => record.card(*time_ns, host.0 as usize, event),
+                Told::Fault(host, fault) => record.fault(*time_ns, host.0 as usize, fault),
+            }
+        }
+        let events = notes.told.iter().filter_map(|(_, told)| match told {
+            Told::Card(host, event) => Some((*host, event)),
+            Told::Fault(..) => None,
+        });
+        let faults = notes.told.iter().filter_map(|(_, told)| match told {
+            Told::Fault(_, fault) => Some(fault),
+            Told::Card(..) => None,
+        });
+        let story = Story::of(&self.cast, events, faults);
+        let ended_ns = notes.last.duration_since(notes.start).as_nanos() as u64;
+        let mut memory = |qp: usize, offset: u64, length: u64| match &self.sides[qp].region {
+            Some(region) => region.read_at(offset, length as usize),
+            None => Vec::new(),
+        };
+        let evidence = Evidence {
+            record: &record,
+            play,
+            counted,
+            fired,
+            counters,
+            states,
+            ended_ns,
+            is_stuck,
+            in_real_time: true,
+        };
+        let mut outcome = judge::judge(plan, &evidence, &mut memory);
+        outcome.order_sha256 = Some(story.order_sha256());
+        outcome.story = Some(story);
+        outcome
+    }
+}
+
+impl Hosts for Stage<'_> {
+    fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno> {
+        let (side, peer) = (&self.sides[qp], self.plan.qps[qp].peer);
+        let Some(pair) = &side.pair else { return Err(Errno::EINVAL) };
+        let (request, sge) = request_of(id, work, side.place, self.sides[peer].place);
+        let gather = [sge];
+        let gather: &[_] = if work.bytes == 0 || work.inline { &[] } else { &gather };
+        let inline;
+        let mut posted = SendRequest::new(id, request.operation, gather).flags(request.flags);
+        if work.inline {
+            let Some(region) = &side.region else { return Err(Errno::EINVAL) };
+            inline = region.read_at(sge.address - side.place.0, sge.length as usize);
+            posted = posted.inline(&inline);
+        }
+        if let Some(handle) = &side.handle {
+            posted = posted.to(handle, self.sides[peer].number, QUEUE_KEY);
+        }
+        pair.post(&posted).map_err(|_| Errno::ENOMEM)
+    }
+
+    fn post_receive(&mut self, qp: usize, id: u64, offset: u64, bytes: u32) -> Result<(), Errno> {
+        let side = &self.sides[qp];
+        let (Some(pair), Some(region)) = (&side.pair, &side.region) else { return Err(Errno::EINVAL) };
+        let request = ReceiveRequest { id, scatter: &[region.entry(offset, bytes)] };
+        pair.post_receive(&request).map_err(|_| Errno::ENOMEM)
+    }
+
+    fn modify(&mut self, qp: usize, state: State, notify_drained: bool) -> Result<(), String> {
+        let Some(pair) = &self.sides[qp].pair else { return Err("the queue pair is gone".into()) };
+        let mut modify = Modify::default().state(state);
+        if notify_drained {
+            modify = modify.notify_drained(true);
+        }
+        pair.modify(&modify).map(|_| ()).map_err(|why| why.to_string())
+    }
+
+    fn destroy(&mut self, qp: usize) {
+        self.sides[qp].pair = None;
+    }
+
+    fn unmap(&mut self, _: usize) -> Result<(), String> {
+        Err("the memory of a real process stays where it is".into())
+    }
+
+    fn deregister(&mut self, qp: usize) -> Result<(), String> {
+        self.sides[qp].region = None;
+        Ok(())
+    }
+
+    fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String> {
+        match &self.sides[qp].region {
+            Some(region) => region.change_access(access).map_err(|why| why.to_string()),
+            None => Err("the region is gone".into()),
+        }
+    }
+
+    fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {
+        Err(format!("not possible on real sockets: {what:?}"))
+    }
+}

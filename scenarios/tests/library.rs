@@ -1,0 +1,110 @@
+//! Every scenario that we ship passes, teaches, and gives the same trace on every machine.
+
+use softhca_scenarios::{Outcome, Recording, Scenario, Values, Verdict, simulate};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("library")
+}
+
+fn library() -> Vec<(String, String)> {
+    let mut files: Vec<(String, String)> = fs::read_dir(folder())
+        .expect("the library")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
+        .map(|path| {
+            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+            (name, fs::read_to_string(&path).expect("a text"))
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+fn read(name: &str, text: &str) -> Scenario {
+    Scenario::read(name, text).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+fn run(scenario: &Scenario, seed: u64, recording: Recording) -> Outcome {
+    let plan = scenario.plan(&Values::new(), seed).unwrap_or_else(|problem| panic!("{problem}"));
+    simulate(&plan, recording)
+}
+
+fn complaint(outcome: &Outcome) -> String {
+    let failures = outcome.failures().map(|failure| format!("{}: {}", failure.text, failure.detail));
+    outcome.error.iter().cloned().chain(failures).collect::<Vec<_>>().join("\n    ")
+}
+
+/// The traces of seed 1 are kept in the repository: whoever changes what happens on the wire sees it here.
+/// `SOFTHCA_UPDATE=1` writes them anew.
+#[test]
+fn every_scenario_passes_with_the_trace_that_is_kept() {
+    let path = folder().join("traces.txt");
+    let (mut traces, mut failures) = (String::new(), String::new());
+    for (name, text) in library() {
+        let outcome = run(&read(&name, &text), 1, Recording::Digest);
+        if outcome.verdict != Verdict::Pass {
+            let _ = writeln!(failures, "{name}: {}", complaint(&outcome));
+        }
+        let _ = writeln!(traces, "{}  {name}", outcome.trace_sha256.unwrap_or_default());
+    }
+    assert!(failures.is_empty(), "{failures}");
+    if std::env::var_os("SOFTHCA_UPDATE").is_some() {
+        fs::write(&path, &traces).expect("traces.txt can be written");
+    }
+    let kept = fs::read_to_string(&path).unwrap_or_default();
+    let changed: Vec<&str> = traces.lines().filter(|line| !kept.contains(*line)).collect();
+    assert!(changed.is_empty(), "other traces than library/traces.txt has: {changed:#?}");
+    assert_eq!(kept.lines().count(), traces.lines().count(), "traces.txt names scenarios that are gone");
+}
+
+#[test]
+fn every_scenario_begins_with_what_it_teaches() {
+    let files = library();
+    assert!(files.len() >= 40, "{} scenarios", files.len());
+    for (name, text) in files {
+        assert!(text.lines().take_while(|line| line.starts_with('#')).count() >= 2, "{name}: no comment");
+        let scenario = read(&name, &text);
+        assert!(!scenario.title.ends_with('.') && scenario.title.len() > 10, "{name}: {:?}", scenario.title);
+    }
+}
+
+/// Chance is in the seed and nowhere else: what is kept of a run does not change it, nor does a second time.
+#[test]
+fn recording_and_repeating_change_nothing() {
+    for name in ["gbn-random-loss", "key-value-under-loss", "reorder-fatal"] {
+        let text =
+            fs::read_to_string(folder().join(format!("{name}.toml"))).expect("a scenario of the library");
+        let scenario = read(name, &text);
+        let [first, second] =
+            [Recording::Digest, Recording::Everything].map(|recording| run(&scenario, 7, recording));
+        assert_eq!(first.trace_sha256, second.trace_sha256, "{name}");
+    }
+}
+
+#[test]
+fn random_loss_is_survived_with_many_seeds() {
+    for name in ["gbn-random-loss", "gbn-burst-loss", "key-value-under-loss"] {
+        let text =
+            fs::read_to_string(folder().join(format!("{name}.toml"))).expect("a scenario of the library");
+        let scenario = read(name, &text);
+        for seed in 1..=20 {
+            let outcome = run(&scenario, seed, Recording::Digest);
+            let replay = format!("softhca run scenarios/library/{name}.toml --seed {seed}");
+            assert_eq!(outcome.verdict, Verdict::Pass, "{replay}\n{}", complaint(&outcome));
+        }
+    }
+}
+
+#[test]
+fn the_schema_in_the_repository_is_that_of_the_types() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema.json");
+    let schema = softhca_scenarios::schema();
+    if std::env::var_os("SOFTHCA_UPDATE").is_some() {
+        fs::write(&path, &schema).expect("schema.json can be written");
+    }
+    let kept = fs::read_to_string(path).unwrap_or_default();
+    assert!(kept == schema, "run with SOFTHCA_UPDATE=1 to write scenarios/schema.json anew");
+}

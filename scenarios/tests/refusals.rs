@@ -1,0 +1,218 @@
+//! What makes no sense is refused when the file is read, at its place and with advice.
+
+use softhca_scenarios::{Problem, Recording, Scenario, Values, Verdict, simulate};
+
+const HEAD: &str = r#"title = "t"
+ends = "1ms"
+[hosts]
+alice = {}
+bob = {}
+[[link]]
+between = ["alice", "bob"]
+[[pair]]
+qps = ["alice.1", "bob.1"]
+[[step]]
+name = "w"
+qp = "alice.1"
+write = { bytes = 4000 }
+"#;
+
+fn read(rest: &str) -> Result<Scenario, Problem> {
+    Scenario::read("s.toml", &format!("{HEAD}{rest}"))
+}
+
+/// The problem of a file that has `rest` behind the usual beginning, as people see it.
+fn refusal(rest: &str) -> String {
+    match read(rest) {
+        Err(problem) => problem.to_string(),
+        Ok(_) => panic!("this was accepted:\n{rest}"),
+    }
+}
+
+#[track_caller]
+fn refused(rest: &str, words: &[&str]) {
+    let message = refusal(rest);
+    for word in words {
+        assert!(message.contains(word), "{word:?} is not in:\n{message}");
+    }
+}
+
+fn fault(matching: &str, more: &str) -> String {
+    format!("[[fault]]\non = \"alice -> bob\"\nmatch = {{ {matching} }}\naction = \"drop\"\n{more}")
+}
+
+#[test]
+fn a_problem_has_file_line_column_and_advice() {
+    let message = refusal("[[fault]]\non = \"alice -> bobb\"\naction = \"drop\"\n");
+    let expected = "s.toml:15:6: there is no host or switch \"bobb\"\n 15 | on = \"alice -> bobb\"\n    |      ^\n   \
+                    help: did you mean `bob`?";
+    assert_eq!(message, expected);
+}
+
+#[test]
+fn names_that_do_not_exist_are_refused() {
+    refused(
+        "[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",
+        &["s.toml:15:6", "no queue pair \"alice.2\"", "alice.1"],
+    );
+    refused(
+        "[[fault]]\nlink = \"alice - carol\"\naction = { down = {} }\n",
+        &["no host or switch \"carol\""],
+    );
+    refused(
+        "[[expect]]\ncounter = { host = \"bob\", name = \"sent_pkt\", is = 1 }\n",
+        &["did you mean `sent_pkts`"],
+    );
+    refused("[[expect]]\nevent = { host = \"bob\", name = \"QP_FATALL\" }\n", &["did you mean `QP_FATAL`"]);
+    refused("[[expect]]\ncompletion = { step = \"x\" }\n", &["no step \"x\""]);
+    refused("[[expect]]\ngoodput = { of = \"nothing\" }\n", &["no queue pair, workload or step"]);
+}
+
+#[test]
+fn unknown_fields_and_words_are_refused_with_the_nearest() {
+    refused(
+        "[[fault]]\non = \"alice -> bob\"\nacton = \"drop\"\n",
+        &["unknown field `acton`", "did you mean `action`"],
+    );
+    refused(
+        "[[fault]]\non = \"alice -> bob\"\naction = \"dropp\"\n",
+        &["unknown variant `dropp`", "did you mean `drop`"],
+    );
+    refused(&fault("clas = \"data\"", ""), &["did you mean `class`"]);
+    refused(&fault("opcode = \"WRITE_FRIST\"", ""), &["no opcode", "did you mean `WRITE_FIRST`"]);
+    refused("[[step]]\nqp = \"alice.1\"\nat = \"5\"\nwrite = { bytes = 1 }\n", &["a unit is missing"]);
+}
+
+#[test]
+fn rules_that_can_never_fire_are_refused() {
+    let never = "can never fire";
+    refused(
+        &fault("class = \"ack\", opcode = \"WRITE_FIRST\"", ""),
+        &[never, "no packet of that class has that opcode"],
+    );
+    refused(&fault("class = \"data\", psn = \"+4\"", ""), &[never, "take 4 PSNs, +0 to +3"]);
+    refused(&fault("message = 1", ""), &[never, "1 messages"]);
+    refused(&fault("packet = 4", ""), &[never, "longest message has 4 packets"]);
+    refused(&fault("time = \"2ms..3ms\"", ""), &[never, "after the end of the run"]);
+    refused(&fault("class = \"read-request\"", ""), &[never]);
+    refused(&fault("class = \"ack\"", ""), &[never, "direction"]);
+    refused(&fault("qp = \"bob.1\", class = \"data\"", ""), &[never]);
+    refused(&fault("priority = 8", ""), &[never]);
+    refused(&fault("", "times = 0\n"), &[never]);
+    refused(&fault("", "every = 0\n"), &[never]);
+    refused(&fault("", "pattern = \"OO\"\n"), &[never, "no X"]);
+    refused(&fault("", "probability = 0\n"), &[never]);
+    refused("[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { down = {} }\n", &["never happen"]);
+    let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"r-key\", to = 1 } }\n";
+    refused(rewrite, &[never, "has the field"]);
+}
+
+#[test]
+fn what_is_possible_is_accepted() {
+    for matching in [
+        "psn = \"+3\"",
+        "message = 0",
+        "packet = 3",
+        "class = \"write\", opcode = [\"WRITE_FIRST\", \"SEND_ONLY\"]",
+        "time = \"0..1ms\"",
+        "transmission = 2",
+    ] {
+        read(&fault(matching, "optional = true\n")).unwrap_or_else(|problem| panic!("{problem}"));
+    }
+}
+
+#[test]
+fn an_action_goes_with_its_target() {
+    refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["about packets"]);
+    refused("[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n", &["not about links"]);
+    refused("[[fault]]\nhost = \"bob\"\naction = { errno = \"EIO\" }\n", &["which call fails"]);
+    refused("[[fault]]\naction = \"kill\"\n", &["no target"]);
+}
+
+#[test]
+fn connections_are_checked() {
+    refused("[[pair]]\nqps = [\"alice.1\", \"bob.2\"]\n", &["alice.1 is in a pair already"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob\"]\n", &["no name of a queue pair", "alice.1"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nmtu = 1500\n", &["1500 is no path MTU"]);
+    refused(
+        "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",
+        &["UD has no such operation"],
+    );
+    refused(
+        "[[workload]]\nstream = { qp = \"alice.1\", op = \"write\", bytes = 1, depth = 999 }\n",
+        &["depth is 999"],
+    );
+    refused(
+        "[[step]]\nqp = \"alice.1\"\nat = \"2ms\"\nwrite = { bytes = 1 }\n",
+        &["after the end of the run"],
+    );
+    refused("[[step]]\nqp = \"alice.1\"\n", &["does nothing"]);
+}
+
+#[test]
+fn parameters_are_checked_and_swept() {
+    let text = format!(
+        "{HEAD}{}[parameters]\nwhich = {{ default = 1, range = \"0..3\" }}\nsize = {{ default = \"4KB\" }}\n",
+        fault("psn = \"+${which}\"", "times = 1\n")
+    );
+    let scenario = Scenario::read("s.toml", &text).unwrap_or_else(|problem| panic!("{problem}"));
+    let set = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
+    assert_eq!(scenario.sweep(&set("which", "all")).expect("a sweep").len(), 4);
+    assert!(scenario.sweep(&set("wich", "1")).unwrap_err().to_string().contains("did you mean `which`"));
+    assert!(scenario.sweep(&set("which", "7")).unwrap_err().to_string().contains("not one of the values"));
+    assert!(scenario.sweep(&set("size", "all")).is_err());
+    let unknown = format!("{HEAD}{}", fault("psn = \"$x\"", ""));
+    assert!(Scenario::read("s.toml", &unknown).unwrap_err().to_string().contains("no such parameter"));
+}
+
+#[test]
+fn a_rule_that_did_not_fire_fails_the_run_unless_it_is_optional() {
+    let verdict = |more: &str| {
+        let scenario = read(&fault("transmission = 2", more)).unwrap_or_else(|problem| panic!("{problem}"));
+        simulate(&scenario.plan(&Values::new(), 1).expect("a plan"), Recording::Digest)
+    };
+    let outcome = verdict("name = \"again\"\n");
+    assert_eq!(outcome.verdict, Verdict::Fail);
+    assert_eq!(
+        outcome.failures().map(|failure| failure.text.as_str()).collect::<Vec<_>>(),
+        ["the fault \"again\" happens"]
+    );
+    assert_eq!(verdict("optional = true\n").verdict, Verdict::Pass);
+}
+
+#[test]
+fn a_failed_expectation_says_what_there_was() {
+    let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"flushed\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"nothing\" }\n";
+    let scenario = read(rest).unwrap_or_else(|problem| panic!("{problem}"));
+    let outcome = simulate(&scenario.plan(&Values::new(), 1).expect("a plan"), Recording::Everything);
+    let details: Vec<&str> = outcome.failures().map(|failure| failure.detail.as_str()).collect();
+    assert!(details[0].starts_with("0 of them; there were: write #1 success"), "{details:?}");
+    assert!(details[1].contains("bytes differ, the first at offset 0"), "{details:?}");
+    let around = outcome.failures().next().and_then(|failure| failure.around.clone()).expect("a place");
+    let ladder =
+        outcome.artefacts.as_ref().and_then(|kept| kept.around(&around, softhca_trace::Style::default()));
+    assert!(ladder.expect("a ladder").contains("WRITE_FIRST"));
+}
+
+#[test]
+fn shrinking_leaves_the_faults_that_matter() {
+    // Only the loss of +2 is fatal; the marks and the delay are not.
+    let rest = format!(
+        "{}{}{}[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"success\" }}\n",
+        "[[fault]]\nname = \"marks\"\non = \"alice -> bob\"\naction = \"mark-ce\"\n",
+        "[[fault]]\nname = \"late\"\non = \"bob -> alice\"\naction = { delay = \"1us\" }\noptional = true\n",
+        fault("psn = \"+2\"", "name = \"loss\"\ntimes = 1\n"),
+    );
+    let scenario = read(&rest).unwrap_or_else(|problem| panic!("{problem}"));
+    let plan = scenario.plan(&Values::new(), 1).expect("a plan");
+    let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
+    assert_eq!(shrunk.faults, ["the fault \"loss\", as it is in the file"]);
+    assert!(shrunk.before >= 5, "every mark counts: {}", shrunk.before);
+    // Of a rule that hits by chance, the one packet is found.
+    let rest = "[[fault]]\nname = \"chance\"\non = \"alice -> bob\"\naction = \"drop\"\nprobability = 0.9\noptional = true\n\
+                [[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
+    let plan = read(rest).expect("a scenario").plan(&Values::new(), 3).expect("a plan");
+    let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
+    assert_eq!(shrunk.faults.len(), 1, "{:?}", shrunk.faults);
+    assert!(shrunk.faults[0].contains("psn = \"+"), "{:?}", shrunk.faults);
+}
