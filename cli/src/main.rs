@@ -10,6 +10,7 @@ mod demo;
 mod doctor;
 #[cfg(unix)]
 mod explore;
+mod playground;
 mod report;
 mod input;
 mod log;
@@ -65,6 +66,8 @@ enum Command {
     /// Show a run that goes on in a browser
     #[cfg(unix)]
     Explore(explore::Arguments),
+    /// Make a page in which scenarios are edited and run
+    Playground(playground::Arguments),
     /// Make a page of a run or a capture, to be looked at in a browser
     Report(report::Arguments),
     /// Explain from an event log why a work request failed or took long
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Doctor => doctor::run(),
         #[cfg(unix)]
         Command::Explore(arguments) => explore::run(&arguments),
+        Command::Playground(arguments) => playground::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),

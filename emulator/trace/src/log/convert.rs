@@ -232,16 +232,16 @@ impl Conversion {
         if let Some((index, true)) = seen.message {
             let Message { id, operation, first, packets, bytes, .. } = self.messages[index];
             let (operation, first_psn) = (operation.into(), first.value());
-            let what = What::WorkStarted { qp: sender, id, operation, bytes, first_psn, packets };
+            let what = What::WorkStarted { qp: sender, id, operation, bytes, first_psn, packets, buffer: None };
             tell(None, &from, what, None);
         }
         let work = seen.message.map(|(index, _)| self.messages[index].id);
         let sent = packet(flow.to.address);
-        let what = What::PacketSent { qp: sender, packet: sent, work, again: seen.again };
+        let what = What::PacketSent { qp: sender, packet: sent, work, again: seen.again, cause: None };
         tell(Some(number), &from, what, seen.management.clone());
         let qp = flow.to.qpn.value();
         if !seen.is_intact {
-            let what = What::PacketDropped { qp, packet: Some(packet(flow.from)), reason: "bad-icrc".into() };
+            let what = What::PacketDropped { qp, packet: Some(packet(flow.from)), work, reason: "bad-icrc".into() };
             tell(None, &to, what, Some("the ICRC is wrong".into()));
         }
         if let Some((key, address)) = seen.written {
@@ -260,7 +260,7 @@ impl Conversion {
 
 fn malformed(number: u64, time: u64, at: Option<IpAddr>, reason: Malformed) -> Converted {
     let what =
-        What::PacketDropped { qp: 0, packet: None, reason: format!("malformed/{}", slug(&reason)).into() };
+        What::PacketDropped { qp: 0, packet: None, work: None, reason: format!("malformed/{}", slug(&reason)).into() };
     let host = at.map_or(String::new(), |address| address.to_string());
     (Some(number), Entry { time, host, what, trigger: Some(format!("malformed: {reason}")) })
 }
