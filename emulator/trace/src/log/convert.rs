@@ -237,7 +237,9 @@ impl Conversion {
         }
         let work = seen.message.map(|(index, _)| self.messages[index].id);
         let sent = packet(flow.to.address);
-        let what = What::PacketSent { qp: sender, packet: sent, work, again: seen.again, cause: None };
+        // Why something was sent again, a capture does not tell.
+        let cause = if seen.opcode.operation().is_request() { "work" } else { "request" }.into();
+        let what = What::PacketSent { qp: sender, packet: sent, work, again: seen.again, cause };
         tell(Some(number), &from, what, seen.management.clone());
         let qp = flow.to.qpn.value();
         if !seen.is_intact {
