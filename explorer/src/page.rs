@@ -1,7 +1,7 @@
 //! Puts everything into one HTML file.
 
 use crate::section::Section;
-use crate::{Run, bundle};
+use crate::{Run, Why, bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -56,6 +56,8 @@ struct RunMeta<'a> {
     events: u64,
     frames: u64,
     notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a Why>,
 }
 
 impl Page {
@@ -95,6 +97,7 @@ impl Page {
             events: run.events,
             frames: run.frame_count,
             notes: &run.notes,
+            why: run.why.as_ref(),
         });
         let playground = self.playground.as_ref();
         let meta = Meta {

@@ -1,6 +1,7 @@
 //! The explorer's page in a real browser: every view drawn, every link and key, and no complaint.
 
 mod browser;
+mod playground;
 mod stories;
 
 use browser::{Browser, PROGRAM, scratch};
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         needs("text_never_becomes_markup", markup),
         needs("a_file_can_be_opened_in_the_page", open_file),
         needs("a_run_that_goes_on_is_followed", live),
+        playground::trial(),
         slow("a_million_events_open_and_scroll", million),
     ])
 }
