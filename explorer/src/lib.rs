@@ -14,6 +14,6 @@ mod section;
 mod why;
 
 pub use live::{Feed, LiveServer};
-pub use page::Page;
+pub use page::{Example, Page};
 pub use run::{OpenError, Run};
 pub use why::Why;

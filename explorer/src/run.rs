@@ -293,7 +293,8 @@ impl Packer {
     fn new(name: &str, source: Source, header: &Header) -> Packer {
         let (lines, frames) = (Section::new(), Vec::new());
         let name = name.into();
-        let run = Run { name, source, lines, frames, frame_count: 0, events: 0, why: None, notes: Vec::new() };
+        let run =
+            Run { name, source, lines, frames, frame_count: 0, events: 0, why: None, notes: Vec::new() };
         let mut packer = Packer { run, notes: Vec::new() };
         packer.line(header);
         packer

@@ -24,6 +24,7 @@ struct Explanation {
 
 #[derive(Debug, Serialize)]
 struct Link {
+    event: usize,
     time_ns: u64,
     text: String,
 }
@@ -51,7 +52,8 @@ impl Asked {
 
     pub fn answer(self) -> Why {
         let Some(inquiry) = self.inquiry else {
-            let remark = "The log is too long to be asked why. softhca why LOG --qp Q asks about one queue pair.";
+            let remark =
+                "The log is too long to be asked why. softhca why LOG --qp Q asks about one queue pair.";
             return Why { explanations: Vec::new(), remark: remark.into() };
         };
         // A question about everything names nothing that a log could lack.
@@ -66,7 +68,7 @@ impl From<Answer> for Why {
             chain: explanation
                 .chain
                 .into_iter()
-                .map(|link| Link { time_ns: link.time_ns, text: link.text })
+                .map(|link| Link { event: link.entry, time_ns: link.time_ns, text: link.text })
                 .collect(),
             cause: explanation.cause,
             advice: explanation.advice,

@@ -41,7 +41,6 @@ struct Done<'a> {
     error: Option<&'a str>,
     expectations: &'a [ExpectationOutcome],
     rules: &'a [RuleOutcome],
-    ended_ns: u64,
     why: Option<&'a Why>,
 }
 
@@ -64,7 +63,6 @@ pub fn play(text: &str, seed: u64) -> Played {
         error: outcome.error.as_deref(),
         expectations: &outcome.expectations,
         rules: &outcome.rules,
-        ended_ns: outcome.ended_ns,
         why: run.as_ref().and_then(Run::why),
     };
     let result = json(&done);
@@ -96,9 +94,16 @@ pub extern "C" fn input(length: usize) -> *mut u8 {
 /// Runs the scenario that was written to [`input`].
 #[unsafe(no_mangle)]
 pub extern "C" fn run(seed: u64) {
+    // Whoever panics here is stopped by the browser with one word; what it said is left as the result.
+    std::panic::set_hook(Box::new(|panic| put([panic.to_string().into(), Vec::new(), Vec::new()])));
+    put(Default::default());
     let input = INPUT.lock().expect("there is one thread");
     let Played { result, events, frames } = play(&String::from_utf8_lossy(&input), seed);
-    *OUTPUT.lock().expect("there is one thread") = [result, events, frames];
+    put([result, events, frames]);
+}
+
+fn put(parts: [Vec<u8>; 3]) {
+    *OUTPUT.lock().expect("there is one thread") = parts;
 }
 
 /// Where a part of the outcome is: 0 the result, 1 the event log, 2 the frames.
