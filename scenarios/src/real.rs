@@ -251,6 +251,9 @@ impl<'p> Stage<'p> {
         loop {
             let now = start.elapsed();
             let now_ns = now.as_nanos() as u64;
+            // Asked before the queues are emptied: what ends after this is seen in the next round.
+            let idle = play.next_at().is_none() && !self.is_outstanding();
+            let quiet = lock(&self.notes).last.elapsed();
             play.act(now_ns, self);
             let mut came = false;
             for qp in 0..self.sides.len() {
@@ -262,9 +265,7 @@ impl<'p> Stage<'p> {
             if play.broken.is_some() || cut.is_some_and(|cut| now > cut) {
                 return false;
             }
-            let quiet = lock(&self.notes).last.elapsed();
-            let idle = play.next_at().is_none() && !self.is_outstanding();
-            if idle && quiet > QUIET {
+            if idle && !came && quiet > QUIET {
                 return false;
             }
             if quiet > PATIENCE {
