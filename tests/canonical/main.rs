@@ -49,12 +49,12 @@ fn perform(play: &Play) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// The same for a network; frames are also captured where they leave the switch.
+/// The same for a network; frames are also captured where they arrive, as the switch left them.
 fn congest(network: &Network) -> [Vec<u8>; 2] {
     let (mut world, [alice, bob, carol]) = network.world();
     let cast = Cast::of(&world);
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-    let tap = Tap::new(writer, cast.clone(), Points::EveryCable).expect("a vector takes everything");
+    let tap = Tap::new(writer, cast.clone(), Points::BothEnds).expect("a vector takes everything");
     let tap = Rc::new(RefCell::new(tap));
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, cast)));
     let both: Vec<Box<dyn Observer>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
@@ -132,7 +132,7 @@ fn all() -> Vec<Made> {
     let made = |name, about, points, [capture, log]: [Vec<u8>; 2]| Made { name, about, points, capture, log };
     let plays = PLAYS.iter().map(|play| made(play.name, play.about, Points::Senders, perform(play)));
     let dialogues = DIALOGUES.iter().map(|play| made(play.name, play.about, Points::Senders, hold(play)));
-    let networks = NETWORKS.iter().map(|play| made(play.name, play.about, Points::EveryCable, congest(play)));
+    let networks = NETWORKS.iter().map(|play| made(play.name, play.about, Points::BothEnds, congest(play)));
     plays.chain(dialogues).chain(networks).collect()
 }
 
@@ -156,7 +156,7 @@ const PREFACE: &str = "\
 
 One thing each, of two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
 log for `softhca why` and `softhca lint`. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
-says so. The last two have a third host (carol at 10.0.0.3) and a switch, and show frames once more where they leave the switch, as it marked them. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
+says so. The last two have a third host (carol at 10.0.0.3) and a switch between the three, and show each frame once more where it arrives, perhaps marked on the way. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
 
 | name | what it shows | packets | events |
 |---|---|---|---|
