@@ -268,6 +268,7 @@ fn every_command_prints_what_is_shown() {
 }
 
 /// What a part of a scenario is a part of.
+const TITLE: &str = "title = \"a part\"\n";
 const WHOLE: &str = r#"
 [hosts]
 alice = {}
@@ -300,8 +301,8 @@ fn every_scenario_runs_and_holds() {
             }
             let whole = match (is("part"), file.starts_with('[')) {
                 (false, _) => file,
-                (true, true) => WHOLE.to_owned() + &file,
-                (true, false) => file + WHOLE,
+                (true, true) => format!("{TITLE}{WHOLE}{file}"),
+                (true, false) => format!("{TITLE}{file}{WHOLE}"),
             };
             let plan = Scenario::read(&place, &whole)
                 .and_then(|scenario| scenario.plan(&Default::default(), 1))

@@ -69,8 +69,8 @@ function throughputLane(run, plane) {
     if (run.kind.values[event] !== KIND.SENT || run.payload.values[event] === 0) continue;
     const bin = Math.floor((run.time.values[event] - plane.from) / width);
     const host = isAll ? -1 : run.host.values[event];
-    if (!sums.has(host)) sums.set(host, new Float64Array(bins + 1));
-    sums.get(host)[Math.max(0, Math.min(bins, bin))] += run.payload.values[event];
+    if (!sums.has(host)) sums.set(host, new Float64Array(bins));
+    sums.get(host)[Math.max(0, Math.min(bins - 1, bin))] += run.payload.values[event];
   }
   let high = 1;
   for (const values of sums.values()) for (const value of values) high = Math.max(high, (value * 8e9) / width);

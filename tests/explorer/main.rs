@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         needs("a_run_that_goes_on_is_followed", live),
         needs("why_something_failed_is_told_and_leads_to_its_packets", why),
         needs("a_failed_run_leaves_a_page", failed_run),
+        needs("congestion_is_seen_on_one_clock", congestion),
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
         playground::trial(),
@@ -430,6 +431,47 @@ fn failed_run() {
     browser.press("n");
     assert!(browser.text("document.querySelector('.packet').textContent").contains("destination QP"));
     browser.is_content();
+}
+
+/// Runs of the library through the command: rates, alpha, queues, pauses and CNPs have their lanes.
+fn congestion() {
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
+    let folder = scratch("congestion");
+    let mut browser = Browser::start(1440, 900);
+    for (name, lanes, pauses, notifications) in [
+        ("incast-pfc", "queue depth", true, false),
+        ("ecn-marks-and-cnps", "alpha,queue depth,rate", false, true),
+        ("dcqcn-convergence", "alpha,queue depth,rate", false, true),
+    ] {
+        let file = library.join(name).with_extension("toml");
+        let ran = Command::new(softhca()).arg("run").arg(file).arg("--out").arg(&folder).output();
+        assert!(ran.expect("the command starts").status.success(), "{name}");
+        let page = folder.join(name).with_extension("html");
+        let mut command = Command::new(softhca());
+        command.arg("report").arg(folder.join(name).join("seed-1")).arg("-o").arg(&page);
+        assert!(command.output().expect("the command starts").status.success(), "{name}");
+        browser.open(&page, "#view=timeline");
+        let found =
+            "[...new Set([...currentRun().series.values()].map((series) => series.name))].sort().join()";
+        assert_eq!(browser.text(found), lanes, "{name}");
+        assert_eq!(browser.value("currentRun().spans.size > 0"), json!(pauses), "{name}");
+        assert_eq!(
+            browser.value("currentRun().opcodes.words.includes('CNP')"),
+            json!(notifications),
+            "{name}"
+        );
+        assert!(painted(&mut browser, ".chart") > 5000.0, "{name} is blank");
+        browser.picture(&format!("timeline-{name}"));
+        let names =
+            browser.text("[...currentRun().lanes.keys()].map((key) => currentRun().laneText(key)).join()");
+        assert!(names.contains("→"), "{name}: {names}");
+        for view in VIEWS {
+            browser.click(&format!("#tab-{view}"));
+            assert!(browser.number("document.querySelector('.view').textContent.length") > 0.0, "{view}");
+            browser.picture(&format!("{name}-{view}"));
+        }
+        browser.is_content();
+    }
 }
 
 /// The chain of causes: what failed is chosen, told, and leads to its packets.
