@@ -35,11 +35,6 @@ impl Rig {
         Rig { folder }
     }
 
-    /// The folder itself.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// A place for a file of the test's own.
     pub fn file(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()

@@ -133,7 +133,7 @@ fn connected(provider: &str, kind: &str) {
         .args(&wrapper[1..])
         .args(["sh", "-c", CONNECTED])
         .env("SOFTHCA", rig::softhca())
-        .env("XDG_RUNTIME_DIR", rig.folder())
+        .env("XDG_RUNTIME_DIR", rig.file("."))
         .env("PAIR", format!("fi_pingpong -p {provider} -e {kind} -I 20 -S 4096"))
         // The completion queue that libfabric asks for grows with it, and a card's is smaller than 256 need.
         .env("FI_UNIVERSE_SIZE", "64")

@@ -68,11 +68,11 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         eprintln!("softhca: programs: {why}");
         return ExitCode::FAILURE;
     }
-    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer") {
-        if let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure)) {
-            eprintln!("softhca: peers: {why}");
-            return ExitCode::FAILURE;
-        }
+    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer")
+        && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure))
+    {
+        eprintln!("softhca: peers: {why}");
+        return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
