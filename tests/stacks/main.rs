@@ -11,7 +11,7 @@ mod view;
 use libtest_mimic::Trial;
 use rig::{Rig, Running, free_port};
 use softhca_tests::{namespace, tools};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 fn main() -> ExitCode {
     if !cfg!(target_os = "linux") {
@@ -31,15 +31,33 @@ fn main() -> ExitCode {
     for kind in ["dgram", "rdm"] {
         tests.push(tools::needs_with("fi_pingpong", &format!("fi_pingpong_{kind}"), move || libfabric(kind)));
     }
+    for (provider, kind) in [("verbs", "msg"), ("verbs;ofi_rxm", "rdm")] {
+        let name = format!("fi_pingpong_{kind}_on_a_network");
+        tests.push(networked("fi_pingpong", &name, move || connected(provider, kind)));
+    }
     tools::run(tests)
 }
 
 /// A test that needs a program, and the view.
 fn seeing(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    if view::is_allowed() {
+    allowed(view::is_allowed(), "no mount namespace: `softhca doctor` says why", program, name, test)
+}
+
+/// A test that needs a program, and a network of its own.
+fn networked(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+    allowed(namespace::wrapper().is_some(), namespace::NOT_ALLOWED, program, name, test)
+}
+
+fn allowed(
+    is_allowed: bool,
+    reason: &'static str,
+    program: &'static str,
+    name: &str,
+    test: impl FnOnce() + Send + 'static,
+) -> Trial {
+    if is_allowed {
         return tools::needs_with(program, name, test);
     }
-    let reason = "no mount namespace: `softhca doctor` says why";
     if namespace::is_required() {
         return Trial::test(name, move || Err(reason.into()));
     }
@@ -106,3 +124,40 @@ fn libfabric(kind: &str) {
         assert!(seen.success && seen.text.contains("1k      20      =20"), "{seen:?}");
     }
 }
+
+/// Connections by the RDMA CM: libfabric looks for cards on interfaces other than loopback.
+fn connected(provider: &str, kind: &str) {
+    let wrapper = namespace::wrapper().expect("it was looked for");
+    let rig = Rig::new();
+    let output = Command::new(wrapper[0])
+        .args(&wrapper[1..])
+        .args(["sh", "-c", CONNECTED])
+        .env("SOFTHCA", rig::softhca())
+        .env("XDG_RUNTIME_DIR", rig.file("."))
+        .env("PAIR", format!("fi_pingpong -p {provider} -e {kind} -I 20 -S 4096"))
+        // The completion queue that libfabric asks for grows with it, and a card's is smaller than 256 need.
+        .env("FI_UNIVERSE_SIZE", "64")
+        .output()
+        .expect("a shell");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.matches("4k      20      =20").count() == 2, "{output:?}");
+}
+
+/// An interface with an address, a card on it, and both ends of a program.
+const CONNECTED: &str = r#"
+ip link add cable0 type veth peer name cable1 && ip link set cable1 up || ip link add cable0 type dummy
+ip addr add 10.9.0.1/24 dev cable0 && ip link set cable0 up || exit 1
+"$SOFTHCA" daemon --host alice=10.9.0.1 > "$XDG_RUNTIME_DIR/ready" &
+daemon=$!
+until grep -q ^ready "$XDG_RUNTIME_DIR/ready"; do sleep 0.1; kill -0 $daemon || exit 1; done
+set -f; IFS=' '; set -- $PAIR
+"$SOFTHCA" exec -- timeout 60 "$@" -B 18000 &
+server=$!
+until grep -q ' 00000000:4650 ' /proc/net/tcp; do sleep 0.1; kill -0 $server || exit 1; done
+"$SOFTHCA" exec -- timeout 60 "$@" -P 18000 10.9.0.1
+client=$?
+wait $server
+server=$?
+"$SOFTHCA" stop > /dev/null
+exit $((client + server))
+"#;

@@ -149,7 +149,7 @@ fn connected(mode: &Mode, depth: u32, pairs: usize, home: Home) -> Result<[Side;
     Ok(sides)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
