@@ -156,6 +156,9 @@ impl Network {
         if let Some(size) = spec.buffer {
             settings.buffer = size.0;
         }
+        if let Some(step) = spec.depth_step {
+            settings.sample_step = step.0;
+        }
         if let Some(size) = spec.queue_limit {
             settings.queue_limit = size.0;
         }
