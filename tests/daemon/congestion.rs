@@ -30,15 +30,15 @@ fn wait_for(control: &mut DaemonControl, host: &str, name: &str) {
     }
 }
 
-/// Bob takes what arrives twenty times more slowly than Alice may send. His port pauses the switch, the switch marks
+/// Bob takes what arrives fifty times more slowly than Alice may send. His port pauses the switch, the switch marks
 /// what waits and pauses Alice, Bob's card notifies hers, and her rate falls. Nothing is lost: loss would be fatal.
 #[test]
 fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
     let subnet = format!("127.97.{}", std::process::id() % 250 + 1);
     let config = format!(
         "congestion = 'dcqcn'\n[hosts]\nalice = '{subnet}.2'\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\n\
-         rate_gbit = 1\nreceive_gbit = {{ bob = 0.05 }}\necn = {{ kmin = 5000, kmax = 50000, pmax = 0.5 }}\n\
-         pfc = {{ xoff = 65536 }}\n"
+         rate_gbit = 1\nreceive_gbit = {{ bob = 0.02 }}\necn = {{ kmin = 5000, kmax = 50000, pmax = 0.5 }}\n\
+         pfc = {{ xoff = 16384 }}\n"
     );
     let daemon = TestDaemon::with(&[("TEST_CONFIG", &config)]);
     let mut control = daemon.control();

@@ -216,7 +216,7 @@ impl Records {
                 return Ok(());
             };
             let cable = CableId(cable + interfaces.len() as u32);
-            let [from, to] = cast.nodes(cable, direction).unwrap_or([Node::Host(HostId(u32::MAX)); 2]);
+            let Some([from, to]) = cast.nodes(cable, direction) else { return Ok(()) };
             let end = if heading == Heading::Out { from } else { to };
             match end.host().and_then(|host| interfaces.get(host.0 as usize)) {
                 Some(interface) => writer.pause(now.nanos(), *interface, heading, pause, None),
