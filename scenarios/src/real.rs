@@ -6,18 +6,19 @@ use crate::language::Errno;
 use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
-use crate::report::Outcome;
+use crate::report::{Artefacts, Outcome, Verdict};
 use crate::sim::{QUEUE_KEY, pattern, request_of};
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
-    Modify, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
+    Modify, Passage, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
-use softhca_fabric::{Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
+use softhca_fabric::{CableId, Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
 use softhca_queue::Access;
-use softhca_trace::{Cast, Story};
-use softhca_wire::{Gid, Psn, Qpn};
+use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
+use softhca_wire::{Envelope, Gid, Psn, Qpn};
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
 
@@ -29,11 +30,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The least time for an acknowledgement, as an exponent: half a second. A machine that was busy elsewhere would make
 /// packets go twice that a quiet one sends once.
 const LEAST_TIMEOUT: u8 = 17;
+/// Bytes of packets that are kept for a capture; what is sent beyond is left out of it.
+const CAPTURED: usize = 64 << 20;
 
 /// Carries a plan out on real sockets and judges it. Expectations about time are left out.
 pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
-    // What is told is kept anyway; a capture of a real run is `softhca exec --capture`'s.
-    let _ = recording;
     if plan.qps.is_empty() || plan.pairs.is_empty() {
         return Outcome::broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
     }
@@ -44,7 +45,12 @@ pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
         Ok(mut stage) => {
             let mut play = Play::new(plan);
             let is_stuck = stage.run(&mut play);
-            stage.finish(&play, is_stuck)
+            let mut outcome = stage.finish(&play, is_stuck);
+            // A real run cannot be done again: one that fails is written down whether or not somebody asked.
+            if recording == Recording::Everything || outcome.verdict != Verdict::Pass {
+                outcome.artefacts = stage.write_down().ok();
+            }
+            outcome
         }
         Err(why) => Outcome::broken(why),
     }
@@ -54,6 +60,7 @@ pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
 enum Told {
     Card(HostId, Event),
     Fault(HostId, Fault),
+    Packet(HostId, Envelope, Box<[u8]>),
 }
 
 /// What all cards told, in the order in which they told it.
@@ -61,6 +68,8 @@ struct Notes {
     start: Clock,
     last: Clock,
     told: Vec<(u64, Told)>,
+    /// Bytes of the packets among it.
+    captured: usize,
     begun: bool,
 }
 
@@ -74,8 +83,11 @@ struct Scribe(HostId, Arc<Mutex<Notes>>);
 impl Scribe {
     fn put(&self, told: Told) {
         let mut notes = lock(&self.1);
+        if let Told::Packet(.., packet) = &told {
+            notes.captured += packet.len();
+        }
         // The way to RTS is not part of the run.
-        if notes.begun {
+        if notes.begun && (notes.captured <= CAPTURED || !matches!(told, Told::Packet(..))) {
             notes.last = Clock::now();
             let at = notes.start.elapsed().as_nanos() as u64;
             notes.told.push((at, told));
@@ -86,6 +98,12 @@ impl Scribe {
 impl Witness for Scribe {
     fn card(&mut self, _: Instant, event: &Event) {
         self.put(Told::Card(self.0, *event));
+    }
+
+    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
+        if passage == Passage::Sent {
+            self.put(Told::Packet(self.0, *envelope, packet.into()));
+        }
     }
 
     fn fault(&mut self, _: Instant, fault: &Fault) {
@@ -116,7 +134,8 @@ struct Stage<'p> {
 
 impl<'p> Stage<'p> {
     fn build(plan: &'p Plan) -> Result<Stage<'p>, String> {
-        let notes = Notes { start: Clock::now(), last: Clock::now(), told: Vec::new(), begun: false };
+        let notes =
+            Notes { start: Clock::now(), last: Clock::now(), told: Vec::new(), captured: 0, begun: false };
         let notes = Arc::new(Mutex::new(notes));
         let (mut devices, mut contexts, mut cast) = (Vec::new(), Vec::new(), Cast::new());
         for (index, host) in plan.hosts.iter().enumerate() {
@@ -215,6 +234,12 @@ impl<'p> Stage<'p> {
         }
         for fault in &self.plan.faults {
             self.cast.name_rule(fault.id, &fault.name);
+        }
+        for (index, cable) in self.plan.cables.iter().enumerate() {
+            if let [Node::Host(first), Node::Host(second)] = cable.ends {
+                let ends = [first, second].map(|host| HostId(host as u32));
+                self.cast.name_cable(CableId(index as u32), ends);
+            }
         }
         Ok(())
     }
@@ -328,15 +353,16 @@ impl<'p> Stage<'p> {
             match told {
                 Told::Card(host, event) => record.card(*time_ns, host.0 as usize, event),
                 Told::Fault(host, fault) => record.fault(*time_ns, Some(host.0 as usize), fault),
+                Told::Packet(..) => {}
             }
         }
         let events = notes.told.iter().filter_map(|(_, told)| match told {
             Told::Card(host, event) => Some((*host, event)),
-            Told::Fault(..) => None,
+            Told::Fault(..) | Told::Packet(..) => None,
         });
         let faults = notes.told.iter().filter_map(|(_, told)| match told {
             Told::Fault(_, fault) => Some(fault),
-            Told::Card(..) => None,
+            Told::Card(..) | Told::Packet(..) => None,
         });
         let story = Story::of(&self.cast, events, faults);
         let ended_ns = notes.last.duration_since(notes.start).as_nanos() as u64;
@@ -359,6 +385,52 @@ impl<'p> Stage<'p> {
         outcome.order_sha256 = Some(story.order_sha256());
         outcome.story = Some(story);
         outcome
+    }
+}
+
+impl Stage<'_> {
+    /// The event log, the capture and the ladders of what was told. Packets are captured where they leave a card.
+    fn write_down(&self) -> io::Result<Artefacts> {
+        let mut log = EventLog::new(Vec::new(), &self.plan.title, self.cast.clone());
+        let mut ladders = Ladders::new(self.cast.clone());
+        let mut capture = CaptureWriter::new(Vec::new())?;
+        let mut taps = Vec::new();
+        for (name, address) in self.cast.hosts() {
+            taps.push(PortTap::new(capture.add_interface(name, &address.to_string())?));
+        }
+        for (time_ns, told) in &lock(&self.notes).told {
+            let now = Instant::from_nanos(*time_ns);
+            match told {
+                Told::Card(host, event) => {
+                    log.card(now, *host, event);
+                    ladders.card(now, *host, event);
+                    taps[host.0 as usize].release(&mut capture)?;
+                }
+                Told::Packet(host, envelope, packet) => {
+                    ladders.frame(now, envelope, packet);
+                    taps[host.0 as usize].sent(&mut capture, *time_ns, envelope, packet)?;
+                }
+                Told::Fault(host, fault) => {
+                    if let Some(cable) = self.cable_of(*host) {
+                        log.fault(now, cable, fault);
+                    }
+                    ladders.fault(self.cast.address(*host), fault);
+                    taps[host.0 as usize].fault(fault, &self.cast);
+                }
+            }
+        }
+        for tap in &mut taps {
+            tap.release(&mut capture)?;
+        }
+        log.finish()?;
+        Ok(Artefacts { events: log.into_inner(), capture: capture.into_inner(), ladders: ladders.ladders() })
+    }
+
+    /// The one cable of a host.
+    fn cable_of(&self, host: HostId) -> Option<CableId> {
+        let end = Node::Host(host.0 as usize);
+        let index = self.plan.cables.iter().position(|cable| cable.ends.contains(&end))?;
+        Some(CableId(index as u32))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The daemon with real processes: this binary runs itself again as a daemon and as its clients.
 
+mod congestion;
 mod connections;
 mod data;
 mod death;

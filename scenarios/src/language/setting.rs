@@ -321,6 +321,9 @@ pub enum TransportName {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection: known, so that it can be refused with a reason.
+    #[schemars(skip)]
+    Xrc,
 }
 
 /// A right that peers have.

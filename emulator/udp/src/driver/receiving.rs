@@ -87,9 +87,12 @@ impl<M: Memory> Driver<M> {
 
     /// Takes what the backbone has for this host. Says whether that is anything.
     pub(super) fn heed_backbone(&mut self, now: Instant) -> bool {
-        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
-        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
-        hca.pause(pauses.mask() | glance.paused);
+        let Some(glance) = self.plug.as_ref().map(Plug::look) else { return false };
+        self.backbone_paused = glance.paused;
+        let before = core::mem::replace(&mut self.backbone_pause_frames, glance.pause_frames);
+        self.hca.note_pause_frames(glance.pause_frames - before);
+        self.heed_pauses();
+        let Driver { hca, memory, witness, at_line, .. } = self;
         if glance.is_free {
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
