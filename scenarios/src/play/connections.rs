@@ -245,10 +245,10 @@ impl Play<'_> {
         });
         match kind {
             // As librdmacm does: the queue pair of a connection that will not be is stopped.
-            EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError => {
-                if !self.plan.pair_of(qp).kind.is_datagram() {
-                    let _ = hosts.modify(qp, State::Error, false);
-                }
+            EventKind::Rejected | EventKind::Unreachable | EventKind::ConnectError
+                if !self.plan.pair_of(qp).kind.is_datagram() =>
+            {
+                let _ = hosts.modify(qp, State::Error, false);
             }
             // As every program does: it lets go of its end, too.
             EventKind::Disconnected => {

@@ -103,9 +103,13 @@ where
 
 /// How much the two ends of a test do, and where.
 pub struct Settings {
+    /// How many connections.
     pub connections: usize,
+    /// How many messages each way, over each.
     pub messages: u64,
+    /// Bytes of a message.
     pub size: u32,
+    /// Where the server listens.
     pub port: u16,
 }
 
