@@ -105,11 +105,12 @@ fn a_thousand_connections_of_embedded_cards_leave_nothing_behind() {
     let (before, open) = (LIVE.load(Ordering::Relaxed), descriptors());
     connect(&client, &server, own, peer, 1000);
     assert_eq!(descriptors(), open);
-    // A queue pair has more than a thousand bytes, an identifier some hundreds: one of either per connection would show.
+    // A queue pair has thousands of bytes, the identifiers of a connection have hundreds: one of them per connection would
+    // show. The heap of the card's timers doubles now and then, since timers of the past leave it when their time comes.
     let deadline = Instant::now() + PATIENCE;
     loop {
         let grown = LIVE.load(Ordering::Relaxed) - before;
-        if grown < 32 * 1024 {
+        if grown < 200 * 1024 {
             break;
         }
         assert!(Instant::now() < deadline, "{grown} bytes more than before");
