@@ -3,7 +3,7 @@
 
 use crate::process::{PATIENCE, TestDaemon};
 use softhca::rdma_cm::{Connector, EventChannel, EventKind, Id, Listener, Parameters, PortSpace};
-use softhca::{Context, Device, Error, QpKind, QueuePair, block_on, spawn};
+use softhca::{Context, DaemonControl, Device, Error, QpKind, QueuePair, block_on, spawn};
 use std::time::{Duration, Instant};
 
 fn pair(context: &Context) -> Result<QueuePair, Error> {
@@ -76,9 +76,9 @@ fn a_program_that_leaves_ends_its_connections() {
 }
 
 /// What a daemon's process has open, and what its clients have.
-fn possessions(daemon: &TestDaemon) -> (usize, Vec<Vec<(String, u32)>>) {
+fn possessions(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, Vec<Vec<(String, u32)>>) {
     let folder = format!("/proc/{}/fd", daemon.process.number());
-    let hosts = daemon.control().status().unwrap().hosts;
+    let hosts = control.status().unwrap().hosts;
     let clients = hosts.into_iter().flat_map(|host| host.clients).map(|client| client.resources).collect();
     (std::fs::read_dir(folder).unwrap().count(), clients)
 }
@@ -120,12 +120,13 @@ fn a_thousand_connections_in_a_row_leave_nothing_behind() {
         hear(&asking, EventKind::Disconnected);
     };
     connect();
-    let before = possessions(&daemon);
+    let mut control = daemon.control();
+    let before = possessions(&daemon, &mut control);
     (0..1000).for_each(|_| connect());
     // The status is brought up to date behind the answer to the last call.
     let deadline = Instant::now() + PATIENCE;
-    while possessions(&daemon) != before && Instant::now() < deadline {
+    while possessions(&daemon, &mut control) != before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(possessions(&daemon), before);
+    assert_eq!(possessions(&daemon, &mut control), before);
 }
