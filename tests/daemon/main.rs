@@ -8,6 +8,7 @@ mod fork;
 mod hostile;
 mod last_byte;
 mod limits;
+mod memory;
 mod multicast;
 mod process;
 
@@ -22,6 +23,7 @@ fn role() {
         Ok("blocker") => hostile::be_blocker(),
         Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
+        Ok("owner") => memory::be_owner(),
         _ => {}
     }
 }

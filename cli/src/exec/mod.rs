@@ -6,10 +6,13 @@
 mod daemon;
 mod library;
 mod program;
+mod view;
 
 use clap::Args;
 use daemon::Wanted;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_daemon::View;
+use softhca_queue::control::Folder;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -41,6 +44,9 @@ pub struct Arguments {
     /// Write the packets of the daemon's cards to a pcapng file until the program ends
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Leave /sys/class and /dev as they are: programs that look there for RDMA devices find none
+    #[arg(long)]
+    no_view: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -75,6 +81,30 @@ impl Place {
     }
 }
 
+impl Place {
+    /// What the program is to see of its host's card in `/sys` and `/dev`. It is an extra: a card that cannot be
+    /// opened now says so to the program.
+    fn view(&self, connection: &DaemonControl) -> Option<View> {
+        let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let host = chosen.or_else(|| connection.hosts().first().map(|card| card.name.clone()))?;
+        view::Shown::of(self.name.as_deref(), &host).ok()?.view(&view_place().ok()?).ok()
+    }
+}
+
+/// The folder that views are put together in.
+fn view_place() -> std::io::Result<PathBuf> {
+    let folder = Folder::of_user();
+    folder.prepare()?;
+    let place = folder.path().join("view");
+    std::fs::create_dir_all(&place)?;
+    Ok(place)
+}
+
+/// Whether programs see the card in `/sys` and `/dev` on this machine, or why not.
+pub fn view_is_allowed() -> std::io::Result<()> {
+    view::is_allowed(&view_place()?)
+}
+
 fn failed(message: &str) -> ExitCode {
     eprintln!("softhca: {message}");
     ExitCode::from(FAILED)
@@ -107,7 +137,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     {
         return failed(&message);
     }
-    let code = program::run(&path, &arguments.program, &arguments.place.variables(&folder));
+    let view = if arguments.no_view { None } else { arguments.place.view(&connection) };
+    let code = program::run(&path, &arguments.program, &arguments.place.variables(&folder), view);
     if arguments.capture.is_some()
         && let Err(error) = connection.end_records()
     {

@@ -181,6 +181,8 @@ pub struct SwitchSpec {
     pub pfc: Option<PfcSpec>,
     /// What it does about a neighbour that pauses it for ever; nothing unless said.
     pub watchdog: Option<WatchdogSpec>,
+    /// The event log tells the depth of a queue whenever it passes a multiple of this; never unless said.
+    pub sample: Option<Size>,
 }
 
 /// Random marking between two queue lengths.
