@@ -4,9 +4,10 @@ mod invariants;
 
 use crate::language::SwitchExpectation;
 use crate::plan::{
-    Bound, Check, CompletionCheck, Expectation, FlowKind, MemoryClaim, Node, OrderCheck, Plan, Subject,
+    Bound, Check, CompletionCheck, ConnectionCheck, Expectation, FlowKind, MemoryClaim, Node, OrderCheck,
+    Plan, Subject,
 };
-use crate::play::{Origin, Play, Seen};
+use crate::play::{Heard, Origin, Play, Seen};
 use crate::quantity::{Amount, Rate, Time};
 use crate::record::{Moment, Record, SwitchDeeds, Told};
 use crate::report::{Around, ExpectationOutcome, Outcome, RuleOutcome, Skipped, Verdict};
@@ -174,6 +175,7 @@ impl Judge<'_> {
                 Finding::new(times.holds(found), format!("{found} of them; all events: {others}"))
                     .at(self.somewhere())
             }
+            Check::Connection(check) => self.connection(check),
             Check::Order(checks) => self.order(checks),
             Check::Memory { qp, area, offset, bytes, claim } => {
                 let from = area.start(self.plan.pair_of(*qp).area) + offset;
@@ -292,6 +294,41 @@ impl Judge<'_> {
         Finding::new(times.holds(found), detail).at(self.around(time_ns, qp))
     }
 
+    fn connection(&self, check: &ConnectionCheck) -> Finding {
+        let heard = &self.evidence.play.connections.heard;
+        let near = |heard: &&Heard| {
+            check.qp.is_none_or(|qp| heard.qp == Some(qp)) && check.host.is_none_or(|host| heard.host == host)
+        };
+        let matches = |heard: &&Heard| {
+            near(heard)
+                && heard.kind == check.kind
+                && check.status.is_none_or(|status| status == heard.status)
+                && check.private_data.as_ref().is_none_or(|words| heard.private_data.starts_with(words))
+                && (check.during.first..=check.during.last).contains(&heard.time_ns)
+        };
+        let found = heard.iter().filter(matches).count() as u64;
+        let told = heard.iter().filter(near).map(|heard| {
+            let name = heard.kind.name().trim_start_matches("RDMA_CM_EVENT_");
+            let when = match self.evidence.in_real_time {
+                true => String::new(),
+                false => format!(" at {}", Time(heard.time_ns)),
+            };
+            format!("{name} {}{when}", heard.status)
+        });
+        let told: Vec<String> = told.collect();
+        let mut detail = format!("{found} of them; there were: {}", told.join("; "));
+        if told.is_empty() {
+            detail = "nothing was heard there".into();
+        }
+        let failed = &self.evidence.play.failed;
+        if let (false, Some(last)) = (check.times.holds(found), failed.last()) {
+            detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
+        }
+        let place = heard.iter().filter(near).find_map(|heard| Some((heard.time_ns, heard.qp?)));
+        let (time_ns, qp) = place.unwrap_or((self.evidence.ended_ns, check.qp.unwrap_or(0)));
+        Finding::new(check.times.holds(found), detail).at(self.around(time_ns, qp))
+    }
+
     /// A completion in words.
     fn told(&self, seen: &Seen) -> String {
         let completion = &seen.completion;
@@ -375,6 +412,14 @@ impl Judge<'_> {
             (OrderCheck::State(qp, is, _), Moment::State { to }) => told.qp == Some(*qp) && to == is,
             (OrderCheck::Event(host, name), Moment::Raised { name: raised }) => {
                 told.host == Some(*host) && name == raised
+            }
+            (OrderCheck::Connection(check, _), Moment::Connection { id, kind, status }) => {
+                let qp = told.host.and_then(|host| self.evidence.play.connections.qp_of(host, *id));
+                check.kind == *kind
+                    && check.status.is_none_or(|wanted| wanted == *status)
+                    && check.host.is_none_or(|host| told.host == Some(host))
+                    && check.qp.is_none_or(|wanted| qp == Some(wanted))
+                    && (check.during.first..=check.during.last).contains(&told.time_ns)
             }
             (OrderCheck::Fault(id, _), Moment::Fault { rule, .. }) => *rule == Some(*id),
             _ => false,

@@ -3,10 +3,15 @@
 //! It knows nothing of clocks and cards: a driver tells it the time, gives it [`Hosts`] to act on, and brings
 //! it completions. The same program runs in virtual and in real time.
 
+mod connections;
+
+pub use connections::{Connections, Heard, News};
+
 use crate::language::{CallName, Errno, Placement};
 use crate::plan::{Area, Change, Deed, Disturbance, FaultKind, FlowKind, Job, Plan, Work};
-use softhca_engine::State;
+use softhca_engine::{QpKind, State};
 use softhca_fabric::{Choice, Repeat, RuleId, Seed};
+use softhca_queue::cm::DatagramTarget;
 use softhca_queue::{Access, Completion, Status};
 use std::collections::BTreeMap;
 
@@ -26,6 +31,22 @@ pub trait Hosts {
     fn deregister(&mut self, qp: usize) -> Result<(), String>;
     /// Changes what the memory of a queue pair allows.
     fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String>;
+    /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno>;
+    /// Asks the host of a queue pair's peer for a connection; returns the identifier.
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
+    /// Takes a queue pair to RTS and accepts the request that an identifier stands for.
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
+    /// Refuses a request.
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
+    /// Takes a queue pair whose request was accepted to RTS, and tells the other side.
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
+    /// Lets a datagram queue pair send to the one that was found.
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno>;
+    /// Stops a queue pair and ends its connection, or agrees to its end.
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
+    /// Lets go of everything that a host's program has of the connection manager.
+    fn close(&mut self, host: usize);
     /// Does something to a cable, a switch or a card.
     fn disturb(&mut self, what: &Disturbance) -> Result<(), String>;
 }
@@ -165,6 +186,8 @@ pub struct Play<'p> {
     pub seen: Vec<Seen>,
     /// Every call that failed.
     pub failed: Vec<Failed>,
+    /// Their connections.
+    pub connections: Connections,
     /// What the driver could not do.
     pub broken: Option<String>,
 }
@@ -182,12 +205,13 @@ impl<'p> Play<'p> {
             step_left: plan
                 .steps
                 .iter()
-                .map(|step| if step.expects_completion() { step.repeat } else { 0 })
+                .map(|step| if step.deed.is_awaited() { step.repeat } else { 0 })
                 .collect(),
             counts: BTreeMap::new(),
             fired: BTreeMap::new(),
             seen: Vec::new(),
             failed: Vec::new(),
+            connections: Connections::default(),
             broken: None,
         };
         // At one time, faults come first, then receives, then work.
@@ -320,6 +344,7 @@ impl<'p> Play<'p> {
                 hosts.destroy(qp);
             }
         }
+        hosts.close(host);
         for (progress, flow) in self.progress.iter_mut().zip(&self.plan.flows) {
             progress.is_over |= self.plan.qps[flow.qp].host == host;
         }
@@ -363,7 +388,7 @@ impl<'p> Play<'p> {
         self.sides[qp].next_id += 1;
         let result = match self.refusal(qp, CallName::PostSend) {
             Some(errno) => Err(errno),
-            None if self.sides[qp].is_gone => Err(Errno::EINVAL),
+            None if self.sides[qp].is_gone || !self.is_ready(qp) => Err(Errno::EINVAL),
             None => hosts.post(qp, id, work),
         };
         self.note(now_ns, qp, id, work.bytes, origin, result)
@@ -439,6 +464,14 @@ impl<'p> Play<'p> {
                 Deed::Unmap => hosts.unmap(step.qp),
                 Deed::Deregister => hosts.deregister(step.qp),
                 Deed::Reregister(access) => hosts.reregister(step.qp, *access),
+                Deed::Listen { .. }
+                | Deed::Connect { .. }
+                | Deed::Accept { .. }
+                | Deed::Reject { .. }
+                | Deed::Disconnect => {
+                    self.do_connecting(now_ns, index, hosts);
+                    Ok(())
+                }
             };
             if let Err(why) = outcome {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
@@ -611,17 +644,6 @@ impl<'p> Play<'p> {
             if follower.after == Some(step) {
                 self.schedule(now_ns + follower.at_ns, Cue::Step(index));
             }
-        }
-    }
-}
-
-impl crate::plan::StepPlan {
-    /// Whether a completion will tell that it is done.
-    pub fn expects_completion(&self) -> bool {
-        match &self.deed {
-            Deed::Post(work) => work.signaled,
-            Deed::Receive { .. } => true,
-            _ => false,
         }
     }
 }

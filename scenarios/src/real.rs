@@ -1,5 +1,7 @@
 //! The same plans in real time: embedded cards on loopback addresses, with the rules on their cables.
 
+mod meeting;
+
 use crate::Recording;
 use crate::judge::{self, Evidence};
 use crate::language::Errno;
@@ -8,15 +10,17 @@ use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome, Verdict};
 use crate::sim::{QUEUE_KEY, pattern, request_of};
+use meeting::Meetings;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
-    Modify, Passage, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
+    Modify, Passage, Path, ProtectionDomain, QpKind, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
 use softhca_fabric::{CableId, Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
 use softhca_queue::Access;
+use softhca_queue::cm::{DatagramTarget, RejectReason};
 use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
-use softhca_wire::{Envelope, Gid, Psn, Qpn};
+use softhca_wire::{Envelope, Gid, Psn, Qpn, QueueKey};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,7 +29,7 @@ use std::time::{Duration, Instant as Clock};
 /// A run is over when nothing has happened for this long and no work is outstanding.
 const QUIET: Duration = Duration::from_millis(150);
 /// A run in which nothing happens for this long has got stuck.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The least time for an acknowledgement, as an exponent: half a second. A machine that was busy elsewhere would make
 /// packets go twice that a quiet one sends once.
@@ -113,10 +117,12 @@ impl Witness for Scribe {
 
 /// A queue pair of the plan on its card. What is gone is destroyed.
 struct Side {
+    domain: ProtectionDomain,
     pair: Option<QueuePair>,
     region: Option<MemoryRegion>,
     queue: CompletionQueue,
-    handle: Option<AddressHandle>,
+    /// Where datagrams go.
+    target: Option<(AddressHandle, Qpn, QueueKey)>,
     number: Qpn,
     /// What its region is called, also when it is gone.
     place: (u64, softhca::RemoteKey, u64),
@@ -130,6 +136,7 @@ struct Stage<'p> {
     sides: Vec<Side>,
     notes: Arc<Mutex<Notes>>,
     cast: Cast,
+    meetings: Meetings,
 }
 
 impl<'p> Stage<'p> {
@@ -150,7 +157,8 @@ impl<'p> Stage<'p> {
             contexts.push(device.open());
             devices.push(device);
         }
-        let mut stage = Stage { plan, devices, contexts, sides: Vec::new(), notes, cast };
+        let mut stage =
+            Stage { plan, devices, contexts, sides: Vec::new(), notes, cast, meetings: Meetings::default() };
         stage.create().map_err(|why| why.to_string())?;
         stage.connect().map_err(|why| why.to_string())?;
         stage.lay_rules();
@@ -168,15 +176,6 @@ impl<'p> Stage<'p> {
             let builder =
                 domain.queue_pair(pair.kind, &queue).sends(pair.sends).receives(pair.receives.max(128));
             let created = builder.create()?;
-            let handle = match pair.kind.is_datagram() {
-                false => None,
-                true => {
-                    let peer = Gid::from(self.devices[self.plan.qps[qp.peer].host].address());
-                    let vector =
-                        AddressVector { traffic_class: pair.traffic_class, ..AddressVector::to(peer) };
-                    Some(domain.create_address_handle(vector)?)
-                }
-            };
             self.sides.push(Side {
                 number: created.number(),
                 psn: created.endpoint().psn,
@@ -184,7 +183,8 @@ impl<'p> Stage<'p> {
                 pair: Some(created),
                 region: Some(region),
                 queue,
-                handle,
+                target: None,
+                domain,
             });
         }
         Ok(())
@@ -198,6 +198,14 @@ impl<'p> Stage<'p> {
         for pair in &self.plan.pairs {
             let [a, b] = pair.qps;
             let (Some(first), Some(second)) = (&self.sides[a].pair, &self.sides[b].pair) else { continue };
+            for qp in [a, b] {
+                self.cast.name_queue_pair(self.endpoint(qp), &self.plan.qps[qp].name);
+            }
+            if pair.by_cm {
+                meeting::prepare(first, pair)?;
+                meeting::prepare(second, pair)?;
+                continue;
+            }
             let is_connected = !pair.kind.is_datagram();
             if is_connected {
                 // Zero is for ever, and a timer that races against a delay is meant to.
@@ -218,18 +226,15 @@ impl<'p> Stage<'p> {
                 second.start_datagrams(QUEUE_KEY)?;
             }
             for [here, there] in [[a, b], [b, a]] {
-                let (requester, responder) = (self.endpoint(here), self.endpoint(there));
-                let (role, first_psn) = (Plan::role(here), self.sides[here].psn);
-                self.cast.name_queue_pair(requester, &self.plan.qps[here].name);
-                self.cast.start_at(requester, first_psn);
-                self.cast.give_role(role, requester);
-                if is_connected {
-                    self.cast.connect(requester, responder);
+                let responder = self.endpoint(there);
+                if !is_connected {
+                    let traffic_class = pair.traffic_class;
+                    let vector =
+                        AddressVector { traffic_class, ..AddressVector::to(Gid::from(responder.address)) };
+                    let handle = self.sides[here].domain.create_address_handle(vector)?;
+                    self.sides[here].target = Some((handle, responder.qpn, QUEUE_KEY));
                 }
-                let flow = Flow { role, requester, responder: is_connected.then_some(responder), first_psn };
-                for qp in [here, there] {
-                    self.devices[self.plan.qps[qp].host].add_flow(self.plan.seed, flow);
-                }
+                self.introduce(here, self.sides[here].psn, is_connected.then_some(responder));
             }
         }
         for fault in &self.plan.faults {
@@ -242,6 +247,20 @@ impl<'p> Stage<'p> {
             }
         }
         Ok(())
+    }
+
+    /// Lets rules and traces know a queue pair that is ready to send.
+    fn introduce(&mut self, qp: usize, first_psn: Psn, responder: Option<Endpoint>) {
+        let (role, requester) = (Plan::role(qp), self.endpoint(qp));
+        self.cast.start_at(requester, first_psn);
+        self.cast.give_role(role, requester);
+        if let Some(responder) = responder {
+            self.cast.connect(requester, responder);
+        }
+        let flow = Flow { role, requester, responder, first_psn };
+        for at in [qp, self.plan.qps[qp].peer] {
+            self.devices[self.plan.qps[at].host].add_flow(self.plan.seed, flow);
+        }
     }
 
     /// Each rule stands on the cards that send what it is about; a card's cable has the direction of that end.
@@ -286,7 +305,7 @@ impl<'p> Stage<'p> {
             let idle = play.next_at().is_none() && !self.is_outstanding();
             let quiet = lock(&self.notes).last.elapsed();
             play.act(now_ns, self);
-            let mut came = false;
+            let mut came = self.hand_over_news(start, play);
             for qp in 0..self.sides.len() {
                 while let Some(completion) = self.sides[qp].queue.poll() {
                     came = true;
@@ -314,7 +333,7 @@ impl<'p> Stage<'p> {
             let view = side.pair.as_ref().and_then(|pair| pair.query().ok());
             view.is_some_and(|view| view.outstanding > 0)
         };
-        self.sides.iter().any(waits)
+        self.sides.iter().any(waits) || self.meetings.is_outstanding()
     }
 
     fn finish(&self, play: &Play<'_>, is_stuck: bool) -> Outcome {
@@ -434,6 +453,10 @@ impl Stage<'_> {
     }
 }
 
+fn refused(error: softhca::Error) -> Errno {
+    Errno::of(error.errno())
+}
+
 impl Hosts for Stage<'_> {
     fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno> {
         let (side, peer) = (&self.sides[qp], self.plan.qps[qp].peer);
@@ -448,8 +471,8 @@ impl Hosts for Stage<'_> {
             inline = region.read_at(sge.address - side.place.0, sge.length as usize);
             posted = posted.inline(&inline);
         }
-        if let Some(handle) = &side.handle {
-            posted = posted.to(handle, self.sides[peer].number, QUEUE_KEY);
+        if let Some((handle, number, key)) = &side.target {
+            posted = posted.to(handle, *number, *key);
         }
         pair.post(&posted).map_err(|_| Errno::ENOMEM)
     }
@@ -488,6 +511,44 @@ impl Hosts for Stage<'_> {
             Some(region) => region.change_access(access).map_err(|why| why.to_string()),
             None => Err("the region is gone".into()),
         }
+    }
+
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
+        meeting::listen(self, host, kind, port).map_err(refused)
+    }
+
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
+        meeting::connect(self, qp, port, private_data).map_err(refused)
+    }
+
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
+        meeting::accept(self, qp, id, private_data).map_err(refused)
+    }
+
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
+        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
+        id.reject_for(RejectReason(reason), private_data).map_err(refused)
+    }
+
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        meeting::establish(self, qp, id).map_err(refused)
+    }
+
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
+        meeting::aim(self, qp, target).map_err(refused)
+    }
+
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        if let Some(pair) = &self.sides[qp].pair {
+            // One that is in the error state already is as good.
+            let _ = pair.modify(&Modify::default().state(State::Error));
+        }
+        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
+        id.disconnect().map_err(refused)
+    }
+
+    fn close(&mut self, host: usize) {
+        self.meetings.close(host);
     }
 
     fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {

@@ -4,10 +4,11 @@ use crate::language::Invariant;
 use crate::plan::{Check, Plan};
 use softhca_engine::{AsyncEvent, Event, Packet, Reason, Refusal, State};
 use softhca_fabric::{
-    CableId, Cause, Class, Effect, Endpoint, FabricEvent, Fault, LossCause, Node, RuleId, Sense, Sighting,
-    SwitchId,
+    CableId, Cause, Class, CmMessage, Effect, Endpoint, FabricEvent, Fault, LossCause, Node, RuleId, Sense,
+    Sighting, SwitchId,
 };
 use softhca_queue::Completion;
+use softhca_queue::cm::EventKind;
 use softhca_wire::{Opcode, Operation, Psn, Qpn, Syndrome};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -44,6 +45,15 @@ pub enum Moment {
     Raised {
         /// Which.
         name: &'static str,
+    },
+    /// The connection manager told a program something.
+    Connection {
+        /// The identifier.
+        id: u32,
+        /// What.
+        kind: EventKind,
+        /// How.
+        status: i32,
     },
     /// Memory was written for this PSN.
     Written {
@@ -102,6 +112,7 @@ pub struct Record {
     known: BTreeMap<Endpoint, Known>,
     addresses: Vec<IpAddr>,
     tells: bool,
+    messages: BTreeMap<(usize, CmMessage), u64>,
     transmissions: BTreeMap<(usize, Sense, Class, u32), u64>,
     /// What happened, if anybody asks.
     pub story: Vec<Told>,
@@ -176,6 +187,19 @@ impl Record {
                 self.raised.push((time_ns, host, name));
                 self.tell(time_ns, host, None, Moment::Raised { name });
             }
+            Event::CmSent { message, .. } if self.tells => {
+                let known = CmMessage::ALL.into_iter().find(|known| known.name() == message.name());
+                if let Some(sighting) = known.map(|message| self.message(host, message)) {
+                    self.tell(time_ns, host, None, Moment::Sent { sighting });
+                }
+            }
+            Event::CmRaised { id, kind, status, .. } => {
+                // Who has a queue pair for the connection hears of a REP when that is ready.
+                let kind = if kind == EventKind::ConnectResponse { EventKind::Established } else { kind };
+                self.tell(time_ns, host, None, Moment::Connection { id: id.0, kind, status });
+            }
+            // Told as messages of the connection manager.
+            Event::PacketSent { qp: Qpn::GSI, .. } => {}
             Event::PacketSent { qp, packet, .. } => {
                 if packet.opcode == Opcode::CNP
                     && let Some(known) = self.find(host, qp)
@@ -264,6 +288,24 @@ impl Record {
     fn tell(&mut self, time_ns: u64, host: impl Into<Option<usize>>, qp: Option<usize>, moment: Moment) {
         if self.tells {
             self.story.push(Told { time_ns, host: host.into(), qp, moment });
+        }
+    }
+
+    /// What a cable would say of a message of the connection manager.
+    fn message(&mut self, host: usize, message: CmMessage) -> Sighting {
+        let count = self.messages.entry((host, message)).or_default();
+        *count += 1;
+        Sighting {
+            class: Class::Cm(message),
+            opcode: None,
+            psn: None,
+            role: None,
+            sense: None,
+            relative_psn: None,
+            transmission: *count,
+            message: None,
+            packet: None,
+            priority: 0,
         }
     }
 

@@ -1,17 +1,23 @@
 //! A plan in virtual time: a world, the programs of its hosts, and a record of what happened.
 
+pub(crate) mod meeting;
+
 use crate::judge::{self, Evidence};
 use crate::language::{Errno, Placement, RaisedName};
 use crate::plan::{Area, Disturbance, FaultKind, Job, Node, Plan, SwitchChange, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome};
+use meeting::Meetings;
 use sha2::{Digest, Sha256};
-use softhca_engine::{AddressVector, AsyncEvent, CqId, Event, Instant, Modify, PdId, State};
+use softhca_engine::{
+    AddressVector, AsyncEvent, CmChannelId, CmId, CqId, Event, Instant, Modify, PdId, QpKind, State,
+};
 use softhca_fabric::{
     self as fabric, CableId, Connection, Direction, Endpoint, FabricEvent, Fault, Flow, Frame, HostId,
     LinkState, Observer, QpOptions, RuleId, Stage, SwitchId, World,
 };
+use softhca_queue::cm::{self, DatagramTarget, RejectReason};
 use softhca_queue::{
     Access, Datagram, Operation, Payload, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
 };
@@ -94,6 +100,8 @@ struct Watcher {
     ladders: Option<Ladders>,
     /// Completion queues with something new in them.
     ready: Vec<(HostId, CqId)>,
+    /// Channels of the connection manager with something new in them.
+    news: Vec<(HostId, CmChannelId)>,
     /// Packets that rules hit.
     hits: Vec<(usize, Fault)>,
     /// Everything that cards told, if it is kept.
@@ -106,6 +114,9 @@ impl Observer for Watcher {
         self.record.card(now.nanos(), host.0 as usize, event);
         if let Event::Completed { cq, .. } = event {
             self.ready.push((host, *cq));
+        }
+        if let Event::CmRaised { channel, .. } = event {
+            self.news.push((host, *channel));
         }
         if let Some(ladders) = &mut self.ladders {
             ladders.card(now, host, event);
@@ -171,6 +182,7 @@ struct Theatre {
     sides: Vec<Side>,
     watcher: Rc<RefCell<Watcher>>,
     by_queue: BTreeMap<(HostId, CqId), usize>,
+    meetings: Meetings,
 }
 
 impl Theatre {
@@ -250,6 +262,7 @@ impl Theatre {
             tap,
             ladders: everything.then(|| Ladders::new(cast)),
             ready: Vec::new(),
+            news: Vec::new(),
             hits: Vec::new(),
             events: everything.then(Vec::new),
         }));
@@ -260,7 +273,8 @@ impl Theatre {
             }
         }
         let by_queue = sides.iter().enumerate().map(|(index, side)| ((side.host, side.cq), index)).collect();
-        Ok(Theatre { world, sides, watcher, by_queue })
+        let meetings = Meetings::new(plan);
+        Ok(Theatre { world, sides, watcher, by_queue, meetings })
     }
 
     /// Plays until nothing is left to happen or the limit is reached; tells whether something was left.
@@ -287,11 +301,11 @@ impl Theatre {
         }
     }
 
-    /// Brings the programs what is in their completion queues.
+    /// Brings the programs what is in their completion queues, and what they are told of connections.
     fn hand_over(&mut self, play: &mut Play<'_>) {
         loop {
             let ready = std::mem::take(&mut self.watcher.borrow_mut().ready);
-            if ready.is_empty() {
+            if !self.hand_over_news(play) && ready.is_empty() {
                 return;
             }
             for (host, cq) in ready {
@@ -407,6 +421,13 @@ fn create_queue_pairs(plan: &Plan, world: &mut World) -> Result<Vec<Side>, Strin
     for pair in &plan.pairs {
         let [a, b] = pair.qps;
         let ends = [sides[a], sides[b]];
+        if pair.by_cm {
+            for side in ends {
+                meeting::prepare(world, side.host, side.qpn, pair)
+                    .map_err(|why| failed("prepare", &plan.qps[a].name, why.to_string()))?;
+            }
+            continue;
+        }
         let roles = pair.qps.map(|qp| Some(Plan::role(qp)));
         let name = |why: softhca_engine::Error| failed("connect", &plan.qps[a].name, why.to_string());
         if pair.kind.is_datagram() {
@@ -526,6 +547,10 @@ impl Theatre {
     }
 }
 
+fn refused(error: softhca_engine::Error) -> Errno {
+    Errno::of(error.errno())
+}
+
 impl Hosts for Theatre {
     fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno> {
         let side = self.sides[qp];
@@ -588,6 +613,46 @@ impl Hosts for Theatre {
         let side = self.sides[qp];
         let changed = self.world.on(side.host).reregister(side.key, |region| region.access = access);
         changed.map(|_| ()).map_err(|why| why.to_string())
+    }
+
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
+        meeting::listen(self, host, kind, port).map_err(refused)
+    }
+
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
+        meeting::connect(self, qp, port, private_data).map_err(refused)
+    }
+
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
+        meeting::accept(self, qp, CmId(id), private_data).map_err(refused)
+    }
+
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
+        let (id, reason, private_data) = (CmId(id), RejectReason(reason), private_data.to_vec());
+        let call = cm::Call::Reject { id, reason, private_data };
+        self.world.on(self.sides[qp].host).cm(call).map(|_| ()).map_err(refused)
+    }
+
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        meeting::establish(self, qp, CmId(id)).map_err(refused)
+    }
+
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
+        meeting::aim(self, qp, target).map_err(refused)
+    }
+
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        let mut verbs = self.world.on(self.sides[qp].host);
+        // One that is in the error state already is as good.
+        let _ = verbs.modify(self.sides[qp].qpn, Modify::default().state(State::Error));
+        verbs.cm(cm::Call::Disconnect(CmId(id))).map(|_| ()).map_err(refused)
+    }
+
+    fn close(&mut self, host: usize) {
+        for id in self.meetings.forget(host) {
+            // A request that nobody answered went with its listener.
+            let _ = self.world.on(HostId(host as u32)).cm(cm::Call::Destroy(id));
+        }
     }
 
     fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {

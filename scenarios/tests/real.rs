@@ -7,6 +7,10 @@ use softhca_trace::log::What;
 use softhca_trace::{Capture, Contents, EventLogReader, Packet, Style};
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How many scenarios run at a time: they mostly wait.
+const AT_ONCE: usize = 4;
 
 /// Nothing in these depends on how long something takes; where chance decides about packets that are sent again, the
 /// verdicts are compared.
@@ -15,36 +19,56 @@ fn the_library_tells_the_same_story_on_real_sockets() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("library");
     let mut files: Vec<_> =
         fs::read_dir(folder).expect("the library").map(|entry| entry.expect("an entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "toml"));
     files.sort();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let (mut compared, mut differences) = (0, Vec::new());
+        while let Some(path) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(found) = differences_of(path) {
+                compared += 1;
+                differences.extend(found);
+            }
+        }
+        (compared, differences)
+    };
     let (mut compared, mut differences) = (0, Vec::new());
-    for path in files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "toml"))
-    {
-        let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        let scenario =
-            Scenario::read(&name, &fs::read_to_string(&path).expect("a text")).expect("a scenario");
-        let plan = scenario.plan(&Values::new(), 1).expect("a plan");
-        if plan.needs_virtual_time().is_some() || plan.timed_expectations().next().is_some() {
-            continue;
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            let (count, found) = worker.join().expect("a worker");
+            compared += count;
+            differences.extend(found);
         }
-        compared += 1;
-        let virtual_time = simulate(&plan, Recording::Everything);
-        let real_time = real::perform(&plan, Recording::Digest);
-        if real_time.verdict != virtual_time.verdict {
-            let failures: Vec<String> =
-                real_time.failures().map(|failure| format!("{}: {}", failure.text, failure.detail)).collect();
-            differences.push(format!("{name}: {:?} {failures:?} {:?}", real_time.verdict, real_time.error));
-        }
-        if let (false, Some(ours), Some(theirs)) =
-            (plan.leaves_to_chance(), &virtual_time.story, &real_time.story)
-        {
-            differences.extend(
-                ours.differences(theirs).into_iter().map(|difference| format!("{name}: {difference}")),
-            );
-        }
-        assert_ne!(virtual_time.verdict, Verdict::Error, "{name}: {:?}", virtual_time.error);
-    }
+    });
     assert!(compared >= 25, "only {compared} scenarios were compared");
     assert!(differences.is_empty(), "{differences:#?}");
+}
+
+/// What a scenario tells otherwise in real time, if it can be compared.
+fn differences_of(path: &Path) -> Option<Vec<String>> {
+    let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
+    let scenario = Scenario::read(&name, &fs::read_to_string(path).expect("a text")).expect("a scenario");
+    let plan = scenario.plan(&Values::new(), 1).expect("a plan");
+    if plan.needs_virtual_time().is_some() || plan.timed_expectations().next().is_some() {
+        return None;
+    }
+    let virtual_time = simulate(&plan, Recording::Everything);
+    assert_ne!(virtual_time.verdict, Verdict::Error, "{name}: {:?}", virtual_time.error);
+    let real_time = real::perform(&plan, Recording::Digest);
+    let mut differences = Vec::new();
+    if real_time.verdict != virtual_time.verdict {
+        let failures: Vec<String> =
+            real_time.failures().map(|failure| format!("{}: {}", failure.text, failure.detail)).collect();
+        differences.push(format!("{name}: {:?} {failures:?} {:?}", real_time.verdict, real_time.error));
+    }
+    if let (false, Some(ours), Some(theirs)) =
+        (plan.leaves_to_chance(), &virtual_time.story, &real_time.story)
+    {
+        differences
+            .extend(ours.differences(theirs).into_iter().map(|difference| format!("{name}: {difference}")));
+    }
+    Some(differences)
 }
 
 fn plan_of(text: &str) -> softhca_scenarios::Plan {

@@ -1,9 +1,10 @@
 //! Connection management through a daemon: its hosts reach each other by address and by name, its processes
 //! share a host's ports, and one that dies takes its connections with it.
 
-use crate::process::TestDaemon;
+use crate::process::{PATIENCE, TestDaemon};
 use softhca::rdma_cm::{Connector, EventChannel, EventKind, Id, Listener, Parameters, PortSpace};
-use softhca::{Context, Device, Error, QpKind, QueuePair, block_on, spawn};
+use softhca::{Context, DaemonControl, Device, Error, QpKind, QueuePair, block_on, spawn};
+use std::time::{Duration, Instant};
 
 fn pair(context: &Context) -> Result<QueuePair, Error> {
     let queue = context.create_completion_queue(16)?;
@@ -72,4 +73,60 @@ fn a_program_that_leaves_ends_its_connections() {
     channel.wait().unwrap().expect(EventKind::Established).unwrap();
     channel.wait().unwrap().expect(EventKind::Disconnected).unwrap();
     leaving.join().unwrap();
+}
+
+/// What a daemon's process has open, and what its clients have.
+fn possessions(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, Vec<Vec<(String, u32)>>) {
+    let folder = format!("/proc/{}/fd", daemon.process.number());
+    let hosts = control.status().unwrap().hosts;
+    let clients = hosts.into_iter().flat_map(|host| host.clients).map(|client| client.resources).collect();
+    (std::fs::read_dir(folder).unwrap().count(), clients)
+}
+
+#[test]
+fn a_thousand_connections_in_a_row_leave_nothing_behind() {
+    // A client that has four queue pairs and eight identifiers at most cannot lose one per connection.
+    let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "4")]);
+    let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
+    let [client, server] = [alice.open(), bob.open()];
+    let [asking, asked] = [&client, &server].map(|context| EventChannel::new(context).unwrap());
+    let listener = asked.create_id(PortSpace::Tcp).unwrap();
+    listener.bind("0.0.0.0:7174".parse().unwrap()).unwrap();
+    listener.listen(0).unwrap();
+    let hear = |channel: &EventChannel, kind| loop {
+        let event = channel.wait_for(PATIENCE).unwrap().expect("an event");
+        if event.kind != EventKind::TimewaitExit {
+            return event.expect(kind).unwrap().id;
+        }
+    };
+    // Each connection from the same port, which has to be free again.
+    let (own, peer) = ((alice.address(), 5000).into(), (bob.address(), 7174).into());
+    let connect = || {
+        let id = asking.create_id(PortSpace::Tcp).unwrap();
+        id.resolve_address(Some(own), peer).unwrap();
+        hear(&asking, EventKind::AddressResolved);
+        id.resolve_route().unwrap();
+        hear(&asking, EventKind::RouteResolved);
+        id.attach(&pair(&client).unwrap()).unwrap();
+        id.connect(&Parameters::default()).unwrap();
+        let request = hear(&asked, EventKind::ConnectRequest);
+        request.attach(&pair(&server).unwrap()).unwrap();
+        request.accept(&Parameters::default()).unwrap();
+        hear(&asking, EventKind::Established);
+        hear(&asked, EventKind::Established);
+        id.disconnect().unwrap();
+        hear(&asked, EventKind::Disconnected);
+        request.disconnect().unwrap();
+        hear(&asking, EventKind::Disconnected);
+    };
+    connect();
+    let mut control = daemon.control();
+    let before = possessions(&daemon, &mut control);
+    (0..1000).for_each(|_| connect());
+    // The status is brought up to date behind the answer to the last call.
+    let deadline = Instant::now() + PATIENCE;
+    while possessions(&daemon, &mut control) != before && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(possessions(&daemon, &mut control), before);
 }

@@ -6,31 +6,23 @@
 //! cargo run --release --example cmtime -- -s HOST -c 100      the client
 //! ```
 //!
-//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`.
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at, `-p PORT`, `-c CONNECTIONS`.
 
 #[path = "common/mod.rs"]
 mod common;
 
-use common::{Options, Outcome};
+use common::{Options, Outcome, Settings};
 use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
-use softhca::{Device, QpKind, QueuePair, block_on};
+use softhca::{Device, QpKind, QueuePair};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 fn main() -> Outcome {
-    let options = Options::read("s:qp:c:")?;
-    match (options.has('s'), options.has('q')) {
-        (true, _) => block_on(client(common::device()?, options)),
-        (_, true) => block_on(server(common::device()?, options)),
-        _ => {
-            let copy = options.clone();
-            common::both(
-                move |device| server(device, copy),
-                |device, address| client(device, options.with('s', &address)),
-            )
-        }
-    }
+    common::run(Options::read("s:qb:p:c:")?, server, client)
 }
+
+/// The port unless said.
+const PORT: u16 = 7471;
 
 /// How long a step took, for each connection.
 #[derive(Default)]
@@ -70,12 +62,12 @@ impl Step {
 
 async fn server(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
-    let port: u16 = options.number('p', 7471)?;
+    let settings = Settings::of(&options, PORT)?;
     let context = device.open();
     let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Tcp)?;
-    listener.bind(resolve(&context, &format!("0.0.0.0:{port}"))?)?;
+    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(0)?;
     common::listening(&device);
     let (mut nodes, mut ended) = (Vec::new(), 0);
@@ -101,7 +93,7 @@ async fn server(device: Device, options: Options) -> Outcome {
 
 async fn client(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
-    let port: u16 = options.number('p', 7471)?;
+    let port: u16 = options.number('p', PORT)?;
     let context = device.open();
     let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;

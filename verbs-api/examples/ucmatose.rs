@@ -6,54 +6,24 @@
 //! cargo run --release --example ucmatose -- -s HOST          the client
 //! ```
 //!
-//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`,
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at (0.0.0.0; `::` for IPv6, too), `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`,
 //! `-t TOS`, `-m` moves the identifiers to another channel once they are connected.
 
 #[path = "common/mod.rs"]
 mod common;
 
-use common::{Options, Outcome};
+use common::{Options, Outcome, Settings};
 use softhca::rdma_cm::{CmOption, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
 use softhca::{
     Access, CompletionQueue, Context, Device, MemoryRegion, QpKind, QueuePair, ReceiveRequest, SendRequest,
-    block_on,
 };
 
 fn main() -> Outcome {
-    let options = Options::read("s:qp:c:C:S:t:m")?;
-    let result = match (options.has('s'), options.has('q')) {
-        (true, _) => block_on(client(common::device()?, options)),
-        (_, true) => block_on(server(common::device()?, options)),
-        _ => {
-            let copy = options.clone();
-            common::both(
-                move |device| server(device, copy),
-                |device, address| client(device, options.with('s', &address)),
-            )
-        }
-    };
-    println!("test complete");
-    println!("return status {}", if result.is_ok() { 0 } else { -1 });
-    result
+    common::conclude(common::run(Options::read("s:qb:p:c:C:S:t:m")?, server, client))
 }
 
-struct Settings {
-    connections: usize,
-    messages: u64,
-    size: u32,
-    port: u16,
-}
-
-impl Settings {
-    fn of(options: &Options) -> Result<Settings, String> {
-        Ok(Settings {
-            connections: options.number('c', 1)?,
-            messages: options.number('C', 10)?,
-            size: options.number('S', 100)?,
-            port: options.number('p', 7471)?,
-        })
-    }
-}
+/// The port unless said.
+const PORT: u16 = 7471;
 
 /// A connection of many.
 struct Node {
@@ -124,11 +94,11 @@ fn migrate(channel: EventChannel, nodes: &[Node], options: &Options) -> Result<E
 
 async fn server(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting server");
-    let settings = Settings::of(&options)?;
+    let settings = Settings::of(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Tcp)?;
-    listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
+    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(100)?;
     common::listening(&device);
     let (mut nodes, mut established) = (Vec::new(), 0);
@@ -169,7 +139,7 @@ async fn server(device: Device, options: Options) -> Outcome {
 
 async fn client(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting client");
-    let settings = Settings::of(&options)?;
+    let settings = Settings::of(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("cmatose: connecting");

@@ -6,56 +6,27 @@
 //! cargo run --release --example udaddy -- -s HOST          the client
 //! ```
 //!
-//! Options: `-s ADDRESS` of the server, `-q` to be it, `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`.
+//! Options: `-s ADDRESS` of the server, `-q` to be it, `-b ADDRESS` to listen at (0.0.0.0; `::` for IPv6, too), `-p PORT`, `-c CONNECTIONS`, `-C MESSAGES`, `-S SIZE`.
 
 #[path = "common/mod.rs"]
 pub mod common;
 
-use common::{Options, Outcome};
+use common::{Options, Outcome, Settings};
 use softhca::rdma_cm::{DatagramTarget, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
 use softhca::{
     Access, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
-    ProtectionDomain, QpKind, Qpn, QueuePair, ReceiveRequest, SendRequest, block_on,
+    ProtectionDomain, QpKind, Qpn, QueuePair, ReceiveRequest, SendRequest,
 };
 
 /// Bytes of the routing header in front of every datagram.
 const GRH: u32 = 40;
 
 fn main() -> Outcome {
-    let options = Options::read("s:qp:c:C:S:")?;
-    let result = match (options.has('s'), options.has('q')) {
-        (true, _) => block_on(client(common::device()?, options)),
-        (_, true) => block_on(server(common::device()?, options)),
-        _ => {
-            let copy = options.clone();
-            common::both(
-                move |device| server(device, copy),
-                |device, address| client(device, options.with('s', &address)),
-            )
-        }
-    };
-    println!("test complete");
-    println!("return status {}", if result.is_ok() { 0 } else { -1 });
-    result
+    common::conclude(common::run(Options::read("s:qb:p:c:C:S:")?, server, client))
 }
 
-struct Settings {
-    connections: usize,
-    messages: u64,
-    size: u32,
-    port: u16,
-}
-
-impl Settings {
-    fn of(options: &Options) -> Result<Settings, String> {
-        Ok(Settings {
-            connections: options.number('c', 1)?,
-            messages: options.number('C', 10)?,
-            size: options.number('S', 100)?,
-            port: options.number('p', 7174)?,
-        })
-    }
-}
+/// The port unless said.
+const PORT: u16 = 7174;
 
 /// A queue pair, and the one that it talks to.
 struct Node {
@@ -133,11 +104,11 @@ impl Node {
 /// Names a queue pair to each client, receives, and answers.
 pub async fn server(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting server");
-    let settings = Settings::of(&options)?;
+    let settings = Settings::of(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Udp)?;
-    listener.bind(resolve(&context, &format!("0.0.0.0:{}", settings.port))?)?;
+    listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(100)?;
     common::listening(&device);
     let mut nodes = Vec::new();
@@ -169,7 +140,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
 /// Asks for queue pairs, sends to them, and receives.
 pub async fn client(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting client");
-    let settings = Settings::of(&options)?;
+    let settings = Settings::of(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("udaddy: connecting");

@@ -49,7 +49,7 @@ pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, 
 pub use hca::{Context, Gate, Hca, Run};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
 pub use protection::{Denied, Region};
-pub use settings::{Acks, EndToEndCredits, PayloadMode, Recovery, Settings};
+pub use settings::{Acks, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 

@@ -64,6 +64,35 @@ pub enum PayloadMode {
     Elided,
 }
 
+/// How long the connection manager waits, and how often it tries: exponents of 4.096 µs, as messages carry them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CmTimes {
+    /// The time that either side may take to answer; both are told it in a REQ.
+    pub response: u8,
+    /// The time that a packet lives in the network.
+    pub packet_lifetime: u8,
+    /// How often a message without an answer is sent again.
+    pub retries: u8,
+    /// The time that an MRA asks for.
+    pub service: u8,
+}
+
+impl CmTimes {
+    /// Those of Linux: an answer is waited for for 6.44 s, sixteen times; an MRA asks for 69 s.
+    pub const LINUX: CmTimes = CmTimes { response: 20, packet_lifetime: 18, retries: 15, service: 24 };
+
+    /// How long a message waits for its answer: there, the time that the other side may take, and back.
+    pub const fn answer(&self) -> Duration {
+        Duration::from_nanos((4096 << (self.response & 0x1f)) + 2 * (4096 << (self.packet_lifetime & 0x1f)))
+    }
+}
+
+impl Default for CmTimes {
+    fn default() -> CmTimes {
+        CmTimes::LINUX
+    }
+}
+
 /// The settings of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -83,6 +112,8 @@ pub struct Settings {
     pub congestion: Congestion,
     /// Whether packets carry their payload.
     pub payload: PayloadMode,
+    /// How patient the connection manager is.
+    pub cm: CmTimes,
     /// Where the numbers of queue pairs and keys begin.
     pub seed: u64,
 }
@@ -98,6 +129,7 @@ impl Default for Settings {
             credits: EndToEndCredits::default(),
             congestion: Congestion::default(),
             payload: PayloadMode::default(),
+            cm: CmTimes::default(),
             seed: 0,
         }
     }

@@ -129,6 +129,23 @@ impl CmMessage {
         CmMessage::AlternatePathResponse,
     ];
 
+    /// The name that the specification gives it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CmMessage::ConnectRequest => "REQ",
+            CmMessage::MessageReceiptAcknowledge => "MRA",
+            CmMessage::Reject => "REJ",
+            CmMessage::ConnectReply => "REP",
+            CmMessage::ReadyToUse => "RTU",
+            CmMessage::DisconnectRequest => "DREQ",
+            CmMessage::DisconnectReply => "DREP",
+            CmMessage::ServiceRequest => "SIDR_REQ",
+            CmMessage::ServiceReply => "SIDR_REP",
+            CmMessage::LoadAlternatePath => "LAP",
+            CmMessage::AlternatePathResponse => "APR",
+        }
+    }
+
     /// The management class of the connection manager.
     const MANAGEMENT_CLASS: u8 = 0x07;
 

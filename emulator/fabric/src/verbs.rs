@@ -9,7 +9,8 @@ use softhca_engine::{
     QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_queue::{
-    Access, BadRequest, Completion, Notify, Receive, SendRequest, completion_ring, receive_ring, send_ring,
+    Access, BadRequest, Completion, Notify, Receive, SendRequest, cm, completion_ring, receive_ring,
+    send_ring,
 };
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
@@ -399,6 +400,12 @@ impl Verbs<'_> {
     pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), Error> {
         let host = self.world.host_mut(self.id);
         host.hca.detach_multicast(host.client, number, group)
+    }
+
+    /// Carries out a call to the connection manager.
+    pub fn cm(&mut self, call: cm::Call) -> Result<cm::Reply, Error> {
+        let client = self.world.host(self.id).client;
+        self.world.with_card(self.id, |hca, ctx| hca.cm(ctx, client, call))
     }
 
     /// Posts send work requests; all or none.

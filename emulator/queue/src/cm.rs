@@ -7,7 +7,6 @@ use crate::{AddressVector, CmChannelId, CmId, Modify, QpKind, State};
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
-use core::time::Duration;
 pub use softhca_wire::cm::{PortSpace, RejectReason};
 use softhca_wire::{Gid, Mtu, Qpn, QueueKey};
 
@@ -379,7 +378,3 @@ pub struct View {
     /// The queue pair at the other side.
     pub peer_queue_pair: Qpn,
 }
-
-/// How long a message of the connection manager waits for its answer: twice the time that a packet lives, and
-/// the time that the other side may take.
-pub const RESPONSE_TIMEOUT: Duration = Duration::from_nanos((4096 << 20) + 2 * (4096 << 18));

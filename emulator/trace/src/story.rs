@@ -8,7 +8,7 @@
 use crate::{Cast, words};
 use sha2::{Digest, Sha256};
 use softhca_engine::{AsyncEvent, Event, Packet, Reason, State};
-use softhca_fabric::{Endpoint, Fault, HostId};
+use softhca_fabric::{Class, Endpoint, Fault, HostId};
 use softhca_queue::{Completion, CompletionFlags};
 use softhca_wire::{Psn, Qpn, Syndrome};
 use std::collections::{BTreeMap, BTreeSet};
@@ -246,7 +246,16 @@ impl Teller<'_> {
             fact += &format!(" {psn:+}");
         }
         let name = sighting.role.and_then(|role| self.cast.role(role)).map(|at| self.name(at));
-        self.add_to(name.unwrap_or_else(|| "nobody".into()), Topic::Fault, fact);
+        let name = name.unwrap_or_else(|| "nobody".into());
+        // How often a message of the connection manager is sent again is a matter of time.
+        if let Class::Cm(message) = sighting.class {
+            fact += &format!(" CM {}", message.name());
+            let told = self.story.chapters.get(&name).and_then(|chapter| chapter.get(&Topic::Fault));
+            if told.is_some_and(|facts| facts.contains(&fact)) {
+                return;
+            }
+        }
+        self.add_to(name, Topic::Fault, fact);
     }
 
     fn relative(&self, whose: Option<Endpoint>, psn: Psn) -> String {

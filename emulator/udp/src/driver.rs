@@ -138,6 +138,8 @@ pub struct Driver<M> {
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
+    /// Something was sent between turns: the next one asks for the grants that it needs.
+    owes_turn: bool,
 }
 
 struct Events<'a>(&'a mut dyn Witness);
@@ -194,6 +196,7 @@ impl<M: Memory> Driver<M> {
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
+            owes_turn: false,
         }
     }
 
@@ -251,6 +254,7 @@ impl<M: Memory> Driver<M> {
             if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
                 break;
             }
+            self.owes_turn = true;
         }
         let mut events = Events(&mut *self.witness);
         let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
@@ -340,7 +344,7 @@ impl<M: Memory> Driver<M> {
     /// How long until [`Driver::turn`] has something to do although nothing arrives.
     pub fn next_timeout(&self) -> Option<Duration> {
         let now = self.now().nanos();
-        if self.hca.is_ready() {
+        if self.hca.is_ready() || self.owes_turn {
             return Some(Duration::ZERO);
         }
         if self.unsent.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
@@ -375,6 +379,7 @@ impl<M: Memory> Driver<M> {
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.turned_at = now;
+        self.owes_turn = false;
         if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
             self.pauses.expire(now.nanos());
             self.heed_pauses();

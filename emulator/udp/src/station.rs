@@ -45,6 +45,8 @@ struct Core<M> {
     empty: AtomicU32,
     /// Not zero: the thread sleeps until something arrives, and a doorbell must wake it.
     asleep: Words,
+    /// When the sleeping thread wakes by itself, in the card's time. Written under the driver's lock.
+    wakes_at: AtomicU64,
     stop: AtomicBool,
     waker: Waker,
     bells: Arc<Bells>,
@@ -76,6 +78,7 @@ impl<M: Memory + Send + 'static> Station<M> {
             driven_at: AtomicU64::new(0),
             empty: AtomicU32::new(0),
             asleep,
+            wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             waker: Waker::new()?,
             bells,
@@ -87,10 +90,17 @@ impl<M: Memory + Send + 'static> Station<M> {
         Ok(Station { core, thread: Some(thread), process: ProcessMark::current() })
     }
 
-    /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn.
+    /// Calls `act` with the driver: a control verb. Whoever waits here goes before the next turn. The thread is woken if
+    /// the verb left it something to do before it would wake by itself.
     pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
-        let result = act(&mut self.core.driver.lock());
-        self.wake();
+        let mut driver = self.core.driver.lock();
+        let result = act(&mut driver);
+        let is_asleep = self.core.asleep[0].load(Ordering::SeqCst) != 0;
+        let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.core.is_early(left));
+        drop(driver);
+        if is_due {
+            self.core.waker.wake();
+        }
         result
     }
 
@@ -134,6 +144,11 @@ impl<M> Drop for Station<M> {
 impl<M: Memory> Core<M> {
     fn now(&self) -> u64 {
         self.started.elapsed().as_nanos() as u64
+    }
+
+    /// Whether the sleeping thread would sleep for longer than this.
+    fn is_early(&self, left: Duration) -> bool {
+        self.now().saturating_add(left.as_nanos() as u64) < self.wakes_at.load(Ordering::Relaxed)
     }
 
     /// One turn, unless somebody else drives. Says whether anything moved.
@@ -203,6 +218,8 @@ impl<M: Memory> Core<M> {
         // A doorbell that rang before it could see us asleep is heard by this turn.
         let moved = driver.turn().unwrap_or(false);
         let timeout = driver.next_timeout();
+        let wakes_at = timeout.map_or(u64::MAX, |left| self.now().saturating_add(left.as_nanos() as u64));
+        self.wakes_at.store(wakes_at, Ordering::Relaxed);
         drop(driver);
         if !moved {
             self.sleep(timeout);

@@ -1,7 +1,7 @@
 //! What must come of a run.
 
 use super::fault::StatusName;
-use super::{Errno, Match, StateName};
+use super::{ConnectionExpectation, Errno, Match, StateName};
 use crate::quantity::{Amount, Rate, Size, Time, Window};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -20,6 +20,8 @@ pub struct Expect {
     pub counter: Option<CounterExpectation>,
     /// An asynchronous event is raised.
     pub event: Option<EventExpectation>,
+    /// A program hears of a connection.
+    pub connection: Option<ConnectionExpectation>,
     /// These things happen in this order; others may happen in between.
     pub order: Option<Vec<OrderStep>>,
     /// Memory holds these bytes.
@@ -179,6 +181,8 @@ pub struct OrderStep {
     pub state: Option<StateExpectation>,
     /// An asynchronous event is raised.
     pub event: Option<EventExpectation>,
+    /// A program hears of a connection.
+    pub connection: Option<ConnectionExpectation>,
     /// A fault of this name happens.
     pub fault: Option<String>,
 }

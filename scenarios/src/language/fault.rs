@@ -420,6 +420,25 @@ pub enum Errno {
     EPERM,
 }
 
+impl Errno {
+    /// The number of the error on Linux.
+    pub const fn number(self) -> i32 {
+        match self {
+            Errno::EPERM => 1,
+            Errno::EIO => 5,
+            Errno::EAGAIN => 11,
+            Errno::ENOMEM => 12,
+            Errno::EINVAL => 22,
+        }
+    }
+
+    /// The error with this number; EINVAL for those that have no name here.
+    pub(crate) fn of(number: i32) -> Errno {
+        let all = [Errno::EPERM, Errno::EIO, Errno::EAGAIN, Errno::ENOMEM];
+        all.into_iter().find(|errno| errno.number() == number).unwrap_or(Errno::EINVAL)
+    }
+}
+
 /// A fault in the notation of Lumina.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -1,10 +1,14 @@
 //! The language: a scenario file as serde reads it. Nothing here knows whether names exist; `plan` checks that.
 
+mod connect;
 mod expect;
 mod fault;
 mod setting;
 mod workload;
 
+pub use connect::{
+    AcceptSpec, CmSpec, ConnectSpec, ConnectionEventName, ConnectionExpectation, ListenSpec, RejectSpec,
+};
 pub use expect::{
     AreaName, CompletedName, CompletionExpectation, CounterExpectation, EventExpectation, Expect,
     FairnessExpectation, FinishExpectation, GoodputExpectation, Invariant, LatencyExpectation,
@@ -64,10 +68,10 @@ pub struct File {
     /// Cables, one by one.
     #[serde(default)]
     pub link: Vec<Link>,
-    /// Pairs of queue pairs that are connected before the run begins.
+    /// Pairs of queue pairs. They are connected before the run begins, unless a step listens or connects.
     #[serde(default)]
     pub pair: Vec<Pair>,
-    /// Single work requests and changes of state, each at its time.
+    /// Single work requests, connections and changes of state, each at its time.
     #[serde(default)]
     pub step: Vec<Step>,
     /// Traffic of a well-known shape.

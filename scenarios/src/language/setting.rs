@@ -1,5 +1,6 @@
 //! Hosts, cables, switches, connections and parameters.
 
+use super::CmSpec;
 use crate::quantity::{Numbers, Rate, Share, Size, Time};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -79,6 +80,8 @@ pub struct DeviceSpec {
     pub payload: Option<PayloadName>,
     /// How senders react to congestion.
     pub congestion: Option<Congestion>,
+    /// How patient the connection managers are.
+    pub cm: Option<CmSpec>,
     /// How much waits for a card at most; it asks for a pause from a quarter on. With `receive-rate` only.
     pub receive_buffer: Option<Size>,
     /// How fast a card takes what arrives; at once unless said, 0 for not at all.

@@ -1,6 +1,6 @@
 //! What hosts do: single steps, and traffic of well-known shapes.
 
-use super::{AccessRight, StateName};
+use super::{AcceptSpec, AccessRight, ConnectSpec, ListenSpec, RejectSpec, StateName};
 use crate::quantity::{Share, Size, Time};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,7 +14,8 @@ pub struct Step {
     /// When; at the start unless said. With `after`, how long after it.
     #[serde(default)]
     pub at: Time,
-    /// The step whose completion comes first.
+    /// The step whose completion comes first; `listen` is complete when a request is there, `connect` and `accept` when the
+    /// connection stands or cannot be made, `disconnect` when it is over.
     pub after: Option<String>,
     /// The queue pair that does it.
     pub qp: String,
@@ -35,6 +36,17 @@ pub struct Step {
     pub receive: Option<ReceiveSpec>,
     /// Change the state of the queue pair.
     pub modify: Option<ModifySpec>,
+    /// Take the next request that comes to a port of the host.
+    pub listen: Option<ListenSpec>,
+    /// Ask the host of the other queue pair for a connection, or for its datagram queue pair.
+    pub connect: Option<ConnectSpec>,
+    /// Accept the request that came.
+    pub accept: Option<AcceptSpec>,
+    /// Refuse the request that came.
+    pub reject: Option<RejectSpec>,
+    /// End the connection.
+    #[serde(default)]
+    pub disconnect: bool,
     /// Destroy the queue pair.
     #[serde(default)]
     pub destroy: bool,

@@ -56,6 +56,7 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
     builder.add_steps()?;
     builder.add_workloads()?;
     builder.size_areas();
+    builder.agree_on_mtu()?;
     builder.reach = Reach::new(&builder.qps, &builder.pairs, &builder.steps, &builder.flows, builder.is_open);
     let faults = rules::faults(&mut builder)?;
     let (expectations, counts) = check::expectations(&mut builder, &faults)?;
@@ -177,6 +178,7 @@ impl Builder<'_> {
         self.pairs.push(PairPlan {
             qps,
             kind,
+            by_cm: self.uses_connection_manager(&names),
             mtu: own.mtu.or(both.mtu).and_then(Mtu::from_bytes).unwrap_or(Mtu::B1024),
             timeout: own.timeout.or(both.timeout).unwrap_or(14),
             retry_count: own.retry_count.or(both.retry_count).unwrap_or(7),
@@ -240,6 +242,7 @@ impl Builder<'_> {
                 return Err(problem.help("add [[pair]] qps = [\"alice.1\", \"bob.1\"]"));
             }
             let deed = self.deed(step, qp, &path)?;
+            self.check_connecting(step, &deed, qp, &path)?;
             let after = match &step.after {
                 None => None,
                 Some(name) => Some(*names.get(name).ok_or_else(|| {
@@ -249,11 +252,11 @@ impl Builder<'_> {
                 })?),
             };
             if let Some(after) = after
-                && !is_awaitable(&self.steps[after])
+                && !self.steps[after].deed.is_awaited()
             {
                 return Err(self
                     .problem(&join(&path, "after"), "that step has no completion to wait for")
-                    .help("name a signalled send, write, read, atomic or a receive"));
+                    .help("name a signalled send, write, read, atomic, a receive, or a listen, connect, accept or disconnect"));
             }
             if after.is_none() && self.file.ends.is_some_and(|ends| step.at >= ends) {
                 return Err(self.problem(&join(&path, "at"), "the step comes after the end of the run"));
@@ -330,6 +333,7 @@ impl Builder<'_> {
         if let Some(spec) = &step.modify {
             deeds.push(Deed::Modify { state: state_of(spec.state), notify_drained: spec.notify_drained });
         }
+        deeds.extend(self.connecting(step, qp, path)?);
         if step.destroy {
             deeds.push(Deed::Destroy);
         }
@@ -588,6 +592,10 @@ impl Builder<'_> {
 
     fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Problem> {
         let pair = &self.pairs[self.qps[flow.qp].pair];
+        if pair.by_cm {
+            let message = format!("{} is not connected when the run begins", self.qps[flow.qp].name);
+            return Err(self.problem(path, message).help("give it steps `after` its connect or accept"));
+        }
         let most =
             if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
         if bytes > most {
@@ -659,19 +667,11 @@ impl Builder<'_> {
     }
 }
 
-const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, modify, destroy, unmap, deregister, reregister";
+const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, modify, destroy, unmap, deregister, reregister";
 const WORKLOADS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
-
-fn is_awaitable(step: &StepPlan) -> bool {
-    match &step.deed {
-        Deed::Post(work) => work.signaled,
-        Deed::Receive { .. } => true,
-        _ => false,
-    }
-}
 
 fn job_of(operation: OperationName) -> Job {
     match operation {

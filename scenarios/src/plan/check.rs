@@ -3,13 +3,14 @@
 use super::build::{Builder, state_of};
 use super::{Area, CountPlan, FaultPlan, rules, words};
 use crate::language::{
-    AreaName, CompletionExpectation, Errno, EventExpectation, Expect, MemoryExpectation, OrderStep,
-    PacketExpectation, PayloadName, StateExpectation, SwitchExpectation,
+    AreaName, CompletionExpectation, ConnectionExpectation, Errno, EventExpectation, Expect,
+    MemoryExpectation, OrderStep, PacketExpectation, PayloadName, StateExpectation, SwitchExpectation,
 };
 use crate::quantity::{Amount, Rate, Time};
 use crate::source::{Problem, join};
 use softhca_engine::State;
 use softhca_fabric::{Action, Direction, Repeat, Rule, RuleId, Selector, Span};
+use softhca_queue::cm::EventKind;
 use softhca_queue::{CompletionOperation, Counters, Status};
 
 /// The numbers of counting rules, out of the way of faults.
@@ -85,6 +86,8 @@ pub enum Check {
         /// How many.
         times: Amount,
     },
+    /// What programs hear of connections.
+    Connection(ConnectionCheck),
     /// Things in order.
     Order(Vec<OrderCheck>),
     /// Bytes.
@@ -184,6 +187,25 @@ pub struct CompletionCheck {
     pub before: Option<u64>,
 }
 
+/// Which events of connections, and how many.
+#[derive(Clone, Debug)]
+pub struct ConnectionCheck {
+    /// Whose connection.
+    pub qp: Option<usize>,
+    /// Whose program.
+    pub host: Option<usize>,
+    /// What happened.
+    pub kind: EventKind,
+    /// With which status.
+    pub status: Option<i32>,
+    /// With which words of the other side.
+    pub private_data: Option<Vec<u8>>,
+    /// How many.
+    pub times: Amount,
+    /// When.
+    pub during: Span,
+}
+
 /// What memory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MemoryClaim {
@@ -206,6 +228,8 @@ pub enum OrderCheck {
     State(usize, State, String),
     /// An event is raised.
     Event(usize, String),
+    /// A program hears of a connection.
+    Connection(ConnectionCheck, String),
     /// A fault happens.
     Fault(RuleId, String),
 }
@@ -214,9 +238,10 @@ impl OrderCheck {
     /// It in words.
     pub fn text(&self) -> String {
         match self {
-            OrderCheck::Packet(_, text) | OrderCheck::Completion(_, text) | OrderCheck::State(_, _, text) => {
-                text.clone()
-            }
+            OrderCheck::Packet(_, text)
+            | OrderCheck::Completion(_, text)
+            | OrderCheck::Connection(_, text)
+            | OrderCheck::State(_, _, text) => text.clone(),
             OrderCheck::Event(_, name) => format!("event {name}"),
             OrderCheck::Fault(_, name) => format!("fault {name:?}"),
         }
@@ -254,7 +279,7 @@ pub(super) fn expectations(
     Ok((all, counts))
 }
 
-const KINDS: &str = "give one of completion, state, packet, counter, event, order, memory, goodput, fairness, latency, \
+const KINDS: &str = "give one of completion, state, packet, counter, event, connection, order, memory, goodput, fairness, latency, \
                      finish, switch, pause, verbs";
 
 fn one(
@@ -314,6 +339,11 @@ fn one(
         let times = spec.times.unwrap_or(Amount::SOME);
         let text = format!("{} hears of {name}, {}", spec.host, times_in_words(times));
         put(text, false, Check::Event { host, name, times });
+    }
+    if let Some(spec) = &expect.connection {
+        let (check, text) = connection(builder, spec, &join(path, "connection"))?;
+        let is_timed = spec.before.is_some() || spec.after.is_some();
+        put(format!("{text}, {}", times_in_words(check.times)), is_timed, Check::Connection(check));
     }
     if let Some(steps) = &expect.order {
         let mut checks = Vec::new();
@@ -572,6 +602,59 @@ fn event(builder: &Builder<'_>, spec: &EventExpectation, path: &str) -> Result<(
     }
 }
 
+fn connection(
+    builder: &mut Builder<'_>,
+    spec: &ConnectionExpectation,
+    path: &str,
+) -> Result<(ConnectionCheck, String), Problem> {
+    let qp = match &spec.qp {
+        Some(name) => Some(builder.qp(name, &join(path, "qp"))?),
+        None => None,
+    };
+    let host = match &spec.host {
+        Some(name) => Some(builder.network.host(name, builder.source, &join(path, "host"))?),
+        None => None,
+    };
+    if builder.is_open {
+        return Err(builder.problem(path, "what real programs hear is their own: it cannot be looked at"));
+    }
+    if let (Some(at), Some(name)) = (qp, &spec.qp)
+        && !builder.pairs[builder.qps[at].pair].by_cm
+    {
+        let message =
+            format!("{name} is connected before the run begins: nothing is heard of its connection");
+        let help = "let a step of the pair `listen` and one of the other side `connect`";
+        return Err(builder.problem(&join(path, "qp"), message).help(help));
+    }
+    let kind = spec.event.kind();
+    let who = spec.qp.as_deref().or(spec.host.as_deref()).unwrap_or("somebody");
+    let mut text = format!("{who} hears {}", kind.name().trim_start_matches("RDMA_CM_EVENT_"));
+    if let Some(status) = spec.status {
+        text += &format!(" with status {status}");
+    }
+    if let Some(words) = &spec.private_data {
+        text += &format!(" and {words:?}");
+    }
+    if let Some(after) = spec.after {
+        text += &format!(", from {after} on");
+    }
+    if let Some(before) = spec.before {
+        text += &format!(", before {before}");
+    }
+    let first = spec.after.map_or(0, |time| time.0);
+    let last = spec.before.map_or(u64::MAX, |time| time.0.saturating_sub(1));
+    let check = ConnectionCheck {
+        qp,
+        host,
+        kind,
+        status: spec.status,
+        private_data: spec.private_data.as_ref().map(|words| words.clone().into_bytes()),
+        times: spec.times.unwrap_or(Amount::SOME),
+        during: Span { first, last },
+    };
+    Ok((check, text))
+}
+
 fn order(
     builder: &mut Builder<'_>,
     step: &OrderStep,
@@ -617,6 +700,14 @@ fn order(
         let (host, name) = event(builder, spec, &join(path, "event"))?;
         found.push(OrderCheck::Event(host, name));
     }
+    if let Some(spec) = &step.connection {
+        let (check, text) = connection(builder, spec, &join(path, "connection"))?;
+        if check.private_data.is_some() {
+            let path = join(path, "connection.private-data");
+            return Err(builder.problem(&path, "cards do not tell the words of programs: leave this out"));
+        }
+        found.push(OrderCheck::Connection(check, text));
+    }
     if let Some(name) = &step.fault {
         let Some(fault) = faults.iter().find(|fault| fault.name == *name) else {
             let problem = builder.problem(&join(path, "fault"), format!("there is no fault {name:?}"));
@@ -628,7 +719,7 @@ fn order(
         (Some(check), true) => Ok(check),
         _ => Err(builder
             .problem(path, "each item of an order is one thing")
-            .help("give one of packet, completion, state, event, fault")),
+            .help("give one of packet, completion, state, event, connection, fault")),
     }
 }
 

@@ -2,13 +2,16 @@
 
 mod build;
 mod check;
+mod connect;
 mod network;
 mod reach;
 mod rules;
 mod words;
 
 pub(crate) use build::build;
-pub use check::{Bound, Check, CompletionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject};
+pub use check::{
+    Bound, Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject,
+};
 
 use crate::language::{CallName, Errno, Invariant, Placement, RaisedName, StatusName};
 use crate::parameters::Values;
@@ -227,6 +230,8 @@ pub struct PairPlan {
     pub qps: [usize; 2],
     /// What they are.
     pub kind: QpKind,
+    /// Steps connect them, through the connection manager.
+    pub by_cm: bool,
     /// Payload bytes per packet.
     pub mtu: Mtu,
     /// The exponent of the ack timeout.
@@ -348,6 +353,32 @@ pub enum Deed {
         /// And raises an event when drained.
         notify_drained: bool,
     },
+    /// Takes the next request that comes to a port.
+    Listen {
+        /// Which.
+        port: u16,
+    },
+    /// Asks the host of the peer.
+    Connect {
+        /// At which port.
+        port: u16,
+        /// With which words.
+        private_data: Vec<u8>,
+    },
+    /// Accepts the request that came.
+    Accept {
+        /// With which words.
+        private_data: Vec<u8>,
+    },
+    /// Refuses the request that came.
+    Reject {
+        /// Why.
+        reason: u16,
+        /// With which words.
+        private_data: Vec<u8>,
+    },
+    /// Ends the connection.
+    Disconnect,
     /// Destroys the queue pair.
     Destroy,
     /// Takes its memory away.
@@ -356,6 +387,33 @@ pub enum Deed {
     Deregister,
     /// Changes what its memory allows.
     Reregister(Access),
+}
+
+impl Deed {
+    /// Whether something will tell that it is done: a completion, or an event of the connection manager.
+    pub fn is_awaited(&self) -> bool {
+        match self {
+            Deed::Post(work) => work.signaled,
+            Deed::Receive { .. }
+            | Deed::Listen { .. }
+            | Deed::Connect { .. }
+            | Deed::Accept { .. }
+            | Deed::Disconnect => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the connection manager does it.
+    pub fn is_of_connections(&self) -> bool {
+        matches!(
+            self,
+            Deed::Listen { .. }
+                | Deed::Connect { .. }
+                | Deed::Accept { .. }
+                | Deed::Reject { .. }
+                | Deed::Disconnect
+        )
+    }
 }
 
 /// A step.

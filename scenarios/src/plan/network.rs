@@ -2,13 +2,13 @@
 
 use super::{CablePlan, HostPlan, Node, RoutePlan, SwitchPlan};
 use crate::language::{
-    AcksName, Congestion, CongestionName, DeviceSpec, EcnSpec, File, Host, PayloadName, PfcSpec,
+    AcksName, CmSpec, Congestion, CongestionName, DeviceSpec, EcnSpec, File, Host, PayloadName, PfcSpec,
     RecoveryName, RemedyName, SwitchSpec, Topology,
 };
 use crate::quantity::{Rate, Size, Time};
 use crate::source::{Problem, Source, join};
 use softhca_engine::{
-    self as engine, Acks, Dcqcn, EndToEndCredits, Notification, PayloadMode, Recovery, Settings,
+    self as engine, Acks, CmTimes, Dcqcn, EndToEndCredits, Notification, PayloadMode, Recovery, Settings,
 };
 use softhca_fabric::{
     Direction, FlowControl, Line, Marking, PER_BILLION, Receiver, Remedy, SwitchSettings, Watchdog,
@@ -126,6 +126,9 @@ impl Network {
             let path = place(host.congestion.is_some(), "congestion");
             settings.congestion = congestion(spec, source, &path)?;
             initial_rate = spec.initial_rate.map(|rate| rate.0);
+        }
+        if let Some(spec) = &device.cm {
+            settings.cm = cm_times(spec, source)?;
         }
         let (rate, buffer) =
             (host.receive_rate.or(device.receive_rate), host.receive_buffer.or(device.receive_buffer));
@@ -500,6 +503,23 @@ fn congestion(spec: &Congestion, source: &Source, path: &str) -> Result<engine::
     let interval = time(spec.cnp_interval, Notification::PAPER.interval);
     let notification = Notification { interval, ..Notification::PAPER };
     Ok(engine::Congestion { notification: Some(notification), control: Some(control) })
+}
+
+fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimes, Problem> {
+    let usual = CmTimes::LINUX;
+    let number = |key: &str, value: Option<u8>, most: u8, usual: u8| match value {
+        Some(value) if value > most => {
+            let message = format!("{key} is {value}, at most {most} is possible");
+            Err(source.problem(&format!("device.cm.{key}"), message))
+        }
+        value => Ok(value.unwrap_or(usual)),
+    };
+    Ok(CmTimes {
+        response: number("response-timeout", spec.response_timeout, 31, usual.response)?,
+        packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, usual.packet_lifetime)?,
+        retries: number("retries", spec.retries, 15, usual.retries)?,
+        service: number("service-timeout", spec.service_timeout, 24, usual.service)?,
+    })
 }
 
 fn settings(host: &Host, device: &DeviceSpec) -> Settings {

@@ -422,6 +422,7 @@ pub(super) fn selector(
         let message = "this rule can never fire: the first transmission is number 1";
         return Err(builder.problem(&join(path, "transmission"), message));
     }
+    builder.check_messages(matching, classes, way, path)?;
     reachable(builder, matching, classes, qp, way, path)?;
     let span = |numbers: Option<crate::quantity::Numbers>| numbers.map(|numbers| numbers.0);
     let (mut psn, mut absolute_psn) = (None, None);
@@ -466,6 +467,22 @@ fn opcodes(builder: &Builder<'_>, matching: &Match, path: &str) -> Result<Vec<Op
     Ok(found)
 }
 
+impl Builder<'_> {
+    /// Whether what one host sends another passes this way; a switch at an end of the cable may stand for any host.
+    pub(super) fn passes(&self, way: Option<(usize, Option<Direction>)>, [from, to]: [usize; 2]) -> bool {
+        let Some((cable, Some(direction))) = way else { return true };
+        let [mut first, mut second] = self.network.cables[cable].ends;
+        if direction == Direction::Backward {
+            (first, second) = (second, first);
+        }
+        let may_be = |node, host| match node {
+            super::Node::Host(end) => end == host,
+            super::Node::Switch(_) => true,
+        };
+        may_be(first, from) && may_be(second, to)
+    }
+}
+
 /// Refuses a selector that no packet of the file's traffic can match.
 fn reachable(
     builder: &Builder<'_>,
@@ -488,22 +505,7 @@ fn reachable(
     }
     let everything = classes.unwrap_or(Classes::Data);
     let all_answers = classes.unwrap_or(Classes::Answers);
-    // The hosts that send and receive what passes in this direction; a switch at an end may stand for any.
-    let ends = way.and_then(|(cable, direction)| {
-        let [first, second] = builder.network.cables[cable].ends.map(|node| match node {
-            super::Node::Host(host) => Some(host),
-            super::Node::Switch(_) => None,
-        });
-        Some(match direction? {
-            Direction::Forward => [first, second],
-            Direction::Backward => [second, first],
-        })
-    });
-    let passes = |from: usize, to: usize| {
-        ends.is_none_or(|[first, second]| {
-            first.is_none_or(|host| host == from) && second.is_none_or(|host| host == to)
-        })
-    };
+    let passes = |from: usize, to: usize| builder.passes(way, [from, to]);
     let mut found = false;
     let (mut packets, mut messages, mut longest) = (Some(0), Some(0), 0);
     for (index, plan) in builder.qps.iter().enumerate() {
@@ -520,6 +522,10 @@ fn reachable(
             messages = messages.zip(traffic.messages).map(|(a, b): (u64, u64)| a.max(b));
             longest = longest.max(traffic.longest);
         }
+    }
+    // Without a class, messages of the connection manager are as good as any packet.
+    if classes.is_none() && qp.is_none() && builder.sends_messages(&|_| true, way) {
+        return Ok(());
     }
     if !found {
         let who = qp.map_or("no queue pair".to_owned(), |qp| format!("{} never", builder.qps[qp].name));

@@ -29,6 +29,31 @@ const fn cm(name: CmName) -> CmMessage {
     }
 }
 
+/// The messages that the side that asks sends, and those of the side that is asked.
+pub(super) const fn messages(datagrams: bool) -> [&'static [CmMessage]; 2] {
+    use CmMessage as M;
+    match datagrams {
+        true => [&[M::ServiceRequest], &[M::ServiceReply]],
+        false => [
+            &[
+                M::ConnectRequest,
+                M::ReadyToUse,
+                M::MessageReceiptAcknowledge,
+                M::Reject,
+                M::DisconnectRequest,
+                M::DisconnectReply,
+            ],
+            &[
+                M::ConnectReply,
+                M::MessageReceiptAcknowledge,
+                M::Reject,
+                M::DisconnectRequest,
+                M::DisconnectReply,
+            ],
+        ],
+    }
+}
+
 /// The classes that a selector names; the error says which two of its words do not go together.
 pub(super) fn classes(matching: &Match) -> Result<Option<Classes>, &'static str> {
     let class = match (matching.class, matching.code, matching.cm) {
@@ -162,7 +187,7 @@ pub(super) fn packets(matching: &Match) -> String {
     }
     match (matching.class, matching.code, matching.cm) {
         (_, Some(code), _) => words.push(format!("NAK {}", nak(code).name())),
-        (_, _, Some(message)) => words.push(format!("CM {message:?}").to_uppercase()),
+        (_, _, Some(message)) => words.push(format!("CM {}", cm(message).name())),
         (Some(class), None, None) => words.push(match class {
             ClassName::Data => "data packet".into(),
             ClassName::ReadRequest => "READ request".into(),

@@ -100,3 +100,62 @@ where
         serving.await
     })
 }
+
+/// How much the two ends of a test do, and where.
+pub struct Settings {
+    /// How many connections.
+    pub connections: usize,
+    /// How many messages each way, over each.
+    pub messages: u64,
+    /// Bytes of a message.
+    pub size: u32,
+    /// Where the server listens.
+    pub port: u16,
+}
+
+impl Settings {
+    /// What `-c`, `-C`, `-S` and `-p` say.
+    pub fn of(options: &Options, port: u16) -> Result<Settings, String> {
+        Ok(Settings {
+            connections: options.number('c', 1)?,
+            messages: options.number('C', 10)?,
+            size: options.number('S', 100)?,
+            port: options.number('p', port)?,
+        })
+    }
+
+    /// Where the server listens: what `-b` says, else every IPv4 address.
+    pub fn listen_at(&self, options: &Options) -> String {
+        format!("{}:{}", options.text('b').unwrap_or("0.0.0.0"), self.port)
+    }
+}
+
+/// Runs the end that the options ask for: the client with `-s ADDRESS`, the server with `-q`, else both in this process.
+pub fn run<S, C>(
+    options: Options,
+    server: impl FnOnce(Device, Options) -> S,
+    client: impl FnOnce(Device, Options) -> C,
+) -> Outcome
+where
+    S: Future<Output = Outcome> + 'static,
+    C: Future<Output = Outcome>,
+{
+    match (options.has('s'), options.has('q')) {
+        (true, _) => block_on(client(device()?, options)),
+        (_, true) => block_on(server(device()?, options)),
+        _ => {
+            let copy = options.clone();
+            both(
+                move |device| server(device, copy),
+                |device, address| client(device, options.with('s', &address)),
+            )
+        }
+    }
+}
+
+/// The last lines of a test, by which people see how it ended.
+pub fn conclude(result: Outcome) -> Outcome {
+    println!("test complete");
+    println!("return status {}", if result.is_ok() { 0 } else { -1 });
+    result
+}

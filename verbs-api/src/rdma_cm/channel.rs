@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(super) struct Inner {
     pub context: Context,
     pub id: CmChannelId,
     news: Arc<Notifier>,
+    /// How often there had been news when the card last had no event left: until there are more it has none.
+    empty_at: AtomicU64,
     identifiers: Mutex<BTreeMap<CmId, Weak<IdInner>>>,
 }
 
@@ -52,7 +55,8 @@ impl EventChannel {
         let news = Arc::new(Notifier::default());
         let id = context.backend.create_cm_channel(news.clone())?;
         let (context, identifiers) = (context.clone(), Mutex::default());
-        Ok(EventChannel { inner: Arc::new(Inner { context, id, news, identifiers }) })
+        let empty_at = AtomicU64::new(u64::MAX);
+        Ok(EventChannel { inner: Arc::new(Inner { context, id, news, empty_at, identifiers }) })
     }
 
     /// The device.
@@ -102,11 +106,13 @@ impl EventChannel {
     pub fn poll(&self) -> Result<Option<Event>, Error> {
         loop {
             self.inner.news.clear();
+            let seen = self.inner.news.count();
             let Reply::Event(event, left) = self.backend().cm(Call::Take(self.inner.id))? else {
                 unreachable!("the card answers with an event or none")
             };
-            if left > 0 {
-                self.inner.news.make_readable();
+            match left {
+                0 => self.inner.empty_at.store(seen, Ordering::Relaxed),
+                _ => self.inner.news.make_readable(),
             }
             let Some(event) = event else { return Ok(None) };
             if let Some(event) = self.read(event) {
@@ -169,7 +175,9 @@ impl EventChannel {
         refuse_to_block("EventChannel::wait", "channel.next().await");
         loop {
             let seen = self.inner.news.count();
-            if let Some(event) = self.poll()? {
+            if self.inner.empty_at.load(Ordering::Relaxed) != seen
+                && let Some(event) = self.poll()?
+            {
                 return Ok(Some(event));
             }
             if !self.backend().wait(&self.inner.news, seen, until) {

@@ -203,8 +203,11 @@ impl Id {
     /// answered with that, and no event follows.
     pub fn accept(&self, parameters: &Parameters) -> Result<(), Error> {
         let mut parameters = self.complete(parameters);
-        let view = self.view()?;
-        if view.kind == QpKind::Ud {
+        let kind = match self.queue_pair() {
+            Some(pair) => pair.kind(),
+            None => self.view()?.kind,
+        };
+        if kind == QpKind::Ud {
             parameters.queue_key = parameters.queue_key.or(Some(DATAGRAM_KEY));
             return self.call(Call::Accept { id: self.inner.id, parameters }).map(|_| ());
         }

@@ -55,6 +55,5 @@ pub use id::Id;
 
 pub use softhca_queue::cm::{
     CmOption, CmState, DATAGRAM_KEY, DatagramTarget, Detail, EventKind, Offer, Parameters, PortSpace,
-    REJECT_DATA, REPLY_DATA, REQUEST_DATA, RESPONSE_TIMEOUT, RejectReason, SERVICE_REPLY_DATA,
-    SERVICE_REQUEST_DATA, View,
+    REJECT_DATA, REPLY_DATA, REQUEST_DATA, RejectReason, SERVICE_REPLY_DATA, SERVICE_REQUEST_DATA, View,
 };

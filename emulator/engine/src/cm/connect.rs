@@ -3,8 +3,8 @@
 use super::identifier::Identifier;
 use super::outbox::SOURCE_PORT;
 use super::{
-    CmFailure, CmIgnored, CmKind, CmState, Detail, EventKind, Manager, PATIENCE, RESPONSE, RETRIES,
-    TARGET_ACK_DELAY, own_gid, words,
+    CmFailure, CmIgnored, CmKind, CmState, Detail, EventKind, MOST_PATIENCE, Manager, TARGET_ACK_DELAY,
+    own_gid, words,
 };
 use crate::card::Card;
 use crate::{CmId, Context, Event, Limits, QpKind};
@@ -51,6 +51,7 @@ impl Manager {
             local_ack_timeout: identifier.ack_timeout,
             ..Path::default()
         };
+        let times = card.settings.cm;
         let request = Req {
             local_id: identifier.name,
             service: identifier.service,
@@ -58,16 +59,16 @@ impl Manager {
             local_qp: identifier.queue_pair,
             responder_resources: identifier.responder_resources,
             initiator_depth: identifier.initiator_depth,
-            remote_response_timeout: RESPONSE,
+            remote_response_timeout: times.response,
             transport: u8::from(identifier.kind == QpKind::Uc),
             flow_control: parameters.flow_control,
             starting_psn: identifier.receive_psn,
-            local_response_timeout: RESPONSE,
+            local_response_timeout: times.response,
             retry_count: identifier.retry_count,
             partition: PartitionKey::DEFAULT,
             mtu: identifier.mtu.code(),
             rnr_retry_count: identifier.rnr_retry_count,
-            max_cm_retries: RETRIES,
+            max_cm_retries: times.retries.min(15),
             shared_receive_queue: parameters.shared_receive_queue,
             primary,
             private_data: with_addresses(identifier, &parameters.private_data),
@@ -264,7 +265,7 @@ impl Manager {
             local_id: identifier.name,
             remote_id: identifier.remote_name,
             subject,
-            service_timeout: PATIENCE,
+            service_timeout: card.settings.cm.service,
             ..Mra::default()
         };
         self.send(card, ctx, id, mra, identifier.transaction);
@@ -412,8 +413,8 @@ impl Manager {
         if !fits {
             return ignore(ctx, Some(id), "MRA", peer, CmIgnored::OutOfPlace(identifier.state));
         }
-        let wait = Duration::from_nanos(4096 << mra.service_timeout.min(PATIENCE));
-        let at = ctx.now.plus(words::RESPONSE_TIMEOUT).plus(wait);
+        let wait = Duration::from_nanos(4096 << mra.service_timeout.min(MOST_PATIENCE));
+        let at = ctx.now.plus(card.settings.cm.answer()).plus(wait);
         self.arm(card, id, Some(at));
     }
 

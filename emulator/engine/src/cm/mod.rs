@@ -23,7 +23,7 @@ use core::time::Duration;
 use identifier::{Identifier, Sent, Unanswered};
 use outbox::Outbox;
 use ports::Ports;
-use softhca_queue::cm::{self as words, CmState, Detail, EventKind, RESPONSE_TIMEOUT};
+use softhca_queue::cm::{self as words, CmState, Detail, EventKind};
 use softhca_wire::cm::{CommunicationId, Message};
 use softhca_wire::{Gid, Qpn};
 
@@ -35,16 +35,12 @@ const MOST_OF_CLIENT: usize = 32_768;
 const MOST_CHANNELS: usize = 4_096;
 /// Connections of gone identifiers that are remembered; the oldest are forgotten first.
 const MOST_GHOSTS: usize = 65_536;
-/// How often a message is sent again.
-const RETRIES: u8 = 15;
-/// The exponent of the time that either side may take to answer.
-const RESPONSE: u8 = 20;
 /// The exponent of the time that an acknowledgement may take, if the application does not say.
 const ACK_TIMEOUT: u8 = 19;
 /// How long a card may take to acknowledge, as an exponent.
 const TARGET_ACK_DELAY: u8 = 15;
-/// The exponent of the time that an MRA asks for.
-const PATIENCE: u8 = 24;
+/// The exponent of the longest time that an MRA is granted.
+const MOST_PATIENCE: u8 = 24;
 
 const ETIMEDOUT: i32 = 110;
 const EHOSTUNREACH: i32 = 113;
@@ -277,7 +273,8 @@ impl Manager {
             let Sent { envelope, datagram } = *unanswered.message;
             self.outbox.push(card, ctx, Some(id), envelope, datagram, true);
         }
-        self.arm(card, id, Some(ctx.now.plus(RESPONSE_TIMEOUT)));
+        let at = ctx.now.plus(card.settings.cm.answer());
+        self.arm(card, id, Some(at));
     }
 
     /// No answer will come any more.
@@ -328,8 +325,9 @@ impl Manager {
         };
         let affected: alloc::vec::Vec<CmId> =
             self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
+        let at = ctx.now.plus(card.settings.cm.answer());
         for id in affected {
-            self.arm(card, id, Some(ctx.now.plus(RESPONSE_TIMEOUT)));
+            self.arm(card, id, Some(at));
         }
     }
 
@@ -384,9 +382,10 @@ impl Manager {
         let envelope = identifier.envelope();
         let datagram = softhca_wire::cm::Datagram::new(transaction, message);
         let message = alloc::boxed::Box::new(Sent { envelope, datagram });
-        identifier.unanswered = Some(Unanswered { message, retries_left: RETRIES });
+        let times = card.settings.cm;
+        identifier.unanswered = Some(Unanswered { message, retries_left: times.retries });
         self.outbox.push(card, ctx, Some(id), envelope, datagram, false);
-        self.arm(card, id, Some(ctx.now.plus(RESPONSE_TIMEOUT)));
+        self.arm(card, id, Some(ctx.now.plus(times.answer())));
     }
 
     /// Sends a message of an identifier once.

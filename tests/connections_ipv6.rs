@@ -1,0 +1,190 @@
+//! Connection management over real IPv6 sockets: two cards in a network namespace of the test's own, where loopback has
+//! more addresses than ::1. Where that is not allowed the tests are counted as ignored.
+
+use libtest_mimic::{Failed, Trial};
+use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace};
+use softhca::{
+    Access, CompletionQueue, Device, EmbeddedOptions, Error, MemoryRegion, ProtectionDomain, QpKind,
+    QueuePair, ReceiveRequest, SendRequest,
+};
+use softhca_tests::process::{self, PATIENCE, Process, say};
+use softhca_tests::{namespace, tools};
+use std::net::SocketAddr;
+use std::process::{Command, ExitCode};
+
+type Role = (&'static str, fn());
+
+/// What this binary does inside of the namespace.
+const ROLES: [Role; 5] = [
+    ("a_connection_is_made_used_and_ended_over_ipv6", connect_and_send),
+    ("a_listener_on_the_ipv6_wildcard_is_found", listen_on_wildcard),
+    ("a_listener_on_the_ipv4_wildcard_refuses_ipv6_with_reason_8", refuse_ipv6),
+    ("a_datagram_service_is_found_over_ipv6", find_service),
+    ("a_host_is_its_own_loopback_address", connect_to_self),
+];
+
+fn main() -> ExitCode {
+    if let Some(role) = process::role() {
+        for address in ["fd77::1", "fd77::2"] {
+            let arguments = ["-6", "addr", "add", &format!("{address}/128"), "dev", "lo", "nodad"];
+            assert!(Command::new("ip").args(arguments).status().unwrap().success(), "{address}");
+        }
+        let (_, test) = ROLES.iter().find(|(name, _)| *name == role).expect("a role of this test");
+        test();
+        say("done");
+        return ExitCode::SUCCESS;
+    }
+    tools::run(ROLES.iter().map(|(name, _)| needs_namespace(name)).collect())
+}
+
+/// A test that needs a network namespace.
+fn needs_namespace(name: &'static str) -> Trial {
+    let Some(wrapper) = namespace::wrapper() else {
+        if namespace::is_required() {
+            return Trial::test(name, || Err(Failed::from(namespace::NOT_ALLOWED)));
+        }
+        eprintln!("skipped: {}", namespace::NOT_ALLOWED);
+        return Trial::test(name, || Ok(())).with_ignored_flag(true);
+    };
+    Trial::test(name, move || {
+        let mut inside = Process::start(&mut process::command(wrapper, name));
+        assert_eq!(inside.hear(), "done");
+        inside.finish();
+        Ok(())
+    })
+}
+
+/// A card at `fd77::host`, with everything that a connection needs.
+struct Side {
+    device: Device,
+    domain: ProtectionDomain,
+    channel: EventChannel,
+    queue: CompletionQueue,
+    region: MemoryRegion,
+    pair: QueuePair,
+}
+
+impl Side {
+    fn new(host: u32, kind: QpKind) -> Side {
+        let address = Some(format!("fd77::{host}").parse().unwrap());
+        let device =
+            Device::embedded_with(EmbeddedOptions { address, ..EmbeddedOptions::default() }).unwrap();
+        let context = device.open();
+        let domain = context.allocate_domain().unwrap();
+        let queue = context.create_completion_queue(16).unwrap();
+        let region = domain.register(4096, Access::LOCAL_WRITE).unwrap();
+        let pair = domain.queue_pair(kind, &queue).create().unwrap();
+        Side { channel: EventChannel::new(&context).unwrap(), device, domain, queue, region, pair }
+    }
+
+    fn listen(&self, space: PortSpace, address: &str) -> Id {
+        let id = self.channel.create_id(space).unwrap();
+        id.bind(address.parse().unwrap()).unwrap();
+        id.listen(0).unwrap();
+        id
+    }
+
+    /// Asks for a connection; an event tells how it went.
+    fn connect(&self, space: PortSpace, peer: &str, words: &[u8]) -> Id {
+        let id = self.channel.create_id(space).unwrap();
+        id.attach(&self.pair).unwrap();
+        id.resolve_address(None, peer.parse().unwrap()).unwrap();
+        self.hear(EventKind::AddressResolved);
+        id.resolve_route().unwrap();
+        self.hear(EventKind::RouteResolved);
+        id.connect(&Parameters { private_data: words.to_vec(), ..Parameters::default() }).unwrap();
+        id
+    }
+
+    fn event(&self) -> softhca::rdma_cm::Event {
+        self.channel.wait_for(PATIENCE).unwrap().expect("an event")
+    }
+
+    fn hear(&self, kind: EventKind) -> softhca::rdma_cm::Event {
+        self.event().expect(kind).unwrap_or_else(|error: Error| panic!("{kind}: {error}"))
+    }
+
+    fn address(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.device.address(), port)
+    }
+}
+
+/// The server takes the request, the client's message, and the end of the connection.
+fn serve(server: &Side, client: &Side, id: &Id) {
+    let request = server.hear(EventKind::ConnectRequest);
+    assert_eq!(&request.private_data[..5], b"hello");
+    assert_eq!(request.id.peer_address().unwrap().ip(), client.device.address());
+    request.id.attach(&server.pair).unwrap();
+    let scatter = [server.region.entry(0, 4096)];
+    server.pair.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
+    request.id.accept(&Parameters { private_data: b"welcome".to_vec(), ..Parameters::default() }).unwrap();
+    assert_eq!(&client.hear(EventKind::Established).private_data[..7], b"welcome");
+    server.hear(EventKind::Established);
+    assert_eq!(id.peer_address(), Some(server.address(7471)));
+    client.region.write_at(0, b"over IPv6");
+    client.pair.post(&SendRequest::send(2, &[client.region.entry(0, 4000)])).unwrap();
+    for side in [server, client] {
+        assert!(side.queue.wait_for(PATIENCE).expect("a completion").status.is_success());
+    }
+    assert_eq!(server.region.read_at(0, 9), b"over IPv6");
+    id.disconnect().unwrap();
+    server.hear(EventKind::Disconnected);
+    request.id.disconnect().unwrap();
+    client.hear(EventKind::Disconnected);
+}
+
+fn connect_and_send() {
+    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let _listener = server.listen(PortSpace::Tcp, "[fd77::2]:7471");
+    let id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
+    serve(&server, &client, &id);
+}
+
+/// `rping -s -a ::`.
+fn listen_on_wildcard() {
+    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let _listener = server.listen(PortSpace::Tcp, "[::]:7471");
+    let id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
+    serve(&server, &client, &id);
+}
+
+/// `rping -s`, which listens on 0.0.0.0: on Linux as well an IPv4 wildcard is of IPv4 only.
+fn refuse_ipv6() {
+    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let _listener = server.listen(PortSpace::Tcp, "0.0.0.0:7471");
+    let _id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
+    let event = client.event();
+    assert_eq!((event.kind, event.status), (EventKind::Rejected, 8));
+}
+
+fn find_service() {
+    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Ud));
+    let _listener = server.listen(PortSpace::Udp, "[::]:7471");
+    let _id = client.connect(PortSpace::Udp, "[fd77::2]:7471", b"who");
+    let request = server.hear(EventKind::ConnectRequest);
+    request.id.attach(&server.pair).unwrap();
+    let scatter = [server.region.entry(0, 4096)];
+    server.pair.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
+    request.id.accept(&Parameters::default()).unwrap();
+    let target = client.hear(EventKind::Established).target().expect("where datagrams go");
+    assert_eq!(target.queue_pair, server.pair.number());
+    let handle = client.domain.create_address_handle(target.path).unwrap();
+    let gather = [client.region.entry(0, 100)];
+    let request = SendRequest::send(2, &gather).to(&handle, target.queue_pair, target.queue_key);
+    client.pair.post(&request).unwrap();
+    assert!(client.queue.wait_for(PATIENCE).expect("a completion").status.is_success());
+    let received = server.queue.wait_for(PATIENCE).expect("a datagram");
+    assert_eq!((received.status.is_success(), received.bytes), (true, 140), "{received:?}");
+}
+
+/// ::1 is the emulated host itself, whatever its address is.
+fn connect_to_self() {
+    let both = Side::new(1, QpKind::Rc);
+    let _listener = both.listen(PortSpace::Tcp, "[::1]:7471");
+    let id = both.connect(PortSpace::Tcp, "[::1]:7471", b"hello");
+    assert_eq!(id.peer_address(), Some(both.address(7471)));
+    let request = both.hear(EventKind::ConnectRequest);
+    request.id.reject(b"no").unwrap();
+    let event = both.event();
+    assert_eq!((event.kind, event.status), (EventKind::Rejected, 28));
+}
