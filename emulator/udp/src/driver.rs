@@ -333,7 +333,8 @@ impl<M: Memory> Driver<M> {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
-        let faults = self.faults.as_ref().and_then(Faults::next_timeout);
+        let waits = |peer| self.waiting.contains_key(&peer);
+        let faults = self.faults.as_ref().and_then(|faults| faults.next_timeout(waits));
         let card = self.hca.next_timeout().map(Instant::nanos);
         let held = self.held.next_timeout();
         let pauses = self.pauses.next_timeout();

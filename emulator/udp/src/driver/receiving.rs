@@ -133,8 +133,10 @@ fn take<M: Memory>(
             _ => crate::MAX_RUN_SEGMENTS as u32,
         };
         let keeps_order = links.keeps_order(peer);
-        for datagram in chunk.datagrams() {
+        for (index, datagram) in chunk.datagrams().enumerate() {
             let mut envelope = Envelope::between(peer, address);
+            // The most likely: that of a run that was kept together.
+            envelope.identification = index as u16;
             envelope.source_port = datagram.source.port();
             envelope.traffic_class = datagram.traffic_class;
             let identification = match icrc {

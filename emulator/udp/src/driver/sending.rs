@@ -54,7 +54,9 @@ impl<M: Memory> Driver<M> {
         if !self.send_unsent(now)? {
             return Ok(false);
         }
-        self.faults.take_if(|faults| faults.is_done());
+        if self.faults.take_if(|faults| faults.is_done()).is_some() {
+            self.links.restore_order();
+        }
         if self.faults.is_some() {
             return self.send_through_faults(now);
         }
