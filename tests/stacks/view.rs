@@ -1,6 +1,6 @@
 //! What a program sees of its card in `/sys/class` and `/dev`.
 
-use crate::rig::{Rig, softhca};
+use crate::rig::{Rig, free_port, softhca};
 use std::path::Path;
 use std::process::Command;
 
@@ -77,9 +77,13 @@ pub fn it_takes_no_rights() {
         // Every other test here has just shown it.
         return;
     }
-    let both = "id -u; cat /sys/class/infiniband/softhca0/ports/1/state; [ -c /dev/infiniband/uverbs0 ] && echo node; \
-        ibv_rc_pingpong -g 0 -n 50 -p 18611 > /dev/null & sleep 1; \
-        ibv_rc_pingpong -g 0 -n 50 -p 18611 localhost > /dev/null; code=$?; wait; exit $code";
+    let port = free_port();
+    let both = format!(
+        "id -u; cat /sys/class/infiniband/softhca0/ports/1/state; [ -c /dev/infiniband/uverbs0 ] && echo node; \
+         timeout 60 ibv_rc_pingpong -g 0 -n 50 -p {port} > /dev/null & \
+         until grep -q \":{port:04X} .* 0A \" /proc/net/tcp /proc/net/tcp6; do sleep 0.1; kill -0 $! || exit 1; done; \
+         timeout 60 ibv_rc_pingpong -g 0 -n 50 -p {port} localhost > /dev/null; code=$?; wait; exit $code"
+    );
     let folder = std::env::temp_dir().join(format!("softhca-nobody-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
     let copies = folder.display().to_string();
