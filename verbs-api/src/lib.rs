@@ -83,8 +83,8 @@ pub use world::{Outcome, World};
 pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Event, Instant, Modify, QpKind,
-    QpView, Recovery, Settings, State, WindowKind,
+    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, Counters, Event, Instant, Modify, PortState,
+    QpKind, QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
     Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,

@@ -9,8 +9,8 @@ use crate::shared_receive::SharedReceiveQueue;
 use crate::table::Table;
 use crate::timers::Timers;
 use crate::{
-    AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, Denied, Event, Limits, PdId, Reason,
-    Settings, SrqId,
+    AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, Denied, Event, Limits, PdId, PortState,
+    Reason, Settings, SrqId,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -33,6 +33,7 @@ pub(crate) struct XrcDomain {
 
 pub(crate) struct Card {
     pub settings: Settings,
+    pub port: PortState,
     pub gids: Vec<Gid>,
     pub protection: Protection,
     pub completion_queues: Table<CompletionQueue>,
@@ -64,6 +65,7 @@ impl Card {
     pub fn new(settings: Settings, gids: Vec<Gid>, limits: &Limits) -> Card {
         Card {
             settings,
+            port: PortState::Active,
             gids,
             protection: Protection::new(limits),
             completion_queues: Table::new(limits.completion_queues, 1),
