@@ -3,7 +3,7 @@
 use crate::Recording;
 use crate::judge::{self, Evidence};
 use crate::language::Errno;
-use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
+use crate::plan::{Disturbance, FaultKind, Plan, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::Outcome;
@@ -13,7 +13,7 @@ use softhca::{
     Modify, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
-use softhca_fabric::{Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
+use softhca_fabric::{Endpoint, Fault, Flow, HostId, RuleId, Seed};
 use softhca_queue::Access;
 use softhca_trace::{Cast, Story};
 use softhca_wire::{Gid, Psn, Qpn};
@@ -30,6 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
     // What is told is kept anyway; a capture of a real run is `softhca exec --capture`'s.
     let _ = recording;
+    if !plan.commands.is_empty() {
+        return Outcome::broken("the file starts programs, which only the command `softhca run` can");
+    }
     if plan.qps.is_empty() || plan.pairs.is_empty() {
         return Outcome::broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
     }
@@ -213,29 +216,10 @@ impl<'p> Stage<'p> {
         Ok(())
     }
 
-    /// Each rule stands on the cards that send what it is about; a card's cable has the direction of that end.
     fn lay_rules(&self) {
-        for count in &self.plan.counts {
-            self.lay(&count.cables, &count.rule);
-        }
-        for fault in &self.plan.faults {
-            if let FaultKind::Packets { cables, rule } = &fault.kind {
-                self.lay(cables, rule);
-            }
-        }
-    }
-
-    fn lay(&self, cables: &[usize], rule: &Rule) {
-        for cable in cables {
-            for (direction, end) in
-                [Direction::Forward, Direction::Backward].into_iter().zip(self.plan.cables[*cable].ends)
-            {
-                let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
-                if let (true, Node::Host(host)) = (wanted, end) {
-                    let mut rule = rule.clone();
-                    rule.selector.direction = Some(direction);
-                    self.devices[host].add_rule(self.plan.seed, rule);
-                }
+        for (host, device) in self.devices.iter().enumerate() {
+            for (_, rule) in self.plan.rules_of(host) {
+                device.add_rule(self.plan.seed, rule);
             }
         }
     }
@@ -347,6 +331,7 @@ impl<'p> Stage<'p> {
             ended_ns,
             is_stuck,
             in_real_time: true,
+            of_programs: false,
         };
         let mut outcome = judge::judge(plan, &evidence, &mut memory);
         outcome.order_sha256 = Some(story.order_sha256());

@@ -140,7 +140,15 @@ impl Network {
             }
         };
         let node = Node::Host(self.hosts.len());
-        self.hosts.push(HostPlan { name: name.to_owned(), address, settings, initial_rate, receiver });
+        let said_recovery = host.recovery.or(device.recovery).map(|_| settings.recovery);
+        self.hosts.push(HostPlan {
+            name: name.to_owned(),
+            address,
+            settings,
+            said_recovery,
+            initial_rate,
+            receiver,
+        });
         self.add_node(name, node, source, path)
     }
 
@@ -497,6 +505,11 @@ fn congestion(spec: &Congestion, source: &Source, path: &str) -> Result<engine::
     let interval = time(spec.cnp_interval, Notification::PAPER.interval);
     let notification = Notification { interval, ..Notification::PAPER };
     Ok(engine::Congestion { notification: Some(notification), control: Some(control) })
+}
+
+/// The settings of a card of which the file says nothing.
+pub(crate) fn usual_settings() -> Settings {
+    settings(&Host::default(), &DeviceSpec::default())
 }
 
 fn settings(host: &Host, device: &DeviceSpec) -> Settings {
