@@ -71,6 +71,7 @@ const PAIRS: &[&str] = &[
     "ib_send_lat -n 100 -c UD",
     "ib_send_lat -n 100 -s 64 -I 64",
     "ib_send_lat -n 10 -a",
+    "ib_send_lat -n 100 -e",
     "ib_send_lat -n 100 --use-srq",
     "ib_send_lat -n 100 -R",
     "ib_write_bw -n 100",
