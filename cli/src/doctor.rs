@@ -13,7 +13,7 @@ pub fn run() -> ExitCode {
     }
     tell_descriptors();
     tell_reach();
-    tell_namespaces();
+    tell_view();
     match DaemonControl::connect(None) {
         Ok(control) => good("daemon", &format!("process {} is running", control.process())),
         Err(Error::NoDaemon { path, why, .. }) if Path::new(&path).exists() => {
@@ -73,12 +73,15 @@ fn tell_reach() {
     }
 }
 
-fn tell_namespaces() {
-    let limit = std::fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
-    match limit.trim().parse::<u64>() {
-        Ok(limit) if limit > 0 => {
-            good("namespaces", "user namespaces: device nodes can be shown to programs")
-        }
-        _ => bad("namespaces", "no user namespaces: programs that look in /sys or /dev see no device"),
+fn tell_view() {
+    match crate::exec::view_is_allowed() {
+        Ok(()) => good(
+            "view",
+            "`softhca exec` shows programs their card in /sys/class/infiniband and /dev/infiniband",
+        ),
+        Err(error) => bad(
+            "view",
+            &format!("no mount namespace ({error}): programs that look for a card in /sys or /dev see none"),
+        ),
     }
 }

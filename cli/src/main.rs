@@ -14,6 +14,7 @@ mod exec;
 mod explore;
 mod input;
 mod log;
+mod playground;
 mod report;
 mod run;
 mod shrink;
@@ -77,6 +78,8 @@ enum Command {
     /// Show a run that goes on in a browser
     #[cfg(unix)]
     Explore(explore::Arguments),
+    /// Make a page in which scenarios are edited and run
+    Playground(playground::Arguments),
     /// Make a page of a run or a capture, to be looked at in a browser
     Report(report::Arguments),
     /// Explain from an event log why a work request failed or took long
@@ -116,6 +119,7 @@ fn main() -> ExitCode {
         Command::Doctor => doctor::run(),
         #[cfg(unix)]
         Command::Explore(arguments) => explore::run(&arguments),
+        Command::Playground(arguments) => playground::run(&arguments),
         Command::Report(arguments) => report::run(&arguments),
         Command::Run(arguments) => run::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),

@@ -5,8 +5,11 @@
 //! a line of its own stands for any lines, `[..]` for any text in a line, and a last line `? N` for an exit code
 //! other than 0. A word after `console` changes that: `no-run` is not run, `needs=PROGRAM` is run where the
 //! program is installed (in CI always). `SOFTHCA_BLESS=1` writes the output that was found into blocks without `...` and `[..]`.
-//! Blocks of `rust` are run as doc tests of the crate `softhca`; every other block is `text`, `toml` or `json`.
+//! Blocks of `rust` are run as doc tests of the crate `softhca`. A block of `toml` is a scenario that runs and holds, or with `fails` does not; with `part` it is
+//! a part of one, with `daemon` a daemon's configuration; `file=NAME` puts it where the commands of the page find it. Every other block is `text` or `json`.
 
+use softhca_daemon::Config;
+use softhca_scenarios::{Recording, Scenario, Verdict, simulate};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
@@ -213,11 +216,17 @@ fn is_installed(program: &str) -> bool {
 fn check(page: &Path, bless: bool) -> Vec<String> {
     let text = fs::read_to_string(page).expect("a page");
     let lines: Vec<&str> = text.lines().collect();
-    let consoles: Vec<Block> =
-        blocks(page, &text).into_iter().filter(|block| block.language == "console").collect();
     let mut written: Vec<String> = Vec::new();
     let (mut copied, mut complaints, mut bench) = (0, Vec::new(), None);
-    for block in consoles {
+    for block in blocks(page, &text) {
+        if let Some(name) = block.marks.iter().find_map(|mark| mark.strip_prefix("file=")) {
+            let bench = bench.get_or_insert_with(|| Bench::new(page));
+            let file = lines[block.lines.clone()].join("\n") + "\n";
+            fs::write(bench.folder.join(name), file).expect("a folder that can be written");
+        }
+        if block.language != "console" {
+            continue;
+        }
         let missing =
             block.marks.iter().filter_map(|mark| mark.strip_prefix("needs=")).any(|p| !is_installed(p));
         if missing || block.marks.iter().any(|mark| mark == "no-run") {
@@ -256,6 +265,62 @@ fn every_command_prints_what_is_shown() {
     let bless = std::env::var_os("SOFTHCA_BLESS").is_some();
     let complaints: Vec<String> = pages().iter().flat_map(|page| check(page, bless)).collect();
     assert!(complaints.is_empty(), "{}\nSOFTHCA_BLESS=1 writes what is printed", complaints.join("\n\n"));
+}
+
+/// What a part of a scenario is a part of.
+const TITLE: &str = "title = \"a part\"\n";
+const WHOLE: &str = r#"
+[hosts]
+alice = {}
+bob = {}
+[[pair]]
+qps = ["alice.1", "bob.1"]
+[[pair]]
+qps = ["alice.2", "bob.2"]
+[[step]]
+qp = "alice.1"
+write = { bytes = 16000 }
+[[step]]
+qp = "alice.2"
+write = { bytes = 16000 }
+"#;
+
+#[test]
+fn every_scenario_runs_and_holds() {
+    let mut ran = 0;
+    for page in pages() {
+        let text = fs::read_to_string(&page).expect("a page");
+        let lines: Vec<&str> = text.lines().collect();
+        for block in blocks(&page, &text).into_iter().filter(|block| block.language == "toml") {
+            let place = format!("{}:{}", shown(&page), block.lines.start);
+            let file = lines[block.lines].join("\n") + "\n";
+            let is = |mark: &str| block.marks.iter().any(|known| known == mark);
+            if is("daemon") {
+                Config::parse(&file).unwrap_or_else(|error| panic!("{place}: {error}"));
+                continue;
+            }
+            let whole = match (is("part"), file.starts_with('[')) {
+                (false, _) => file,
+                (true, true) => format!("{TITLE}{WHOLE}{file}"),
+                (true, false) => format!("{TITLE}{file}{WHOLE}"),
+            };
+            let plan = Scenario::read(&place, &whole)
+                .and_then(|scenario| scenario.plan(&Default::default(), 1))
+                .unwrap_or_else(|problem| panic!("{place}: {problem}"));
+            if !is("part") {
+                let outcome = simulate(&plan, Recording::Digest);
+                let wanted = if is("fails") { Verdict::Fail } else { Verdict::Pass };
+                assert!(
+                    outcome.verdict == wanted,
+                    "{place}: {:?}, {:?}",
+                    outcome.verdict,
+                    outcome.expectations
+                );
+                ran += 1;
+            }
+        }
+    }
+    assert!(ran >= 2, "{ran} scenarios");
 }
 
 #[test]
@@ -303,8 +368,12 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
+/// The page that `softhca playground` writes, where the book's links find it.
+const PLAYGROUND: &str = "playground/index.html";
+
 #[test]
 fn every_link_leads_somewhere() {
+    let playground = fs::read_to_string(root().join("cli/src/playground.rs")).expect("what is in the page");
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         for link in links(&text) {
@@ -312,6 +381,17 @@ fn every_link_leads_somewhere() {
                 continue;
             }
             let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            if file == PLAYGROUND {
+                let scenario = anchor.strip_prefix("scenario=").and_then(|rest| rest.split('&').next());
+                let scenario =
+                    scenario.unwrap_or_else(|| panic!("{}: {link} names no scenario", shown(&page)));
+                assert!(
+                    playground.contains(&format!("\"{scenario}\"")),
+                    "{}: no page has {scenario}",
+                    shown(&page)
+                );
+                continue;
+            }
             let target =
                 if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
             assert!(target.exists(), "{}: {link} is not there", shown(&page));

@@ -121,7 +121,7 @@ export function valueAxis(plane, top, bottom, low, high, text) {
   const { context, colour } = plane;
   const y = (value) => bottom - ((value - low) / (high - low || 1)) * (bottom - top);
   context.textAlign = "right";
-  for (const value of ticks(low, high, (bottom - top) / 34)) {
+  for (const value of ticks(low, high, (bottom - top) / 28)) {
     context.strokeStyle = colour.line;
     context.beginPath();
     context.moveTo(plane.left, y(value));

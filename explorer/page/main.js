@@ -322,7 +322,10 @@ async function begin() {
     build(root);
     readLink();
     app.listeners.push(draw);
-    window.addEventListener("hashchange", readLink);
+    window.addEventListener("hashchange", () => {
+      readLink();
+      if (app.meta.playground) playground.open();
+    });
     window.addEventListener("keydown", onKey);
     new ResizeObserver(redraw).observe(page.view);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -332,9 +335,9 @@ async function begin() {
       event.preventDefault();
       if (event.dataTransfer.files[0]) openFile(event.dataTransfer.files[0]);
     });
-    if (app.meta.playground && app.runs[0].length === 0 && app.meta.runs.length === 0 && !location.hash) look({ view: "playground" });
     draw();
     if (app.meta.live) followEvents(app.runs[0]);
+    else if (app.meta.playground) await playground.open();
     else await readRuns(app.meta, app.runs, redraw);
     app.readAt = performance.now();
     redraw();

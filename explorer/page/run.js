@@ -158,6 +158,9 @@ export class Run {
     this.regions = new Map();
     this.series = new Map();                 // samples over time: rate, alpha, queue depth, …
     this.spans = new Map();                  // pauses
+    this.lanes = new Map();                  // queues of switches and ports: who, over which cable, with which priority
+    this.cables = new Map();                 // who was seen at each cable
+    this.targets = new Map();                // where what leaves over a cable goes, if to one place
     this.frames = null;
     this.frameAt = null;
   }
@@ -194,7 +197,7 @@ export class Run {
       const word = this.hosts.words[host];
       const name = qp === 0 ? word : this.source === "capture" ? `${word} qp ${qp}` : `${word}.${number}`;
       this.ends.push({
-        index, host, qp, name, zero: -1, conn: -1, early: [], open: new Map(), lanes: [], count: 0, states: [],
+        index, host, qp, name, zero: -1, conn: -1, early: [], open: new Map(), lanes: [], count: 0, states: [], hasBegun: false,
       });
       this.endOf.set(key, index);
     }
@@ -318,7 +321,7 @@ export class Run {
     const response = this.responses[this.opcode.values[index]];
     const flow = this.flow(host, peer, packet.dest_qp);
     (response ? flow.responses : flow.requests).put(packet.psn, index, this);
-    if (!response && this.ends[end].zero < 0) this.ends[end].zero = packet.psn;
+    if (!response) this.begun(end, packet.psn);
     if (data.again) this.flags.values[index] |= AGAIN;
     if (data.work !== undefined) this.work.values[index] = this.ends[end].open.get(data.work)?.[0] ?? -1;
     this.cls.values[index] = packet.syndrome !== undefined && packet.syndrome !== "ack"
@@ -433,7 +436,7 @@ export class Run {
   started(index, at, data) {
     if (at < 0) return;
     const end = this.ends[at];
-    if (end.zero < 0 && data.packets > 0) end.zero = data.first_psn;
+    if (data.packets > 0) this.begun(at, data.first_psn);
     let lane = end.lanes.indexOf(false);
     if (lane < 0) lane = end.lanes.push(true) - 1;
     end.lanes[lane] = true;
@@ -491,7 +494,7 @@ export class Run {
   /** Takes what congestion control, switches and pauses tell; whether it was one of these. */
   congestion(index, host, name, data) {
     const where = this.hosts.words[host];
-    const lane = data.cable === undefined ? where : `${where} to cable ${data.cable}, priority ${data.priority}`;
+    const lane = data.cable === undefined ? where : this.lane(where, data.cable, data.priority);
     switch (name) {
       case "congestion:rate_changed": {
         const of = this.ends[this.end_.values[index]]?.name ?? where;
@@ -502,10 +505,39 @@ export class Run {
       case "fabric:queue_sampled": this.sample("queue depth", lane, index, data.depth); return true;
       case "fabric:pause_received": this.pause(lane, index, data.quanta > 0 ? data.until : -1); return true;
       case "fabric:pause_ended": this.pause(lane, index, -1); return true;
-      case "fabric:ecn_marked": this.hit(index, data.packet, MARKED); return true;
+      case "fabric:ecn_marked":
+        this.aim(where, data.cable, this.hosts.words[this.hostAt(data.packet.destination)]);
+        this.hit(index, data.packet, MARKED);
+        return true;
       case "fabric:frame_lost": this.hit(index, data.packet, LOST); return true;
       default: return name.startsWith("congestion:") || name.startsWith("fabric:");
     }
+  }
+
+  /** The key of a queue: whose it is, the cable that it leads to, and its priority. */
+  lane(where, cable, priority) {
+    const key = `${where}/${cable}/${priority}`;
+    if (!this.lanes.has(key)) {
+      this.lanes.set(key, { where, cable, priority });
+      if (!this.cables.has(cable)) this.cables.set(cable, new Set());
+      this.cables.get(cable).add(where);
+    }
+    return key;
+  }
+
+  aim(where, cable, target) {
+    const key = where + "/" + cable;
+    if (!this.targets.has(key)) this.targets.set(key, target);
+    else if (this.targets.get(key) !== target) this.targets.set(key, null);
+  }
+
+  /** A queue in words. The log numbers cables; who is at the other end shows in what else happened there. */
+  laneText(key) {
+    const lane = this.lanes.get(key);
+    if (!lane) return key;
+    const { where, cable, priority } = lane;
+    const other = [...this.cables.get(cable)].find((node) => node !== where) ?? this.targets.get(where + "/" + cable);
+    return (other ? `${where} → ${other}` : `${where}, cable ${cable}`) + `, priority ${priority}`;
   }
 
   /** Something happened to a packet inside of the fabric. */
@@ -548,9 +580,17 @@ export class Run {
     series.values.push(value);
   }
 
+  /** A queue pair asks for something: its PSNs are counted from here, unless their start was told. */
+  begun(at, psn) {
+    const end = this.ends[at];
+    if (end.zero < 0) end.zero = psn;
+    end.hasBegun = true;
+  }
+
   /** Both ends and their first PSNs are known before the first packet. */
   configured(end, data) {
-    if (data.first_psn !== undefined && this.ends[end].zero < 0) this.ends[end].zero = data.first_psn;
+    // It is told at each change of its state; what it was before the last of them does not count.
+    if (data.first_psn !== undefined && !this.ends[end].hasBegun) this.ends[end].zero = data.first_psn;
     if (data.peer !== undefined && data.dest_qp !== undefined) {
       this.ends[end].conn = this.connect(end, this.endAt(this.hostAt(data.peer), data.dest_qp));
     }

@@ -7,6 +7,7 @@ import { psnDistance } from "./words.js";
 const DEFAULTS = {
   view: "ladder", run: 0, conn: 0, sel: -1, from: -1, to: -1, step: 0,
   q: "", host: "", qp: "", opcode: "", cls: "", region: "", side: 0,
+  scenario: "", seed: "", text: "",
 };
 const NUMBERS = ["run", "conn", "sel", "from", "to", "step", "side"];
 

@@ -1,7 +1,7 @@
 // One clock for everything that congestion does: what is sent, rates, alpha, queues, pauses, CNPs.
 
 import { el, replace } from "./dom.js";
-import { bytesText, countText, rateText } from "./words.js";
+import { countText, rateText } from "./words.js";
 import { AGAIN, KIND, LOST } from "./run.js";
 import { app, currentRun, look } from "./state.js";
 import { Chart, valueAxis } from "./chart.js";
@@ -47,23 +47,35 @@ export class Timeline {
   }
 }
 
+/** More lines than these cannot be told apart: then there is one for all. */
+const MOST_LINES = 6;
+
 /** Payload per time that every host sends, as steps. */
 function throughputLane(run, plane) {
-  const bins = Math.max(20, Math.floor((plane.right - plane.left) / 6));
+  const [first, last] = [run.at(plane.from), Math.min(run.length, run.at(plane.to) + 1)];
+  const hosts = new Set();
+  let packets = 0;
+  for (let event = first; event < last; event++) {
+    if (run.kind.values[event] !== KIND.SENT || run.payload.values[event] === 0) continue;
+    packets++;
+    hosts.add(run.host.values[event]);
+  }
+  const isAll = hosts.size > MOST_LINES;
+  // A packet counts where it starts, so a step is wide enough for several.
+  const bins = Math.max(8, Math.min(Math.floor((plane.right - plane.left) / 6), Math.floor(packets / Math.max(1, hosts.size) / 6)));
   const width = (plane.to - plane.from) / bins;
   const sums = new Map();
-  const last = Math.min(run.length, run.at(plane.to) + 1);
-  for (let event = run.at(plane.from); event < last; event++) {
+  for (let event = first; event < last; event++) {
     if (run.kind.values[event] !== KIND.SENT || run.payload.values[event] === 0) continue;
     const bin = Math.floor((run.time.values[event] - plane.from) / width);
-    const host = run.host.values[event];
-    if (!sums.has(host)) sums.set(host, new Float64Array(bins + 1));
-    sums.get(host)[Math.max(0, Math.min(bins, bin))] += run.payload.values[event];
+    const host = isAll ? -1 : run.host.values[event];
+    if (!sums.has(host)) sums.set(host, new Float64Array(bins));
+    sums.get(host)[Math.max(0, Math.min(bins - 1, bin))] += run.payload.values[event];
   }
   let high = 1;
   for (const values of sums.values()) for (const value of values) high = Math.max(high, (value * 8e9) / width);
   return {
-    title: "payload sent, by host", weight: 2,
+    title: isAll ? `payload sent by ${hosts.size} hosts` : "payload sent, by host", weight: 2,
     paint: (context, plane, top, bottom) => {
       const y = valueAxis(plane, top, bottom, 0, high * 1.05, rateText);
       const dashes = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
@@ -86,7 +98,7 @@ function throughputLane(run, plane) {
         context.lineWidth = 1;
         context.textAlign = "right";
         context.fillStyle = colour;
-        context.fillText("— " + run.hosts.words[host], plane.right - 4 - 110 * number, top - 8);
+        if (!isAll) context.fillText("— " + run.hosts.words[host], plane.right - 4 - 110 * number, top - 8);
         number++;
       }
     },
@@ -141,12 +153,17 @@ function marksLane(run, plane) {
   };
 }
 
+/** So many queues at most are shown of those that stood still. */
+const MOST_PAUSED = 16;
+
 /** When which priority stood still. */
 function pauseLanes(run) {
   if (run.spans.size === 0) return [];
-  const lanes = [...run.spans].slice(0, 12);
+  const all = [...run.spans].map(([key, spans]) => [run.laneText(key), spans]).sort(([one], [other]) => one.localeCompare(other));
+  const lanes = all.slice(0, MOST_PAUSED);
   return [{
-    title: "paused", weight: 0.5 + lanes.length * 0.3,
+    title: `paused ❚❚ (who stands still → who asked for it)${all.length > lanes.length ? `: the first ${lanes.length} of ${all.length}` : ""}`,
+    weight: 0.6 + lanes.length * 0.28,
     paint: (context, plane, top, bottom) => {
       const height = (bottom - top) / lanes.length;
       lanes.forEach(([name, spans], number) => {
@@ -160,13 +177,20 @@ function pauseLanes(run) {
           context.globalAlpha = 1;
           if (x2 - x1 > 18) context.fillRect(x1, y + 2, 3, height - 4);
         }
-        context.fillStyle = plane.colour.text;
-        context.textAlign = "left";
-        context.fillText("❚❚ " + name, plane.left + 70, y + height / 2);
+        context.fillStyle = plane.colour.muted;
+        context.textAlign = "right";
+        context.fillText(name.replace(", priority ", " p"), plane.left - 8, y + height / 2, plane.left - 10);
       });
     },
   }];
 }
+
+/** Bytes as scenarios write them. */
+function decimalBytes(bytes) {
+  return bytes >= 1e6 ? bytes / 1e6 + " MB" : bytes >= 1e3 ? bytes / 1e3 + " KB" : bytes + " B";
+}
+
+const SERIES = ["rate", "alpha", "queue depth"];
 
 /** A lane per measured quantity, with a line for each thing that has it. */
 function seriesLanes(run) {
@@ -175,10 +199,11 @@ function seriesLanes(run) {
     if (!groups.has(series.name)) groups.set(series.name, []);
     groups.get(series.name).push(series);
   }
-  return [...groups].slice(0, 6).map(([name, list]) => {
+  return SERIES.filter((name) => groups.has(name)).map((name) => {
+    const list = groups.get(name);
     let high = 0;
     for (const { values } of list) for (let at = 0; at < values.length; at++) high = Math.max(high, values.values[at]);
-    const text = name === "rate" ? rateText : name === "queue depth" ? bytesText : (value) => countText(Number(value.toPrecision(4)));
+    const text = name === "rate" ? rateText : name === "queue depth" ? decimalBytes : (value) => countText(Number(value.toPrecision(4)));
     return {
       title: name, weight: 1.6,
       paint: (context, plane, top, bottom) => {
@@ -205,7 +230,7 @@ function seriesLanes(run) {
           context.lineWidth = 1;
           context.textAlign = "right";
           context.fillStyle = palette[number % 4];
-          context.fillText("— " + series.of, plane.right - 4, top - 8 + number * 13);
+          if (number < MOST_LINES) context.fillText("— " + run.laneText(series.of), plane.right - 4, top - 8 + number * 13);
         });
       },
     };

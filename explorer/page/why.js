@@ -28,7 +28,7 @@ export class Why {
           class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
           onclick: () => {
             this.chosen = number;
-            look({ sel: eventAt(run, explanation.chain[explanation.chain.length - 1]?.time_ns) });
+            look({ sel: explanation.chain.at(-1)?.event ?? -1 });
           },
         }, explanation.title)),
         remark && el("p", { class: "muted" }, remark)),
@@ -40,29 +40,14 @@ export class Why {
   }
 }
 
-function cause(run, link, number) {
-  const event = eventAt(run, link.time_ns);
-  const tone = event < 0 ? "plain" : toneOf(run, event);
-  const isSelected = event >= 0 && app.state.sel >= 0 && app.state.sel < run.length && run.time.values[app.state.sel] === run.time.values[event];
+function cause(run, { event, time_ns, text }, number) {
+  const tone = event < run.length ? toneOf(run, event) : "plain";
   return el("li", {
-    class: "cause " + tone + (isSelected ? " selected" : ""), tabindex: "0", title: event < 0 ? "" : sentence(run, event),
+    class: "cause " + tone + (app.state.sel === event ? " selected" : ""), tabindex: "0", title: event < run.length ? sentence(run, event) : "",
     onclick: () => look({ sel: event }),
     onkeydown: (key) => key.key === "Enter" && look({ sel: event, view: "ladder" }),
   },
   el("span", { class: "cause-number" }, number),
-  el("div", {}, el("p", { class: "cause-text" }, (toneMark(tone) ? toneMark(tone) + " " : "") + link.text),
-    el("p", { class: "muted" }, timeText(link.time_ns, run.end))));
-}
-
-/** What happened at a time; of several, the one that tells most. */
-function eventAt(run, time) {
-  const first = run.at(time ?? 0);
-  if (first >= run.length || run.time.values[first] !== time) return first < run.length ? first : -1;
-  let best = first;
-  for (let event = first; event < run.length && event < first + 200 && run.time.values[event] === time; event++) {
-    const tone = toneOf(run, event);
-    if (tone === "bad" || (tone === "odd" && toneOf(run, best) !== "bad")) best = event;
-    if (tone === "bad") break;
-  }
-  return best;
+  el("div", {}, el("p", { class: "cause-text" }, (toneMark(tone) ? toneMark(tone) + " " : "") + text),
+    el("p", { class: "muted" }, timeText(time_ns, run.end))));
 }

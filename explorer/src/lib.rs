@@ -11,7 +11,9 @@ mod live;
 mod page;
 mod run;
 mod section;
+mod why;
 
 pub use live::{Feed, LiveServer};
-pub use page::Page;
+pub use page::{Example, Page};
 pub use run::{OpenError, Run};
+pub use why::Why;

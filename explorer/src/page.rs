@@ -1,7 +1,7 @@
 //! Puts everything into one HTML file.
 
 use crate::section::Section;
-use crate::{Run, bundle};
+use crate::{Run, Why, bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
@@ -25,8 +25,7 @@ struct Meta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     live: Option<Live>,
     playground: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    scenario: Option<&'a str>,
+    scenarios: &'a [Example],
 }
 
 /// A run that the page asks its server for.
@@ -38,7 +37,16 @@ struct Live {
 
 struct Playground {
     module: Vec<u8>,
-    scenario: String,
+    scenarios: Vec<Example>,
+}
+
+/// A scenario that a playground comes with.
+#[derive(Serialize)]
+pub struct Example {
+    /// What a link calls it.
+    pub name: String,
+    /// The file.
+    pub text: String,
 }
 
 /// A name of the event log, so that the page can tell what it means.
@@ -56,6 +64,8 @@ struct RunMeta<'a> {
     events: u64,
     frames: u64,
     notes: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'a Why>,
 }
 
 impl Page {
@@ -70,10 +80,9 @@ impl Page {
         Page { live: Some(live), ..Page::default() }
     }
 
-    /// A page in which scenarios are run by `module`, the playground's WebAssembly, and this one to begin with.
-    pub fn playground(module: Vec<u8>, scenario: &str) -> Page {
-        let playground = Playground { module, scenario: scenario.into() };
-        Page { playground: Some(playground), ..Page::default() }
+    /// A page in which scenarios are run by `module`, the playground's WebAssembly; the first is there to begin with.
+    pub fn playground(module: Vec<u8>, scenarios: Vec<Example>) -> Page {
+        Page { playground: Some(Playground { module, scenarios }), ..Page::default() }
     }
 
     /// The same page with another run beside the first.
@@ -95,6 +104,7 @@ impl Page {
             events: run.events,
             frames: run.frame_count,
             notes: &run.notes,
+            why: run.why.as_ref(),
         });
         let playground = self.playground.as_ref();
         let meta = Meta {
@@ -103,7 +113,7 @@ impl Page {
             runs: runs.collect(),
             live: self.live,
             playground: playground.is_some(),
-            scenario: playground.map(|playground| playground.scenario.as_str()),
+            scenarios: playground.map_or(&[], |playground| &playground.scenarios),
         };
         // Only code that this crate holds may run: it is named by its hash, so text from a log cannot.
         let policy = format!(

@@ -1,6 +1,7 @@
 //! What there is to see: an event log, a capture, or a folder with the files of a run.
 
 use crate::section::Section;
+use crate::why::{Asked, Why};
 use softhca_trace::log::{Conversion, Entry, Header, LogError, What};
 use softhca_trace::{Capture, CaptureError, Contents, EventLogReader, LinkType, Packet, Record, Tally};
 use std::collections::{BTreeMap, VecDeque};
@@ -89,6 +90,8 @@ pub struct Run {
     pub(crate) frames: Vec<u8>,
     pub(crate) frame_count: u64,
     pub(crate) events: u64,
+    /// Why things failed, if somebody asked.
+    pub(crate) why: Option<Why>,
     /// What the reader of the page should know: what was left out, what is broken.
     pub(crate) notes: Vec<String>,
 }
@@ -111,6 +114,11 @@ impl Run {
     /// The notes: what was left out, what is broken.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Why things failed.
+    pub fn why(&self) -> Option<&Why> {
+        self.why.as_ref()
     }
 
     /// The bytes of packets, as the page reads them.
@@ -158,6 +166,7 @@ impl Run {
         let reader = EventLogReader::new(log)?;
         let mut packer = Packer::new(name, Source::Log, reader.header());
         let mut bytes = capture.map(Bytes::read);
+        let mut asked = Asked::new(reader.header());
         for entry in reader {
             match entry {
                 Ok(_) if packer.is_full() => break,
@@ -166,6 +175,7 @@ impl Run {
                         packer.frame(&record);
                     }
                     packer.entry(&entry);
+                    asked.push(entry);
                 }
                 Err(error) => {
                     packer.notes.push(format!(
@@ -176,6 +186,7 @@ impl Run {
             }
         }
         packer.notes.extend(bytes.and_then(|bytes| bytes.note));
+        packer.run.why = Some(asked.answer());
         Ok(packer.finish())
     }
 
@@ -282,7 +293,8 @@ impl Packer {
     fn new(name: &str, source: Source, header: &Header) -> Packer {
         let (lines, frames) = (Section::new(), Vec::new());
         let name = name.into();
-        let run = Run { name, source, lines, frames, frame_count: 0, events: 0, notes: Vec::new() };
+        let run =
+            Run { name, source, lines, frames, frame_count: 0, events: 0, why: None, notes: Vec::new() };
         let mut packer = Packer { run, notes: Vec::new() };
         packer.line(header);
         packer

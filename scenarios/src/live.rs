@@ -279,6 +279,7 @@ const fn kind_name(kind: QpKind) -> &'static str {
     match kind {
         QpKind::Uc => "uc",
         QpKind::Ud => "ud",
+        QpKind::XrcInitiator => "xrc-initiator",
         _ => "rc",
     }
 }

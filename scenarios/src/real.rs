@@ -3,21 +3,22 @@
 use crate::Recording;
 use crate::judge::{self, Evidence};
 use crate::language::Errno;
-use crate::plan::{Disturbance, FaultKind, Plan, Work};
+use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
-use crate::report::Outcome;
+use crate::report::{Artefacts, Outcome, Verdict};
 use crate::sim::{QUEUE_KEY, pattern, request_of};
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
-    Modify, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
+    Modify, Passage, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
-use softhca_fabric::{Endpoint, Fault, Flow, HostId, RuleId, Seed};
+use softhca_fabric::{CableId, Endpoint, Fault, Flow, HostId, RuleId, Seed};
 use softhca_queue::Access;
-use softhca_trace::{Cast, Story};
-use softhca_wire::{Gid, Psn, Qpn};
+use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
+use softhca_wire::{Envelope, Gid, Psn, Qpn};
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
 
@@ -26,10 +27,14 @@ const QUIET: Duration = Duration::from_millis(150);
 /// A run in which nothing happens for this long has got stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The least time for an acknowledgement, as an exponent: half a second. A machine that was busy elsewhere would make
+/// packets go twice that a quiet one sends once.
+const LEAST_TIMEOUT: u8 = 17;
+/// Bytes of packets that are kept for a capture; what is sent beyond is left out of it.
+const CAPTURED: usize = 64 << 20;
+
 /// Carries a plan out on real sockets and judges it. Expectations about time are left out.
 pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
-    // What is told is kept anyway; a capture of a real run is `softhca exec --capture`'s.
-    let _ = recording;
     if !plan.commands.is_empty() {
         return Outcome::broken("the file starts programs, which only the command `softhca run` can");
     }
@@ -43,7 +48,12 @@ pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
         Ok(mut stage) => {
             let mut play = Play::new(plan);
             let is_stuck = stage.run(&mut play);
-            stage.finish(&play, is_stuck)
+            let mut outcome = stage.finish(&play, is_stuck);
+            // A real run cannot be done again: one that fails is written down whether or not somebody asked.
+            if recording == Recording::Everything || outcome.verdict != Verdict::Pass {
+                outcome.artefacts = stage.write_down().ok();
+            }
+            outcome
         }
         Err(why) => Outcome::broken(why),
     }
@@ -53,6 +63,7 @@ pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
 enum Told {
     Card(HostId, Event),
     Fault(HostId, Fault),
+    Packet(HostId, Envelope, Box<[u8]>),
 }
 
 /// What all cards told, in the order in which they told it.
@@ -60,6 +71,8 @@ struct Notes {
     start: Clock,
     last: Clock,
     told: Vec<(u64, Told)>,
+    /// Bytes of the packets among it.
+    captured: usize,
     begun: bool,
 }
 
@@ -73,8 +86,11 @@ struct Scribe(HostId, Arc<Mutex<Notes>>);
 impl Scribe {
     fn put(&self, told: Told) {
         let mut notes = lock(&self.1);
+        if let Told::Packet(.., packet) = &told {
+            notes.captured += packet.len();
+        }
         // The way to RTS is not part of the run.
-        if notes.begun {
+        if notes.begun && (notes.captured <= CAPTURED || !matches!(told, Told::Packet(..))) {
             notes.last = Clock::now();
             let at = notes.start.elapsed().as_nanos() as u64;
             notes.told.push((at, told));
@@ -85,6 +101,12 @@ impl Scribe {
 impl Witness for Scribe {
     fn card(&mut self, _: Instant, event: &Event) {
         self.put(Told::Card(self.0, *event));
+    }
+
+    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
+        if passage == Passage::Sent {
+            self.put(Told::Packet(self.0, *envelope, packet.into()));
+        }
     }
 
     fn fault(&mut self, _: Instant, fault: &Fault) {
@@ -115,7 +137,8 @@ struct Stage<'p> {
 
 impl<'p> Stage<'p> {
     fn build(plan: &'p Plan) -> Result<Stage<'p>, String> {
-        let notes = Notes { start: Clock::now(), last: Clock::now(), told: Vec::new(), begun: false };
+        let notes =
+            Notes { start: Clock::now(), last: Clock::now(), told: Vec::new(), captured: 0, begun: false };
         let notes = Arc::new(Mutex::new(notes));
         let (mut devices, mut contexts, mut cast) = (Vec::new(), Vec::new(), Cast::new());
         for (index, host) in plan.hosts.iter().enumerate() {
@@ -180,11 +203,13 @@ impl<'p> Stage<'p> {
             let (Some(first), Some(second)) = (&self.sides[a].pair, &self.sides[b].pair) else { continue };
             let is_connected = !pair.kind.is_datagram();
             if is_connected {
+                // Zero is for ever, and a timer that races against a delay is meant to.
+                let is_patient = pair.timeout > 0 && !self.plan.delays();
                 let path = Path {
                     mtu: pair.mtu,
                     access: pair.access,
                     reads: pair.reads,
-                    timeout: pair.timeout,
+                    timeout: if is_patient { pair.timeout.max(LEAST_TIMEOUT) } else { pair.timeout },
                     retry_count: pair.retry_count,
                     rnr_retry: pair.rnr_retry,
                     min_rnr_timer: pair.min_rnr_timer,
@@ -213,6 +238,12 @@ impl<'p> Stage<'p> {
         for fault in &self.plan.faults {
             self.cast.name_rule(fault.id, &fault.name);
         }
+        for (index, cable) in self.plan.cables.iter().enumerate() {
+            if let [Node::Host(first), Node::Host(second)] = cable.ends {
+                let ends = [first, second].map(|host| HostId(host as u32));
+                self.cast.name_cable(CableId(index as u32), ends);
+            }
+        }
         Ok(())
     }
 
@@ -235,6 +266,9 @@ impl<'p> Stage<'p> {
         loop {
             let now = start.elapsed();
             let now_ns = now.as_nanos() as u64;
+            // Asked before the queues are emptied: what ends after this is seen in the next round.
+            let idle = play.next_at().is_none() && !self.is_outstanding();
+            let quiet = lock(&self.notes).last.elapsed();
             play.act(now_ns, self);
             let mut came = false;
             for qp in 0..self.sides.len() {
@@ -246,9 +280,7 @@ impl<'p> Stage<'p> {
             if play.broken.is_some() || cut.is_some_and(|cut| now > cut) {
                 return false;
             }
-            let quiet = lock(&self.notes).last.elapsed();
-            let idle = play.next_at().is_none() && !self.is_outstanding();
-            if idle && quiet > QUIET {
+            if idle && !came && quiet > QUIET {
                 return false;
             }
             if quiet > PATIENCE {
@@ -305,15 +337,16 @@ impl<'p> Stage<'p> {
             match told {
                 Told::Card(host, event) => record.card(*time_ns, host.0 as usize, event),
                 Told::Fault(host, fault) => record.fault(*time_ns, Some(host.0 as usize), fault),
+                Told::Packet(..) => {}
             }
         }
         let events = notes.told.iter().filter_map(|(_, told)| match told {
             Told::Card(host, event) => Some((*host, event)),
-            Told::Fault(..) => None,
+            Told::Fault(..) | Told::Packet(..) => None,
         });
         let faults = notes.told.iter().filter_map(|(_, told)| match told {
             Told::Fault(_, fault) => Some(fault),
-            Told::Card(..) => None,
+            Told::Card(..) | Told::Packet(..) => None,
         });
         let story = Story::of(&self.cast, events, faults);
         let ended_ns = notes.last.duration_since(notes.start).as_nanos() as u64;
@@ -337,6 +370,52 @@ impl<'p> Stage<'p> {
         outcome.order_sha256 = Some(story.order_sha256());
         outcome.story = Some(story);
         outcome
+    }
+}
+
+impl Stage<'_> {
+    /// The event log, the capture and the ladders of what was told. Packets are captured where they leave a card.
+    fn write_down(&self) -> io::Result<Artefacts> {
+        let mut log = EventLog::new(Vec::new(), &self.plan.title, self.cast.clone());
+        let mut ladders = Ladders::new(self.cast.clone());
+        let mut capture = CaptureWriter::new(Vec::new())?;
+        let mut taps = Vec::new();
+        for (name, address) in self.cast.hosts() {
+            taps.push(PortTap::new(capture.add_interface(name, &address.to_string())?));
+        }
+        for (time_ns, told) in &lock(&self.notes).told {
+            let now = Instant::from_nanos(*time_ns);
+            match told {
+                Told::Card(host, event) => {
+                    log.card(now, *host, event);
+                    ladders.card(now, *host, event);
+                    taps[host.0 as usize].release(&mut capture)?;
+                }
+                Told::Packet(host, envelope, packet) => {
+                    ladders.frame(now, envelope, packet);
+                    taps[host.0 as usize].sent(&mut capture, *time_ns, envelope, packet)?;
+                }
+                Told::Fault(host, fault) => {
+                    if let Some(cable) = self.cable_of(*host) {
+                        log.fault(now, cable, fault);
+                    }
+                    ladders.fault(self.cast.address(*host), fault);
+                    taps[host.0 as usize].fault(fault, &self.cast);
+                }
+            }
+        }
+        for tap in &mut taps {
+            tap.release(&mut capture)?;
+        }
+        log.finish()?;
+        Ok(Artefacts { events: log.into_inner(), capture: capture.into_inner(), ladders: ladders.ladders() })
+    }
+
+    /// The one cable of a host.
+    fn cable_of(&self, host: HostId) -> Option<CableId> {
+        let end = Node::Host(host.0 as usize);
+        let index = self.plan.cables.iter().position(|cable| cable.ends.contains(&end))?;
+        Some(CableId(index as u32))
     }
 }
 

@@ -3,6 +3,8 @@
 #![cfg(feature = "udp")]
 
 use softhca_scenarios::{Recording, Scenario, Values, Verdict, real, simulate};
+use softhca_trace::log::What;
+use softhca_trace::{Capture, Contents, EventLogReader, Packet, Style};
 use std::fs;
 use std::path::Path;
 
@@ -43,4 +45,41 @@ fn the_library_tells_the_same_story_on_real_sockets() {
     }
     assert!(compared >= 25, "only {compared} scenarios were compared");
     assert!(differences.is_empty(), "{differences:#?}");
+}
+
+fn plan_of(text: &str) -> softhca_scenarios::Plan {
+    Scenario::read("test.toml", text).expect("a scenario").plan(&Values::new(), 1).expect("a plan")
+}
+
+const LOSS: &str = include_str!("../library/fatal-lost-write-middle.toml");
+
+#[test]
+fn a_real_run_leaves_a_log_a_capture_and_ladders() {
+    let outcome = real::perform(&plan_of(LOSS), Recording::Everything);
+    assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.error);
+    let artefacts = outcome.artefacts.expect("they were asked for");
+    let entries: Vec<_> = EventLogReader::new(&artefacts.events[..])
+        .expect("a log")
+        .map(|entry| entry.expect("an entry"))
+        .collect();
+    let fault = entries.iter().find(|entry| matches!(entry.what, What::Fault { .. })).expect("the fault");
+    assert_eq!(fault.host, "alice");
+    assert_eq!(fault.trigger.as_deref(), Some("dropped by \"lose the second packet\""));
+    assert!(entries.iter().any(|entry| entry.host == "bob"));
+    let comment = b"dropped by \"lose the second packet\"";
+    assert_eq!(artefacts.capture.windows(comment.len()).filter(|window| window == comment).count(), 1);
+    let records: Vec<_> =
+        Capture::new(&artefacts.capture[..]).expect("a capture").map(|record| record.expect("one")).collect();
+    let roce = records.iter().filter(|record| matches!(Packet::new(record, 0).contents, Contents::Roce(_)));
+    // Four packets of the WRITE, and the NAK.
+    assert!(roce.count() >= 5);
+    let drawn: Vec<String> = artefacts.ladders.iter().map(|ladder| ladder.draw(Style::default())).collect();
+    assert!(drawn.join("\n").contains("lose the second packet"), "{drawn:?}");
+}
+
+#[test]
+fn a_real_run_that_fails_is_written_down_whether_or_not_somebody_asked() {
+    let wrong = format!("{LOSS}\n[[expect]]\ncompletion = {{ qp = \"alice.1\", status = \"success\" }}\n");
+    assert!(real::perform(&plan_of(&wrong), Recording::Digest).artefacts.is_some());
+    assert!(real::perform(&plan_of(LOSS), Recording::Digest).artefacts.is_none());
 }

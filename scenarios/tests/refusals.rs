@@ -50,6 +50,13 @@ fn a_problem_has_file_line_column_and_advice() {
 }
 
 #[test]
+fn xrc_is_refused_by_name_with_the_reason() {
+    refused("[connection]\ntransport = \"xrc\"\n", &["s.toml:16:13", "XRC", "initiator", "use \"rc\""]);
+    let pair = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"xrc\"\n";
+    refused(pair, &["s.toml:17:13", "shared receive queue"]);
+}
+
+#[test]
 fn names_that_do_not_exist_are_refused() {
     refused(
         "[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",

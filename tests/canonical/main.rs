@@ -3,18 +3,18 @@
 //! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` writes them.
 
 mod dialogues;
-mod frames;
+mod networks;
 mod plays;
 
 use dialogues::{DIALOGUES, Dialogue};
-use frames::PIECES;
+use networks::{NETWORKS, Network};
 use plays::{PLAYS, Play};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{CableId, Direction, Fault, Frame, HostId, Observer, RuleId, Stage, World};
 use softhca_trace::{
     Capture, CaptureWriter, Cast, Contents, EventLog, EventLogReader, Management, Packet, Points, Tally, Tap,
 };
-use softhca_wire::{NakCode, Opcode, Operation, Service, Syndrome};
+use softhca_wire::{Ecn, NakCode, Opcode, Operation, Syndrome};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -44,6 +44,28 @@ fn perform(play: &Play) -> [Vec<u8>; 2] {
     drop(pair);
     let mut tap = Rc::into_inner(tap.expect("the pair was built")).expect("let go of").into_inner();
     let mut log = Rc::into_inner(log.expect("the pair was built")).expect("let go of").into_inner();
+    tap.finish().expect("a vector takes everything");
+    log.finish().expect("a vector takes everything");
+    [tap.into_inner(), log.into_inner()]
+}
+
+/// The same for a network; frames are also captured where they arrive, as the switch left them.
+fn congest(network: &Network) -> [Vec<u8>; 2] {
+    let (mut world, [alice, bob, carol]) = network.world();
+    let cast = Cast::of(&world);
+    let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
+    let tap = Tap::new(writer, cast.clone(), Points::BothEnds).expect("a vector takes everything");
+    let tap = Rc::new(RefCell::new(tap));
+    let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, cast)));
+    let both: Vec<Box<dyn Observer>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
+    world.observe(both);
+    for sender in [alice, bob] {
+        networks::write(&mut world, sender, carol);
+    }
+    world.run();
+    drop(world);
+    let mut tap = Rc::into_inner(tap).expect("let go of").into_inner();
+    let mut log = Rc::into_inner(log).expect("let go of").into_inner();
     tap.finish().expect("a vector takes everything");
     log.finish().expect("a vector takes everything");
     [tap.into_inner(), log.into_inner()]
@@ -96,38 +118,34 @@ fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
     [tap.into_inner(), log.into_inner()]
 }
 
-/// A capture, and its log if cards had a part in it.
+/// A capture and its log.
 struct Made {
     name: &'static str,
     about: &'static str,
+    points: Points,
     capture: Vec<u8>,
-    log: Option<Vec<u8>>,
+    log: Vec<u8>,
 }
 
 /// Everything, in the order of the page.
 fn all() -> Vec<Made> {
-    let told = |name, about, [capture, log]: [Vec<u8>; 2]| Made { name, about, capture, log: Some(log) };
-    let plays = PLAYS.iter().map(|play| told(play.name, play.about, perform(play)));
-    let dialogues = DIALOGUES.iter().map(|play| told(play.name, play.about, hold(play)));
-    let pieces = PIECES.iter().map(|piece| {
-        let mut writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-        (piece.write)(&mut writer).expect("a vector takes everything");
-        Made { name: piece.name, about: piece.about, capture: writer.into_inner(), log: None }
-    });
-    plays.chain(dialogues).chain(pieces).collect()
+    let made = |name, about, points, [capture, log]: [Vec<u8>; 2]| Made { name, about, points, capture, log };
+    let plays = PLAYS.iter().map(|play| made(play.name, play.about, Points::Senders, perform(play)));
+    let dialogues = DIALOGUES.iter().map(|play| made(play.name, play.about, Points::Senders, hold(play)));
+    let networks = NETWORKS.iter().map(|play| made(play.name, play.about, Points::BothEnds, congest(play)));
+    plays.chain(dialogues).chain(networks).collect()
 }
 
 /// Every file of the folder by its name.
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut page = String::from(PREFACE);
-    for Made { name, about, capture, log } in all() {
+    for Made { name, about, capture, log, .. } in all() {
         let packets = tally(&capture).packets;
-        let count = |log: &Vec<u8>| EventLogReader::new(&log[..]).expect("a log").count().to_string();
-        let events = log.as_ref().map_or("—".into(), count);
+        let events = EventLogReader::new(&log[..]).expect("a log").count();
         let _ = writeln!(page, "| `{name}` | {about} | {packets} | {events} |");
         files.insert(format!("{name}.pcapng"), capture);
-        files.extend(log.map(|log| (format!("{name}.jsonl"), log)));
+        files.insert(format!("{name}.jsonl"), log);
     }
     files.insert("README.md".into(), page.into_bytes());
     files
@@ -137,8 +155,8 @@ const PREFACE: &str = "\
 # Captures
 
 One thing each, of two hosts (alice at 10.0.0.1, bob at 10.0.0.2) in virtual time: `NAME.pcapng` for Wireshark and `softhca trace`, `NAME.jsonl` is the event
-log for `softhca why` and `softhca lint`, where cards had a part in it. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
-says so. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
+log for `softhca why` and `softhca lint`. Frames are captured where they leave a host, before any fault; a packet that a rule touched has a comment that
+says so. The last two have a third host (carol at 10.0.0.3) and a switch between the three, and show each frame once more where it arrives, perhaps marked on the way. `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` builds them again; without it the same test sees that no byte differs.
 
 | name | what it shows | packets | events |
 |---|---|---|---|
@@ -173,22 +191,24 @@ fn the_folder_holds_what_the_code_makes_byte_for_byte() {
 #[test]
 fn every_capture_is_well_formed_and_shows_what_it_promises() {
     let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    let mut pauses = 0;
-    for Made { name, capture, log, .. } in all() {
+    let (mut stopped, mut released, mut marks) = (0, 0, 0);
+    for Made { name, points, capture, log, .. } in all() {
         let tally = tally(&capture);
         assert!(tally.packets > 0 && tally.is_clean(), "{name}: {tally}");
         for record in Capture::new(&capture[..]).expect("a capture") {
             let record = record.expect("a whole record");
             let roce = match Packet::new(&record, 0).contents {
                 Contents::Roce(roce) => roce,
-                Contents::Pause(_) => {
-                    pauses += 1;
+                Contents::Pause(pause) => {
+                    let quanta = pause.pause[3].expect("priority 3 is paused");
+                    *if quanta > 0 { &mut stopped } else { &mut released } += 1;
                     continue;
                 }
                 other => panic!("{name}: {other:?}"),
             };
             let header = roce.transport.header;
             opcodes.insert(header.bth.opcode);
+            marks += usize::from(roce.ecn() == Ecn::CongestionExperienced);
             match header.aeth.map(|aeth| aeth.syndrome) {
                 Some(Syndrome::Nak(code)) => naks.insert(code.name()),
                 Some(Syndrome::RnrNak(_)) => naks.insert("RNR"),
@@ -198,7 +218,9 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
                 messages.insert(datagram.message.name());
             }
         }
-        let Some(log) = log else { continue };
+        if points != Points::Senders {
+            continue;
+        }
         let entries = EventLogReader::new(&log[..]).expect("a log");
         let sent =
             entries.filter(|entry| entry.as_ref().expect("an entry").what.name() == "transport:packet_sent");
@@ -209,9 +231,8 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
         );
     }
     let never = [Operation::Flush, Operation::AtomicWrite];
-    let expected: BTreeSet<Opcode> = Opcode::all()
-        .filter(|opcode| opcode.service() != Service::Xrc && !never.contains(&opcode.operation()))
-        .collect();
+    let expected: BTreeSet<Opcode> =
+        Opcode::all().filter(|opcode| !never.contains(&opcode.operation())).collect();
     let missing: Vec<_> = expected.difference(&opcodes).collect();
     assert!(missing.is_empty(), "no capture has {missing:?}");
     let codes =
@@ -220,5 +241,6 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
     assert_eq!(naks, wanted);
     let spoken = ["DREP", "DREQ", "MRA", "REJ", "REP", "REQ", "RTU", "SIDR_REP", "SIDR_REQ"];
     assert_eq!(messages.into_iter().collect::<Vec<_>>(), spoken);
-    assert_eq!(pauses, 2);
+    assert!(stopped >= 2 && released >= 2, "{stopped} pauses, {released} ends");
+    assert!(marks >= 2, "{marks} marked packets");
 }

@@ -101,9 +101,7 @@ pub const PLAYS: &[Play] = &[
         "uc",
         "UC: SEND and WRITE, with and without immediate data; nobody acknowledges",
         || of(QpKind::Uc),
-        |pair| {
-            sends_and_writes(pair);
-        },
+        sends_and_writes,
     ),
     faulty(
         "uc-loss",
@@ -138,14 +136,33 @@ pub const PLAYS: &[Play] = &[
     ),
     play(
         "xrc",
-        "XRC: SEND, WRITE and READ through a shared receive queue",
+        "XRC: SEND and WRITE, with and without immediate data, through a shared receive queue",
+        || of(QpKind::XrcInitiator),
+        sends_and_writes,
+    ),
+    play(
+        "xrc-read-atomics",
+        "XRC: READs of several packets and of one, and both atomics",
         || of(QpKind::XrcInitiator),
         |pair| {
-            pair.post_receive(1, 0, 4096);
-            pair.post_send(1, 0, 2500);
-            pair.post_write(2, 0, 8192, 10);
-            pair.post_read(3, 8192, 0, 5);
+            let (a, b) = (pair.a, pair.b);
+            pair.post_read(1, 8192, 0, 2500);
+            pair.post_read(2, 8192, 0, 5);
+            pair.post(3, Operation::FetchAdd { remote: b.remote(0), add: 2 }, &[a.sge(0, 8)]);
+            pair.post(4, Operation::CompareSwap { remote: b.remote(0), compare: 2, swap: 7 }, &[a.sge(8, 8)]);
         },
+    ),
+    play(
+        "xrc-send-invalidate",
+        "XRC: a SEND of several packets that invalidates: refused, since no window is bound to an XRC target",
+        || of(QpKind::XrcInitiator),
+        |pair| invalidate_nothing(pair, 2500),
+    ),
+    play(
+        "xrc-send-invalidate-only",
+        "XRC: the same with a single packet",
+        || of(QpKind::XrcInitiator),
+        |pair| invalidate_nothing(pair, 5),
     ),
     play(
         "psn-wrap",
@@ -369,4 +386,11 @@ fn invalidate(pair: &mut Pair) {
         pair.post(id, Operation::Send(SendTrailer::Invalidate(new_key)), &gather);
         pair.world.run();
     }
+}
+
+/// Asks for the invalidation of a key that names nothing.
+fn invalidate_nothing(pair: &mut Pair, length: u32) {
+    pair.post_receive(1, 0, 4096);
+    let gather = [pair.a.sge(0, length)];
+    pair.post(1, Operation::Send(SendTrailer::Invalidate(RemoteKey(0x1234_5678))), &gather);
 }

@@ -24,7 +24,7 @@ fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
         assert_eq!(pair.outcomes(a), [(1, "success")]);
         let received = pair.completions(b)[0];
         assert_eq!((received.bytes, received.source, received.status.name()), (40 + length, a.qp, "success"));
-        assert_eq!(received.flags, CompletionFlags::GRH);
+        assert_eq!(received.flags, CompletionFlags::GRH | CompletionFlags::IPV4);
         assert_eq!(pair.read(b, 40, length as usize), data);
     }
 }
@@ -81,7 +81,8 @@ fn immediate_data_arrives() {
     pair.run();
     let received = pair.completions(b)[0];
     assert_eq!(received.immediate, 0xabcd);
-    assert_eq!(received.flags, CompletionFlags::GRH | CompletionFlags::IMMEDIATE);
+    let expected = CompletionFlags::GRH | CompletionFlags::IPV4 | CompletionFlags::IMMEDIATE;
+    assert_eq!(received.flags, expected);
 }
 
 #[test]

@@ -348,20 +348,21 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
 
 #[test]
 #[allow(unsafe_code)]
-fn memory_that_is_unmapped_later_is_a_protection_error() {
-    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+fn memory_that_is_taken_away_later_is_a_protection_error() {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
     let daemon = TestDaemon::start();
     let (end, _echo, remote) = connected(&daemon, "alice", "bob");
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping, which nobody has a reference to.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, flags) }.unwrap();
     let base = NonNull::new(base.cast()).unwrap();
-    // SAFETY: it is unmapped below, against the rules: that is the test. Nobody here touches it.
+    // SAFETY: it is taken away below, against the rules: that is the test. Nobody here touches it.
     let region = unsafe { end.domain.register_foreign(base, 8192, ALL) }.unwrap();
     end.pair.post(&SendRequest::write(1, &[region.entry(0, 8192)], remote)).unwrap();
     end.finish();
+    // The addresses stay taken: another thread of this process would soon have something there.
     // SAFETY: the mapping from above.
-    unsafe { munmap(base.as_ptr().cast(), 8192) }.unwrap();
+    unsafe { mprotect(base.as_ptr().cast(), 8192, MprotectFlags::empty()) }.unwrap();
     end.pair.post(&SendRequest::write(2, &[region.entry(0, 8192)], remote)).unwrap();
     assert_eq!(end.queue.wait_for(PATIENCE).unwrap().status, Status::LocalProtection);
     let other = End::new(&daemon.open("alice"), 4096);

@@ -1,5 +1,6 @@
 //! The daemon with real processes: this binary runs itself again as a daemon and as its clients.
 
+mod congestion;
 mod connections;
 mod data;
 mod death;
@@ -8,6 +9,7 @@ mod fork;
 mod hostile;
 mod last_byte;
 mod limits;
+mod memory;
 mod multicast;
 mod process;
 
@@ -22,6 +24,7 @@ fn role() {
         Ok("blocker") => hostile::be_blocker(),
         Ok("forker") => fork::be_forker(),
         Ok("stranger") => limits::be_stranger(),
+        Ok("owner") => memory::be_owner(),
         _ => {}
     }
 }

@@ -73,15 +73,20 @@ pub fn be_daemon() {
     };
     share.queue_pairs = number("TEST_QUEUE_PAIRS").unwrap_or(share.queue_pairs);
     share.keys = number("TEST_KEYS").unwrap_or(share.keys);
+    let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
+    let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
+        true => base.hosts.clone(),
+        false => ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),
+    };
     let config = Config {
         name: std::env::var("SOFTHCA_DAEMON").unwrap(),
-        hosts: ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),
+        hosts,
         share,
         clients: number("TEST_CLIENTS").unwrap_or(32),
         kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
         mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
         linger: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
-        ..Config::default()
+        ..base
     };
     let mut daemon = Daemon::start(config).unwrap();
     say("ready");

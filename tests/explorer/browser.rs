@@ -172,6 +172,25 @@ impl Browser {
         std::fs::write(Path::new(&folder).join(name).with_extension("png"), png).expect("a picture");
     }
 
+    /// The memory of the page's process in MiB, now and at its height.
+    pub fn memory(&mut self) -> [u64; 2] {
+        let session = self.session.take();
+        let processes = self.call("SystemInfo.getProcessInfo", json!({}));
+        self.session = session;
+        let processes = processes["processInfo"].as_array().expect("a list").iter();
+        let renderers = processes.filter(|process| process["type"] == "renderer");
+        let mut sums = [0; 2];
+        for process in renderers {
+            let status =
+                std::fs::read_to_string(format!("/proc/{}/status", process["id"])).unwrap_or_default();
+            for (sum, key) in sums.iter_mut().zip(["VmRSS:", "VmHWM:"]) {
+                let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+                *sum += line.trim().trim_end_matches(" kB").parse().unwrap_or(0) >> 10;
+            }
+        }
+        sums
+    }
+
     /// Asserts that nothing was complained about so far.
     pub fn is_content(&mut self) {
         self.value("1");
@@ -191,4 +210,12 @@ impl Drop for Browser {
 /// A path in the target folder.
 pub fn scratch(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("explorer-{name}"))
+}
+
+/// The command, beside the folder that this test runs from.
+pub fn softhca() -> PathBuf {
+    let own = std::env::current_exe().expect("a test runs from a file");
+    let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");
+    assert!(command.is_file(), "{} is not there: cargo build", command.display());
+    command
 }

@@ -1,9 +1,12 @@
 //! The explorer's page in a real browser: every view drawn, every link and key, and no complaint.
 
 mod browser;
+#[cfg(target_os = "linux")]
+mod daemon;
+mod playground;
 mod stories;
 
-use browser::{Browser, PROGRAM, scratch};
+use browser::{Browser, PROGRAM, scratch, softhca};
 use serde_json::{Value, json};
 use softhca_engine::Recovery;
 use softhca_explorer::{Feed, LiveServer};
@@ -11,7 +14,7 @@ use softhca_tests::pair::Setup;
 use softhca_tests::{captures_folder, tools};
 use softhca_trace::{Capture, Packet};
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 fn main() -> ExitCode {
@@ -30,6 +33,12 @@ fn main() -> ExitCode {
         needs("text_never_becomes_markup", markup),
         needs("a_file_can_be_opened_in_the_page", open_file),
         needs("a_run_that_goes_on_is_followed", live),
+        needs("why_something_failed_is_told_and_leads_to_its_packets", why),
+        needs("a_failed_run_leaves_a_page", failed_run),
+        needs("congestion_is_seen_on_one_clock", congestion),
+        #[cfg(target_os = "linux")]
+        needs("the_cards_of_a_daemon_are_followed", daemon::followed),
+        playground::trial(),
         slow("a_million_events_open_and_scroll", million),
     ])
 }
@@ -399,6 +408,92 @@ fn live() {
     browser.is_content();
 }
 
+/// `softhca run --out` leaves a page beside what failed, and none beside what did not.
+fn failed_run() {
+    let folder = scratch("failed");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
+    let right = library.join("fatal-lost-write-middle.toml");
+    let wrong = folder.join("wrong.toml");
+    let text = std::fs::read_to_string(&right).expect("a scenario");
+    std::fs::write(&wrong, text.replace("retry-exceeded", "success")).expect("a file");
+    let ran = Command::new(softhca()).arg("run").args([&right, &wrong]).arg("--out").arg(&folder).output();
+    let ran = ran.expect("the command starts");
+    assert_eq!(ran.status.code(), Some(1), "{}", String::from_utf8_lossy(&ran.stdout));
+    assert!(!folder.join("fatal-lost-write-middle/seed-1/report.html").exists());
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&folder.join("wrong/seed-1/report.html"), "");
+    assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
+    browser.click("#tab-why");
+    let why = browser.text("document.querySelector('.why').textContent");
+    assert!(why.contains("retry-exceeded") && why.contains("lose"), "{why}");
+    browser.click("#tab-packet");
+    browser.press("n");
+    assert!(browser.text("document.querySelector('.packet').textContent").contains("destination QP"));
+    browser.is_content();
+}
+
+/// Runs of the library through the command: rates, alpha, queues, pauses and CNPs have their lanes.
+fn congestion() {
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
+    let folder = scratch("congestion");
+    let mut browser = Browser::start(1440, 900);
+    for (name, lanes, pauses, notifications) in [
+        ("incast-pfc", "queue depth", true, false),
+        ("ecn-marks-and-cnps", "alpha,queue depth,rate", false, true),
+        ("dcqcn-convergence", "alpha,queue depth,rate", false, true),
+    ] {
+        let file = library.join(name).with_extension("toml");
+        let ran = Command::new(softhca()).arg("run").arg(file).arg("--out").arg(&folder).output();
+        assert!(ran.expect("the command starts").status.success(), "{name}");
+        let page = folder.join(name).with_extension("html");
+        let mut command = Command::new(softhca());
+        command.arg("report").arg(folder.join(name).join("seed-1")).arg("-o").arg(&page);
+        assert!(command.output().expect("the command starts").status.success(), "{name}");
+        browser.open(&page, "#view=timeline");
+        let found =
+            "[...new Set([...currentRun().series.values()].map((series) => series.name))].sort().join()";
+        assert_eq!(browser.text(found), lanes, "{name}");
+        assert_eq!(browser.value("currentRun().spans.size > 0"), json!(pauses), "{name}");
+        assert_eq!(
+            browser.value("currentRun().opcodes.words.includes('CNP')"),
+            json!(notifications),
+            "{name}"
+        );
+        assert!(painted(&mut browser, ".chart") > 5000.0, "{name} is blank");
+        browser.picture(&format!("timeline-{name}"));
+        let names =
+            browser.text("[...currentRun().lanes.keys()].map((key) => currentRun().laneText(key)).join()");
+        assert!(names.contains("→"), "{name}: {names}");
+        for view in VIEWS {
+            browser.click(&format!("#tab-{view}"));
+            assert!(browser.number("document.querySelector('.view').textContent.length") > 0.0, "{view}");
+            browser.picture(&format!("{name}-{view}"));
+        }
+        browser.is_content();
+    }
+}
+
+/// The chain of causes: what failed is chosen, told, and leads to its packets.
+fn why() {
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&stories::fatal_loss()), "#view=why");
+    assert!(browser.number("document.querySelectorAll('.why-item').length") >= 1.0);
+    let chain = browser.text("document.querySelector('.chain').textContent");
+    assert!(chain.contains("lose one"), "{chain}");
+    let causes = browser.number("document.querySelectorAll('.cause').length");
+    assert!(causes >= 3.0, "{causes} causes");
+    browser.picture("why");
+    browser.click(".cause");
+    assert!(browser.number("app.state.sel") >= 0.0);
+    assert_eq!(browser.number("Math.min(1, document.querySelectorAll('.cause.selected').length)"), 1.0);
+    browser.press("1");
+    assert_eq!(browser.number("document.querySelectorAll('.step.selected').length"), 1.0);
+    browser.open(&stories::page(&captures_folder().join("rping.pcap")), "#view=why");
+    assert!(browser.text("document.querySelector('.why').textContent").contains("nothing to explain"));
+    browser.is_content();
+}
+
 /// Prints how long a log of a million events takes, and how much memory.
 fn million() {
     let folder = stories::story(
@@ -406,7 +501,7 @@ fn million() {
         "A million events",
         Setup::default().slow().recovery(Recovery::GoBackN),
         |pair| {
-            for round in 0..280 {
+            for round in 0..346 {
                 for id in 0..16 {
                     pair.post_write(round * 16 + id, 0, id * 60_000, 60_000);
                 }
@@ -418,6 +513,7 @@ fn million() {
     );
     let log = folder.join("events.jsonl");
     let events = std::fs::read_to_string(&log).expect("a log").lines().count() - 1;
+    assert!(events >= 1_000_000, "{events}");
     let start = Instant::now();
     let page = stories::page(&log);
     eprintln!(
@@ -431,9 +527,9 @@ fn million() {
     browser.open(&page, "");
     eprintln!("opened and read after {:?}", start.elapsed());
     assert_eq!(browser.number("currentRun().length"), events as f64);
-    let memory = browser.number("performance.memory.usedJSHeapSize / 1048576");
+    let [now, most] = browser.memory();
     eprintln!(
-        "heap {memory:.0} MiB, read {:.0} ms after the start of the page",
+        "read {:.0} ms after the start of the page; its process has {now} MiB, and had {most} at most",
         browser.number("app.readAt")
     );
     for view in ["ladder", "events", "sequence", "timeline", "memory"] {

@@ -132,19 +132,19 @@ impl Drop for Rig {
 }
 
 /// The command, beside the folder that this test runs from.
-fn softhca() -> PathBuf {
+pub fn softhca() -> PathBuf {
     let own = std::env::current_exe().expect("a test runs from a file");
     let command = own.ancestors().nth(2).expect("target, profile, deps").join("softhca");
     assert!(command.is_file(), "{} is not there: cargo build", command.display());
     command
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port").port()
 }
 
 /// Waits until somebody listens at a TCP port, without connecting to it.
-fn await_listener(port: u16) {
+pub fn await_listener(port: u16) {
     let wanted = format!(":{port:04X} ");
     let until = Instant::now() + PATIENCE;
     while Instant::now() < until {

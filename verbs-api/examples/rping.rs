@@ -21,6 +21,7 @@ use softhca::{
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Mutex;
 use std::task::Poll;
 
 /// Where a buffer is: what the two sides send each other.
@@ -50,6 +51,8 @@ struct Side {
     source: MemoryRegion,
     sink: MemoryRegion,
     size: u32,
+    /// What completed before anybody asked for it: the peer's next message may overtake the acknowledgement of ours.
+    early: Mutex<Vec<CompletionOperation>>,
 }
 
 impl Side {
@@ -75,7 +78,7 @@ impl Side {
         } else {
             id.attach(&pair)?;
         }
-        let side = Side { queue, pair, advice, source, sink, size };
+        let side = Side { queue, pair, advice, source, sink, size, early: Mutex::default() };
         side.expect_advice()?;
         Ok(side)
     }
@@ -104,17 +107,25 @@ impl Side {
     /// Waits until every one of these has completed; anything that failed is an error.
     async fn completed(&self, operations: &[CompletionOperation]) -> Outcome {
         let mut left = operations.to_vec();
+        left.retain(|operation| !self.came_early(*operation));
         while !left.is_empty() {
             let completion = self.queue.next().await;
             if !completion.status.is_success() {
                 return Err(format!("cq completion failed status {:?}", completion.status).into());
             }
             match left.iter().position(|operation| *operation == completion.operation) {
-                Some(place) => left.swap_remove(place),
-                None => return Err(format!("an unexpected completion: {completion:?}").into()),
-            };
+                Some(place) => drop(left.swap_remove(place)),
+                None => self.early.lock().expect("no panic").push(completion.operation),
+            }
         }
         Ok(())
+    }
+
+    /// Whether one of these has completed already; it counts once.
+    fn came_early(&self, operation: CompletionOperation) -> bool {
+        let mut early = self.early.lock().expect("no panic");
+        let place = early.iter().position(|other| *other == operation);
+        place.map(|place| early.swap_remove(place)).is_some()
     }
 }
 
@@ -123,6 +134,9 @@ async fn advice_or_end(
     side: &Side,
     channel: &EventChannel,
 ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+    if side.came_early(CompletionOperation::Receive) {
+        return Ok(true);
+    }
     let (mut advice, mut event) = (pin!(side.queue.next()), pin!(channel.next()));
     poll_fn(|context| {
         if let Poll::Ready(completion) = advice.as_mut().poll(context)

@@ -357,10 +357,20 @@ impl QueuePair {
 
     /// Posts a receive work request.
     pub fn post_receive(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.post_receives(std::slice::from_ref(request))
+    }
+
+    /// Posts several receive work requests at once: all or none.
+    pub fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), Error> {
         self.inner.context.backend.check_process()?;
         let ring = self.inner.receive.as_ref().ok_or(Error::NoQueue("receive"))?;
         let mut ring = ring.lock();
-        ring.place(request)?;
+        for request in requests {
+            if let Err(why) = ring.place(request) {
+                ring.abandon();
+                return Err(why.into());
+            }
+        }
         if ring.publish()
             && let Some(send) = &self.inner.send
         {

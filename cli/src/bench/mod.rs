@@ -6,6 +6,7 @@ mod card;
 mod connections;
 mod mode;
 mod peer;
+mod programs;
 mod table;
 
 use clap::Args;
@@ -22,8 +23,9 @@ pub struct Arguments {
     /// One JSON object per line
     #[arg(long)]
     json: bool,
-    /// Only this card, embedded or daemon, or only the peers that are installed
-    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon", "peer"])]
+    /// Only this card, embedded or daemon, only the peers that are installed, or perftest's programs on a card beside
+    /// iperf3 and TCP
+    #[arg(long, value_name = "MODE", value_parser = ["embedded", "daemon", "peer", "programs"])]
     mode: Option<String>,
     /// Only benchmarks whose name contains this
     #[arg(long, value_name = "TEXT")]
@@ -59,12 +61,18 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer") {
-        let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
-        if let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure)) {
-            eprintln!("softhca: peers: {why}");
-            return ExitCode::FAILURE;
-        }
+    let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
+    if arguments.mode.as_ref().is_some_and(|mode| mode == "programs")
+        && let Err(why) = programs::measure(&wanted, effort, &mut |figure| output.row(figure))
+    {
+        eprintln!("softhca: programs: {why}");
+        return ExitCode::FAILURE;
+    }
+    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer")
+        && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure))
+    {
+        eprintln!("softhca: peers: {why}");
+        return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }

@@ -3,6 +3,7 @@
 
 use super::table::Figure;
 use super::{Effort, Failure};
+use rustix::process::{Pid, Signal, kill_process};
 use softhca_udp::raw;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Output, Stdio};
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// The longest that a peer may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One program that can be measured.
 struct Peer {
@@ -73,13 +74,13 @@ pub fn measure(
     Ok(())
 }
 
-fn is_installed(program: &str) -> bool {
+pub fn is_installed(program: &str) -> bool {
     let quiet = Command::new(program).arg("-h").stdout(Stdio::null()).stderr(Stdio::null()).status();
     quiet.is_ok()
 }
 
 /// A port that nobody has now.
-fn free_port() -> Result<String, Failure> {
+pub fn free_port() -> Result<String, Failure> {
     let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     Ok(listener.local_addr()?.port().to_string())
 }
@@ -88,18 +89,7 @@ impl Peer {
     fn run(&self, measure: Measure, effort: Effort) -> Result<f64, Failure> {
         let port = free_port()?;
         match self.mode {
-            "peer:iperf3" => {
-                let seconds = effort.round.as_secs().max(1).to_string();
-                let server = Command::new("iperf3");
-                let client = Command::new("iperf3");
-                let text = pair(
-                    (server, &["-s", "-1", "-B", "127.0.0.1", "-p", &port]),
-                    (client, &["-c", "127.0.0.1", "-p", &port, "-t", &seconds, "-l", "1M", "-J"]),
-                )?;
-                let report: serde_json::Value = serde_json::from_str(&text)?;
-                let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
-                Ok(bits.ok_or("iperf3 reports no rate")? / 8e9)
-            }
+            "peer:iperf3" => iperf3(effort, "1M"),
             "peer:ucx-tcp-tag" => {
                 let (test, size, count) = match measure {
                     Measure::Stream => ("tag_bw", "1048576", "2000"),
@@ -134,8 +124,21 @@ impl Peer {
     }
 }
 
+/// What iperf3 carries over one TCP connection, in gigabytes a second, with writes of `length`.
+pub fn iperf3(effort: Effort, length: &str) -> Result<f64, Failure> {
+    let port = free_port()?;
+    let seconds = effort.round.as_secs().max(1).to_string();
+    let text = pair(
+        (Command::new("iperf3"), &["-s", "-1", "-B", "127.0.0.1", "-p", &port]),
+        (Command::new("iperf3"), &["-c", "127.0.0.1", "-p", &port, "-t", &seconds, "-l", length, "-J"]),
+    )?;
+    let report: serde_json::Value = serde_json::from_str(&text)?;
+    let bits = report["end"]["sum_received"]["bits_per_second"].as_f64();
+    Ok(bits.ok_or("iperf3 reports no rate")? / 8e9)
+}
+
 /// Runs a server and a client, and returns what the client says.
-fn pair(server: (Command, &[&str]), client: (Command, &[&str])) -> Result<String, Failure> {
+pub fn pair(server: (Command, &[&str]), client: (Command, &[&str])) -> Result<String, Failure> {
     let (mut command, arguments) = server;
     let server = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let _server = Running(server.spawn()?);
@@ -177,6 +180,14 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
+        // One that runs another program passes this on.
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        }
+        let until = Instant::now() + Duration::from_secs(1);
+        while matches!(self.0.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

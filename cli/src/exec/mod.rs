@@ -9,6 +9,7 @@ mod events;
 mod library;
 mod program;
 mod stage;
+mod view;
 
 pub use commands::perform;
 
@@ -17,6 +18,8 @@ use daemon::Wanted;
 use events::Events;
 use program::Refusal;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
+use softhca_daemon::View;
+use softhca_queue::control::Folder;
 use softhca_scenarios::live::Live;
 use softhca_scenarios::{Values, Verdict};
 use stage::Stage;
@@ -64,6 +67,9 @@ pub struct Arguments {
     /// Warn of pitfalls of verbs programming as the program meets them
     #[arg(long)]
     lint: bool,
+    /// Leave /sys/class and /dev as they are: programs that look there for RDMA devices find none
+    #[arg(long)]
+    no_view: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -102,6 +108,30 @@ fn library_path(folder: &Path) -> OsString {
         path.push(others);
     }
     path
+}
+
+impl Place {
+    /// What the program is to see of its host's card in `/sys` and `/dev`. It is an extra: a card that cannot be
+    /// opened now says so to the program.
+    fn view(&self, connection: &DaemonControl) -> Option<View> {
+        let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
+        let host = chosen.or_else(|| connection.hosts().first().map(|card| card.name.clone()))?;
+        view::Shown::of(self.name.as_deref(), &host).ok()?.view(&view_place().ok()?).ok()
+    }
+}
+
+/// The folder that views are put together in.
+fn view_place() -> std::io::Result<PathBuf> {
+    let folder = Folder::of_user();
+    folder.prepare()?;
+    let place = folder.path().join("view");
+    std::fs::create_dir_all(&place)?;
+    Ok(place)
+}
+
+/// Whether programs see the card in `/sys` and `/dev` on this machine, or why not.
+pub fn view_is_allowed() -> std::io::Result<()> {
+    view::is_allowed(&view_place()?)
 }
 
 fn failed(message: &str) -> ExitCode {
@@ -165,7 +195,8 @@ fn carry_out(arguments: &Arguments) -> Result<u8, Refusal> {
         None => None,
     };
     let variables = arguments.place.variables(&folder);
-    let code = program::run(&path, &arguments.program, &variables, &mut || {
+    let view = if arguments.no_view { None } else { arguments.place.view(&connection) };
+    let code = program::run(&path, &arguments.program, &variables, view, &mut || {
         let next = stage.as_mut().and_then(|stage| stage.act(&mut connection));
         let Some(events) = &mut events else { return next };
         listen(events, stage.as_mut(), arguments.lint);

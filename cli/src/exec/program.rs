@@ -1,7 +1,7 @@
 //! The program: finding it, and running it as if we were not there.
 
 use rustix::process::{Pid, Signal, kill_process};
-use softhca_daemon::Signals;
+use softhca_daemon::{Signals, View};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -83,19 +83,28 @@ fn is_static(path: &Path) -> bool {
 }
 
 /// Runs the program to its end, and returns its exit code. Signals that a process sends us are passed on; those of
-/// the terminal it gets itself. `attend` is called now and then, and says when it wants to be called again.
+/// the terminal it gets itself. Where the kernel allows no view, the program goes without. `attend` is called now and
+/// then, and says when it wants to be called again.
 pub fn run(
     path: &Path,
     words: &[OsString],
     variables: &[(&'static str, OsString)],
+    view: Option<View>,
     attend: &mut dyn FnMut() -> Option<Duration>,
 ) -> Result<u8, Refusal> {
     let ours = |error: io::Error| refusal(super::FAILED, path, &error.to_string());
     let signals = Signals::take_all().map_err(ours)?;
-    let mut command = Command::new(path);
-    command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
-    signals.leave_to(&mut command);
-    let mut child = command.spawn().map_err(|error| match error.kind() {
+    let start = |view: Option<View>| {
+        let mut command = Command::new(path);
+        command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+        signals.leave_to(&mut command);
+        if let Some(view) = view {
+            view.show_to(&mut command);
+        }
+        command.spawn()
+    };
+    let seeing = view.and_then(|view| start(Some(view)).ok());
+    let mut child = seeing.map_or_else(|| start(None), Ok).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => refusal(NOT_FOUND, path, "its interpreter is not there"),
         _ => refusal(CANNOT_RUN, path, &error.to_string()),
     })?;

@@ -1,9 +1,11 @@
-//! What a run leaves behind: log, capture, ladder and result, in a folder of its own.
+//! What a run leaves behind: log, capture, ladder, result and, if it failed, a page, in a folder of its own.
 
 use super::job::{Job, Ran};
+use softhca_explorer::{Page, Run};
+use softhca_scenarios::Verdict;
 use softhca_trace::Style;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 /// Writes everything that was kept of a run below `root`; returns the folder.
@@ -18,6 +20,11 @@ pub fn write(root: &Path, job: &Job, ran: &Ran) -> io::Result<PathBuf> {
         let ladders: Vec<String> =
             artefacts.ladders.iter().map(|ladder| ladder.draw(Style::default())).collect();
         fs::write(folder.join("ladder.txt"), ladders.join("\n"))?;
+        if ran.outcome.verdict != Verdict::Pass
+            && let Ok(run) = Run::open(&folder)
+        {
+            Page::new(run).write(BufWriter::new(File::create(folder.join("report.html"))?))?;
+        }
     }
     Ok(folder)
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use softhca_engine::{Congestion, Limits, Recovery};
-use softhca_fabric::{Line, Topology};
+use softhca_fabric::{FlowControl, Line, Marking, PER_BILLION, SwitchSettings, Topology};
 use softhca_queue::control::DEFAULT_NAME;
 use softhca_udp::{Entropy, parse_addresses};
 use std::collections::BTreeMap;
@@ -72,12 +72,16 @@ impl Share {
 }
 
 /// The network between the hosts of a daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricConfig {
     /// What is connected to what; it must have as many hosts as the daemon.
     pub topology: Topology,
     /// Every cable.
     pub line: Line,
+    /// Every switch.
+    pub settings: SwitchSettings,
+    /// Hosts that take what arrives more slowly than it can come, in bits per second, and pause their switch.
+    pub receive_rates: BTreeMap<String, u64>,
 }
 
 /// What a daemon is told when it starts.
@@ -169,6 +173,56 @@ struct FabricFile {
     spines: Option<u32>,
     switches: Option<u32>,
     k: Option<u32>,
+    /// Bytes that all queues of a switch share.
+    buffer: Option<u64>,
+    ecn: Option<EcnFile>,
+    pfc: Option<PfcFile>,
+    /// Gb/s at which a host takes what arrives, by its name.
+    #[serde(default)]
+    receive_gbit: BTreeMap<String, f64>,
+}
+
+/// When switches mark: bytes in a queue, and the chance of a mark just below `kmax`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EcnFile {
+    kmin: u64,
+    kmax: u64,
+    pmax: f64,
+}
+
+/// When switches pause: bytes of an ingress port and priority. What is not said is as in [`FlowControl`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PfcFile {
+    xoff: Option<u64>,
+    xon: Option<u64>,
+    headroom: Option<u64>,
+}
+
+impl EcnFile {
+    fn marking(&self) -> Result<Marking, String> {
+        let EcnFile { kmin, kmax, pmax } = *self;
+        if kmin > kmax {
+            return Err(format!("fabric.ecn: kmin ({kmin}) is above kmax ({kmax})"));
+        }
+        if !(0.0..=1.0).contains(&pmax) {
+            return Err(format!("fabric.ecn.pmax is {pmax}, a chance between 0 and 1 is expected"));
+        }
+        Ok(Marking { least: kmin, most: kmax, per_billion: (pmax * f64::from(PER_BILLION)).round() as u32 })
+    }
+}
+
+impl PfcFile {
+    fn flow_control(&self) -> Result<FlowControl, String> {
+        let usual = FlowControl::default();
+        let xoff = self.xoff.unwrap_or(usual.xoff);
+        let xon = self.xon.unwrap_or(xoff / 8 * 7);
+        if xon > xoff || xoff == 0 {
+            return Err(format!("fabric.pfc: xoff ({xoff}) must be above 0 and not below xon ({xon})"));
+        }
+        Ok(FlowControl { xoff, xon, headroom: self.headroom.unwrap_or(usual.headroom), ..usual })
+    }
 }
 
 const fn hundred() -> NonZeroU64 {
@@ -180,8 +234,9 @@ const fn thousand() -> u64 {
 }
 
 impl FabricFile {
-    /// The network for so many hosts.
-    fn config(&self, hosts: u32) -> Result<FabricConfig, String> {
+    /// The network for these hosts.
+    fn config(&self, named: &[HostConfig]) -> Result<FabricConfig, String> {
+        let hosts = named.len() as u32;
         let FabricFile { left, leaves, spines, switches, k, .. } = *self;
         let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
         let evenly = |groups: u32, what: &str| match groups {
@@ -222,10 +277,29 @@ impl FabricFile {
         }
         let bits_per_second =
             Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
-        Ok(FabricConfig {
-            topology,
-            line: Line { bits_per_second, delay_ns: self.delay_ns, ..Line::default() },
-        })
+        let mut settings = SwitchSettings::default();
+        settings.buffer = self.buffer.unwrap_or(settings.buffer);
+        if let Some(ecn) = &self.ecn {
+            settings.marking = Some(ecn.marking()?);
+        }
+        if let Some(pfc) = &self.pfc {
+            settings.flow_control = Some(pfc.flow_control()?);
+        }
+        let line = Line { bits_per_second, delay_ns: self.delay_ns, ..Line::default() };
+        Ok(FabricConfig { topology, line, settings, receive_rates: self.receive_rates(named)? })
+    }
+
+    fn receive_rates(&self, hosts: &[HostConfig]) -> Result<BTreeMap<String, u64>, String> {
+        let rates = self.receive_gbit.iter().map(|(name, gbit)| {
+            if !hosts.iter().any(|host| host.name == *name) {
+                return Err(format!("fabric.receive_gbit.{name}: there is no host {name:?}"));
+            }
+            if !gbit.is_finite() || *gbit <= 0.0 {
+                return Err(format!("fabric.receive_gbit.{name} is {gbit}, more than 0 is expected"));
+            }
+            Ok((name.clone(), (gbit * 1e9).round() as u64))
+        });
+        rates.collect()
     }
 }
 
@@ -297,8 +371,7 @@ impl Config {
                 config.hosts.push(HostConfig { name, address: Some(address) });
             }
         }
-        let hosts = config.hosts.len() as u32;
-        config.fabric = file.fabric.map(|fabric| fabric.config(hosts)).transpose()?;
+        config.fabric = file.fabric.map(|fabric| fabric.config(&config.hosts)).transpose()?;
         Ok(config)
     }
 }
@@ -339,8 +412,20 @@ mod tests {
         let fabric = config.fabric.unwrap();
         assert_eq!(fabric.topology, Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 2 });
         assert_eq!(fabric.line.bits_per_second, NonZeroU64::new(40_000_000_000));
+        let config = parse(
+            "topology = 'star'\necn = { kmin = 1, kmax = 2, pmax = 0.5 }\npfc = { xoff = 800 }\nreceive_gbit = { b = 1.5 }\n",
+        );
+        let fabric = config.unwrap().fabric.unwrap();
+        assert_eq!(fabric.settings.marking.unwrap().per_billion, PER_BILLION / 2);
+        assert_eq!(fabric.settings.flow_control.unwrap().xon, 700);
+        assert_eq!(fabric.receive_rates["b"], 1_500_000_000);
         for (wrong, says) in [
             ("topology = 'mesh'", "one of"),
+            ("topology = 'star'\necn = { kmin = 3, kmax = 2, pmax = 0.5 }", "above kmax"),
+            ("topology = 'star'\necn = { kmin = 1, kmax = 2, pmax = 50 }", "between 0 and 1"),
+            ("topology = 'star'\npfc = { xon = 9, xoff = 8 }", "not below xon"),
+            ("topology = 'star'\nreceive_gbit = { z = 1 }", "no host \"z\""),
+            ("topology = 'star'\nreceive_gbit = { b = 0 }", "more than 0"),
             ("topology = 'leaf-spine'\nspines = 2", "needs leaves"),
             ("topology = 'ring'\nswitches = 3", "evenly"),
             ("topology = 'fat-tree'\nk = 4", "16 hosts"),

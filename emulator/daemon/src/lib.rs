@@ -19,7 +19,9 @@ mod refusal;
 mod server;
 mod session;
 mod signals;
+mod view;
 
 pub use config::{Config, ConfigError, HostConfig, Share};
 pub use server::{Daemon, StartError};
 pub use signals::{Came, Signals};
+pub use view::View;

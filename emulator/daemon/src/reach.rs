@@ -76,13 +76,17 @@ impl Process {
         if self.is_forbidden(done) { self.read(address, into) } else { Err(MemoryFault) }
     }
 
-    /// The last eight bytes are an access of their own, after all others.
+    /// The last bytes are an access of their own, after all others: a word of eight or four if there is one. Fewer
+    /// the kernel copies byte by byte, not always in order, so that the last byte goes alone.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), MemoryFault> {
         self.is_alive()?;
-        if from.is_empty() {
-            return Ok(());
-        }
-        let (head, tail) = from.split_at(from.len().saturating_sub(8));
+        let tail = match from.len() {
+            0 => return Ok(()),
+            4 => 4,
+            8.. => 8,
+            _ => 1,
+        };
+        let (head, tail) = from.split_at(from.len() - tail);
         if let Some(memory) = self.passed() {
             let written = memory
                 .write_all_at(head, address)

@@ -2,20 +2,29 @@
 
 use parking_lot::Mutex;
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{CableId, Fault, HostId, RuleId};
-use softhca_trace::{CaptureWriter, Cast, EventLog, PortTap};
-use softhca_wire::Envelope;
+use softhca_fabric::{
+    CableId, Direction, FabricEvent, Fault, HostId, Node, Observer, RuleId, Stage, SwitchId,
+};
+use softhca_trace::{CaptureWriter, Cast, EventLog, Heading, InterfaceId, PortTap};
+use softhca_wire::{Envelope, Pfc};
 use std::fs::File;
 use std::io::{self, BufWriter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A capture, with an interface and a tap for each host.
+struct Capture {
+    writer: CaptureWriter<BufWriter<File>>,
+    taps: Vec<PortTap>,
+    interfaces: Vec<InterfaceId>,
+}
 
 /// A capture, a log, or both, of all hosts.
 struct Record {
     /// Who asked for it.
     owner: u64,
     cast: Cast,
-    capture: Option<(CaptureWriter<BufWriter<File>>, Vec<PortTap>)>,
+    capture: Option<Capture>,
     log: Option<EventLog<BufWriter<File>>>,
     broken: Option<io::Error>,
 }
@@ -32,13 +41,13 @@ impl Record {
     }
 
     fn flush(&mut self) {
-        let capture = self.capture.as_mut().map_or(Ok(()), |(writer, _)| writer.flush());
+        let capture = self.capture.as_mut().map_or(Ok(()), |capture| capture.writer.flush());
         let log = self.log.as_mut().map_or(Ok(()), EventLog::flush);
         self.note(capture.and(log));
     }
 
     fn finish(mut self) -> io::Result<()> {
-        if let Some((writer, taps)) = &mut self.capture {
+        if let Some(Capture { writer, taps, .. }) = &mut self.capture {
             for tap in taps {
                 tap.release(writer)?;
             }
@@ -81,6 +90,18 @@ impl Records {
         cast.name_cable(CableId(id.0), [id, id]);
     }
 
+    /// Names the switches and cables between the hosts, before any record starts.
+    pub fn name_fabric<'a>(
+        &self,
+        switches: impl IntoIterator<Item = (SwitchId, &'a str)>,
+        cables: impl IntoIterator<Item = (CableId, [Node; 2])>,
+    ) {
+        let mut cast = self.cast.lock();
+        switches.into_iter().for_each(|(id, name)| cast.name_switch(id, name));
+        let hosts = cast.hosts().count() as u32;
+        cables.into_iter().for_each(|(CableId(id), ends)| cast.name_cable(CableId(hosts + id), ends));
+    }
+
     /// Names a rule, in the records that there are and those to come.
     pub fn name_rule(&self, id: RuleId, name: &str) {
         self.cast.lock().name_rule(id, name);
@@ -99,11 +120,10 @@ impl Records {
             None => None,
             Some(file) => {
                 let mut writer = CaptureWriter::new(BufWriter::new(file))?;
-                let mut taps = Vec::new();
-                for (name, address) in cast.hosts() {
-                    taps.push(PortTap::new(writer.add_interface(name, &address.to_string())?));
-                }
-                Some((writer, taps))
+                let interfaces = cast.hosts().map(|(name, at)| writer.add_interface(name, &at.to_string()));
+                let interfaces = interfaces.collect::<io::Result<Vec<_>>>()?;
+                let taps = interfaces.iter().map(|interface| PortTap::new(*interface)).collect();
+                Some(Capture { writer, taps, interfaces })
             }
         };
         let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", cast.clone()));
@@ -146,7 +166,7 @@ impl Records {
                 log.card(now, host, event);
             }
             match &mut record.capture {
-                Some((writer, taps)) => taps[host.0 as usize].release(writer),
+                Some(Capture { writer, taps, .. }) => taps[host.0 as usize].release(writer),
                 None => Ok(()),
             }
         });
@@ -154,7 +174,9 @@ impl Records {
 
     pub fn sent(&self, host: HostId, envelope: &Envelope, packet: &[u8]) {
         self.each(|record, now| match &mut record.capture {
-            Some((writer, taps)) => taps[host.0 as usize].sent(writer, now.nanos(), envelope, packet),
+            Some(Capture { writer, taps, .. }) => {
+                taps[host.0 as usize].sent(writer, now.nanos(), envelope, packet)
+            }
             None => Ok(()),
         });
     }
@@ -164,10 +186,73 @@ impl Records {
             if let Some(log) = &mut record.log {
                 log.fault(now, CableId(host.0), fault);
             }
-            if let Some((_, taps)) = &mut record.capture {
+            if let Some(Capture { taps, .. }) = &mut record.capture {
                 taps[host.0 as usize].fault(fault, &record.cast);
             }
             Ok(())
         });
+    }
+
+    /// A switch, or the port of a host, told an event at a time of the fabric's own clock.
+    fn fabric(&self, at: Instant, event: &FabricEvent) {
+        self.each(|record, now| {
+            if let Some(log) = &mut record.log {
+                let mut event = *event;
+                if let FabricEvent::PauseReceived { until_ns, .. } = &mut event {
+                    *until_ns = *until_ns - at.nanos() + now.nanos();
+                }
+                // The cables of the fabric are numbered behind those of the hosts.
+                cable_of(&mut event).0 += record.cast.hosts().count() as u32;
+                log.fabric(now, &event);
+            }
+            Ok(())
+        });
+    }
+
+    /// A pause frame left the port of a host, or reached it.
+    fn pause(&self, CableId(cable): CableId, direction: Direction, heading: Heading, pause: &Pfc) {
+        self.each(|record, now| {
+            let Record { cast, capture: Some(Capture { writer, interfaces, .. }), .. } = record else {
+                return Ok(());
+            };
+            let cable = CableId(cable + interfaces.len() as u32);
+            let Some([from, to]) = cast.nodes(cable, direction) else { return Ok(()) };
+            let end = if heading == Heading::Out { from } else { to };
+            match end.host().and_then(|host| interfaces.get(host.0 as usize)) {
+                Some(interface) => writer.pause(now.nanos(), *interface, heading, pause, None),
+                None => Ok(()),
+            }
+        });
+    }
+}
+
+/// The cable that an event happened at.
+fn cable_of(event: &mut FabricEvent) -> &mut CableId {
+    match event {
+        FabricEvent::Marked { cable, .. }
+        | FabricEvent::Lost { cable, .. }
+        | FabricEvent::PauseSent { cable, .. }
+        | FabricEvent::PauseReceived { cable, .. }
+        | FabricEvent::PauseEnded { cable, .. }
+        | FabricEvent::QueueSampled { cable, .. }
+        | FabricEvent::WatchdogFired { cable, .. }
+        | FabricEvent::WatchdogRestored { cable, .. } => cable,
+    }
+}
+
+/// Reads what happens between the hosts for records. Packets are recorded where they leave a card.
+pub(crate) struct Lookout(pub Arc<Records>);
+
+impl Observer for Lookout {
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.0.fabric(now, event);
+    }
+
+    fn pause(&mut self, _: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+        match stage {
+            Stage::Admitted => self.0.pause(cable, direction, Heading::Out, pause),
+            Stage::Delivered => self.0.pause(cable, direction, Heading::In, pause),
+            Stage::Forwarded => {}
+        }
     }
 }

@@ -1,16 +1,16 @@
 //! The daemon: its hosts, its socket, and its connections.
 
-use crate::config::Config;
+use crate::config::{Config, FabricConfig};
 use crate::faults::Names;
 use crate::host::{Host, Watchers};
 use crate::peer::Peer;
-use crate::record::Records;
+use crate::record::{Lookout, Records};
 use crate::refusal::Refusal;
 use crate::session::{Card, Session};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
-use softhca_fabric::SwitchSettings;
+use softhca_fabric::Receiver;
 use softhca_queue::control::{ClientStatus, Folder, Frame, HostStatus, Status, Welcome, encode, send_frame};
 use softhca_udp::{Backbone, Waker};
 use std::collections::BTreeMap;
@@ -123,6 +123,27 @@ pub struct Daemon {
     serial: u64,
 }
 
+/// Puts a network between hosts.
+fn join(config: &FabricConfig, hosts: &[Arc<Host>], records: &Arc<Records>) -> Result<(), StartError> {
+    let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
+    let FabricConfig { topology, line, settings, .. } = *config;
+    let lookout = Box::new(Lookout(records.clone()));
+    let backbone = Backbone::observed(0, &addresses, &topology, line, settings, lookout)?;
+    let laid = backbone.laid();
+    backbone.ask(|fabric| {
+        let switches = laid.switches.iter().map(|id| (*id, fabric.switch(*id).name()));
+        records.name_fabric(switches, laid.cables.iter().map(|id| (*id, fabric.ends(*id))));
+    });
+    for host in hosts {
+        if let Some(rate) = config.receive_rates.get(&host.card.name) {
+            let receiver = Receiver { bits_per_second: Some(*rate), ..Receiver::default() };
+            backbone.set_receiver(host.card.address, receiver);
+        }
+        host.plug_in(&backbone)?;
+    }
+    Ok(())
+}
+
 impl Daemon {
     /// Starts the cards and opens the socket.
     pub fn start(config: Config) -> Result<Daemon, StartError> {
@@ -149,13 +170,8 @@ impl Daemon {
             .map(|(index, host)| Host::start(&config, index, host, &watchers, &records).map(Arc::new))
             .collect();
         let hosts = hosts?;
-        if let Some(fabric) = config.fabric {
-            let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
-            let settings = SwitchSettings::default();
-            let backbone = Backbone::new(0, &addresses, &fabric.topology, fabric.line, settings)?;
-            for host in &hosts {
-                host.plug_in(&backbone)?;
-            }
+        if let Some(fabric) = &config.fabric {
+            join(fabric, &hosts, &records)?;
         }
         // Whoever had this socket does not live: the lock is ours.
         let socket = folder.socket(&config.name);

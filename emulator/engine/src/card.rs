@@ -31,34 +31,38 @@ pub(crate) struct XrcDomain {
     pub orphaned: bool,
 }
 
+/// What every packet touches stands together and first: with a thousand cards, cards do not fit the caches.
+#[repr(C)]
 pub(crate) struct Card {
+    pub ready: VecDeque<Qpn>,
+    /// Congestion notifications to be sent.
+    pub owing: VecDeque<Owing>,
+    pub timers: Timers,
+    /// When queue pairs whose rate is limited may send again.
+    pub pacers: Timers,
+    /// Completion queues that overflowed and whose queue pairs are still to be stopped.
+    pub overflowed: Vec<CqId>,
+    /// Priorities that the port was told to stop.
+    pub paused: u8,
     pub settings: Settings,
     pub port: PortState,
-    pub gids: Vec<Gid>,
     pub protection: Protection,
+    pub counters: Counters,
+    /// Ports that do not answer now: no timer towards them runs out.
+    pub stalled: BTreeSet<IpAddr>,
     pub completion_queues: Table<CompletionQueue>,
     pub shared_receive_queues: Table<SharedReceiveQueue>,
     pub address_handles: Table<AddressHandle>,
     pub xrc_domains: Table<XrcDomain>,
+    pub gids: Vec<Gid>,
     /// The queue pairs that each multicast group reaches, in order of attachment.
     pub groups: BTreeMap<Gid, Vec<Qpn>>,
-    pub counters: Counters,
-    pub ready: VecDeque<Qpn>,
     /// Queue pairs that wait until the driver may send to their destination.
     pub parked: BTreeMap<IpAddr, Vec<Qpn>>,
-    pub timers: Timers,
-    /// When queue pairs whose rate is limited may send again.
-    pub pacers: Timers,
-    /// Priorities that the port was told to stop, and the queue pairs that wait for each.
-    pub paused: u8,
+    /// The queue pairs that wait for each priority to go on.
     pub halted: [Vec<Qpn>; 8],
-    /// Congestion notifications to be sent, and those that may not go now.
-    pub owing: VecDeque<Owing>,
+    /// Congestion notifications that may not go now.
     pub owing_held: Vec<Owing>,
-    /// Ports that do not answer now: no timer towards them runs out.
-    pub stalled: BTreeSet<IpAddr>,
-    /// Completion queues that overflowed and whose queue pairs are still to be stopped.
-    pub overflowed: Vec<CqId>,
 }
 
 impl Card {

@@ -220,6 +220,11 @@ impl Hca {
         self.release_notifications();
     }
 
+    /// Counts pause frames that reached the port.
+    pub fn note_pause_frames(&mut self, frames: u64) {
+        self.card.counters.rx_pause_frames += frames;
+    }
+
     /// The priorities that are stopped.
     pub fn paused(&self) -> u8 {
         self.card.paused

@@ -253,11 +253,19 @@ impl QueuePair {
         }
         self.inbound.open = None;
         self.inbound.complete_message();
-        self.deliver(card, ctx, header, CompletionOperation::Receive, placed, Qpn::default(), false);
+        self.deliver(
+            card,
+            ctx,
+            header,
+            CompletionOperation::Receive,
+            placed,
+            Qpn::default(),
+            CompletionFlags::empty(),
+        );
         Ok(())
     }
 
-    /// Reports the receive at hand as a success.
+    /// Reports the receive at hand as a success. `flags` says what stands before the data.
     pub(crate) fn deliver(
         &mut self,
         card: &mut Card,
@@ -266,11 +274,9 @@ impl QueuePair {
         operation: CompletionOperation,
         bytes: u64,
         source: Qpn,
-        with_grh: bool,
+        mut flags: CompletionFlags,
     ) {
         let buffer = self.inbound.buffer.take().expect("a receive was made sure of");
-        let mut flags = CompletionFlags::empty();
-        flags.set(CompletionFlags::GRH, with_grh);
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());
@@ -362,7 +368,7 @@ impl QueuePair {
         self.inbound.complete_message();
         if header.immediate.is_some() {
             let operation = CompletionOperation::ReceiveWriteImmediate;
-            self.deliver(card, ctx, header, operation, placed, Qpn::default(), false);
+            self.deliver(card, ctx, header, operation, placed, Qpn::default(), CompletionFlags::empty());
         }
         Ok(())
     }

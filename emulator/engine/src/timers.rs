@@ -10,22 +10,28 @@ use softhca_wire::Qpn;
 
 #[derive(Default)]
 pub(crate) struct Timers {
+    /// The first deadline of the heap: every packet asks for it.
+    next: Option<Instant>,
     heap: BinaryHeap<Reverse<(Instant, Qpn)>>,
 }
 
 impl Timers {
     pub fn push(&mut self, at: Instant, queue_pair: Qpn) {
         self.heap.push(Reverse((at, queue_pair)));
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
+    #[inline]
     pub fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+        self.next
     }
 
     pub fn pop(&mut self, now: Instant) -> Option<(Instant, Qpn)> {
-        if self.next()? > now {
+        if self.next? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse(entry)| entry)
+        let Reverse(entry) = self.heap.pop()?;
+        self.next = self.heap.peek().map(|Reverse((at, _))| *at);
+        Some(entry)
     }
 }

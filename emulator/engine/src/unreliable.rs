@@ -3,7 +3,7 @@
 use crate::card::Card;
 use crate::queue_pair::QueuePair;
 use crate::{Context, DropReason, Event, Packet, Reason, Refusal};
-use softhca_queue::{CompletionOperation, Status};
+use softhca_queue::{CompletionFlags, CompletionOperation, Status};
 use softhca_wire::{Envelope, Grh, ICRC_LEN, Operation, QueueKey, Transport};
 
 impl QueuePair {
@@ -93,7 +93,9 @@ impl QueuePair {
         match placed {
             Ok(bytes) => {
                 let operation = CompletionOperation::Receive;
-                self.deliver(card, ctx, &transport.header, operation, bytes, deth.source, true);
+                let mut flags = CompletionFlags::GRH;
+                flags.set(CompletionFlags::IPV4, envelope.source.is_ipv4());
+                self.deliver(card, ctx, &transport.header, operation, bytes, deth.source, flags);
             }
             Err(refusal @ Refusal::ReceiveTooSmall { .. }) => {
                 card.counters.resp_local_length_error += 1;

@@ -3,7 +3,8 @@
 use crate::network::{Network, Output};
 use crate::world::Observer;
 use crate::{
-    BadTopology, Census, Frame, HostId, Laid, Line, Seed, Switch, SwitchId, SwitchSettings, Topology,
+    BadTopology, CableId, Census, Frame, HostId, HostPortCounters, Laid, Line, Node, Receiver, Seed, Switch,
+    SwitchId, SwitchSettings, Topology,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -55,6 +56,14 @@ impl Fabric {
         &self.network.switches[id.0 as usize]
     }
 
+    /// What is at a cable's two ends.
+    ///
+    /// # Panics
+    /// If the id is of another network.
+    pub fn ends(&self, id: CableId) -> [Node; 2] {
+        self.network.links[id.0 as usize].ends
+    }
+
     /// When the line of a host takes the next frame.
     pub fn free_at(&self, host: HostId) -> Instant {
         Instant::from_nanos(self.network.host_free_at(host))
@@ -74,7 +83,7 @@ impl Fabric {
                     self.arrived[host.0 as usize].push_back(frame);
                     self.woken.push(host);
                 }
-                Output::Paused { host } => self.woken.push(host),
+                Output::Paused { host, .. } => self.woken.push(host),
             }
         }
     }
@@ -92,6 +101,22 @@ impl Fabric {
     /// The priorities that a host may not send now, as a mask.
     pub fn paused(&self, host: HostId) -> u8 {
         self.network.hosts[host.0 as usize].pauses.mask()
+    }
+
+    /// What the port of a host counted about pauses and its buffer.
+    pub fn port_counters(&self, host: HostId) -> HostPortCounters {
+        self.network.hosts[host.0 as usize].counters()
+    }
+
+    /// Changes how fast a host takes what arrives.
+    pub fn set_receiver(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        receiver: Receiver,
+        observer: &mut dyn Observer,
+    ) {
+        self.network.set_receiver(now, host, receiver, observer);
     }
 
     /// When the next thing happens.

@@ -21,10 +21,18 @@ pub(crate) struct Queues {
 
 /// A host of a world.
 pub struct Host {
-    pub(crate) name: String,
-    pub(crate) address: IpAddr,
     pub(crate) hca: Hca,
+    /// When it is woken next, of what the agenda holds; the end of time if it is not.
+    pub(crate) wakes_at: u64,
+    /// Later wake-ups that the agenda holds, the earliest last.
+    pub(crate) wakes_later: alloc::vec::Vec<u64>,
+    /// The port will be looked at when the line is free.
+    pub(crate) port_waits: bool,
+    /// It stands still until this time.
+    pub(crate) stalled_until: u64,
+    pub(crate) address: IpAddr,
     pub(crate) store: Store,
+    pub(crate) name: String,
     pub(crate) client: ClientId,
     pub(crate) doorbell: DoorbellProducer,
     pub(crate) queue_pairs: BTreeMap<Qpn, Queues>,
@@ -34,12 +42,6 @@ pub struct Host {
     pub(crate) next_address: u64,
     /// The cables that leave this host, and which way.
     pub(crate) cables: alloc::vec::Vec<(CableId, Direction)>,
-    /// Wake-ups for these times are in the world's queue, the earliest last.
-    pub(crate) wakes_at: alloc::vec::Vec<u64>,
-    /// The port will be looked at when the line is free.
-    pub(crate) port_waits: bool,
-    /// It stands still until this time.
-    pub(crate) stalled_until: u64,
 }
 
 impl Host {
@@ -59,10 +61,28 @@ impl Host {
             shared_receive_queues: BTreeMap::new(),
             next_address: 0x1000_0000,
             cables: vec::Vec::new(),
-            wakes_at: vec::Vec::new(),
+            wakes_at: u64::MAX,
+            wakes_later: vec::Vec::new(),
             port_waits: false,
             stalled_until: 0,
         }
+    }
+
+    /// Notes a wake-up. False if an earlier one will do.
+    pub(crate) fn wake_at(&mut self, at: u64) -> bool {
+        if at >= self.wakes_at {
+            return false;
+        }
+        let later = core::mem::replace(&mut self.wakes_at, at);
+        if later != u64::MAX {
+            self.wakes_later.push(later);
+        }
+        true
+    }
+
+    /// The next wake-up has come.
+    pub(crate) fn woken(&mut self) {
+        self.wakes_at = self.wakes_later.pop().unwrap_or(u64::MAX);
     }
 
     /// Its name.

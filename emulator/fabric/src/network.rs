@@ -117,9 +117,10 @@ pub(crate) enum Output {
         host: HostId,
         frame: Frame,
     },
-    /// Other priorities of a host are stopped than before.
+    /// Other priorities of a host are stopped than before; so many pause frames did that.
     Paused {
         host: HostId,
+        frames: u64,
     },
 }
 

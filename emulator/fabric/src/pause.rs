@@ -1,5 +1,6 @@
 //! Priority flow control (IEEE 802.1Qbb): the port that is told to stop, and the buffer that tells it to.
 
+use alloc::boxed::Box;
 use core::num::NonZeroU64;
 
 /// One quantum of pause time is so many bit times.
@@ -78,15 +79,21 @@ pub(crate) enum PauseChange {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pauses {
     mask: u8,
+    /// Apart, because most ports are never paused, and every frame asks for the mask.
+    past: Option<Box<PausePast>>,
+}
+
+/// What pause frames did to a port, for each priority.
+#[derive(Clone, Debug, Default)]
+struct PausePast {
     until: [u64; 8],
     since: [u64; 8],
-    /// How long each priority was stopped in all.
-    pub total_ns: [u64; 8],
-    /// Pause frames that came, for each priority.
-    pub received: [u64; 8],
+    total_ns: [u64; 8],
+    received: [u64; 8],
 }
 
 impl Pauses {
+    #[inline]
     pub fn mask(&self) -> u8 {
         self.mask
     }
@@ -94,30 +101,42 @@ impl Pauses {
     /// A pause frame says that a priority stops for so long; zero lets it go on.
     pub fn apply(&mut self, now: u64, priority: u8, for_ns: u64) -> PauseChange {
         let (at, bit) = (usize::from(priority), 1 << priority);
-        self.received[at] += 1;
+        let past = self.past.get_or_insert_default();
+        past.received[at] += 1;
+        let was = self.mask & bit != 0;
         if for_ns == 0 {
-            let was = self.mask & bit != 0;
             self.end(now, priority);
             return if was { PauseChange::Resumed } else { PauseChange::Nothing };
         }
-        if self.mask & bit == 0 {
+        if !was {
             self.mask |= bit;
-            self.since[at] = now;
+            past.since[at] = now;
         }
-        self.until[at] = now.saturating_add(for_ns);
+        past.until[at] = now.saturating_add(for_ns);
         PauseChange::Stopped
     }
 
     /// When a priority that is stopped goes on.
     pub fn until(&self, priority: u8) -> u64 {
-        self.until[usize::from(priority)]
+        self.past.as_ref().map_or(0, |past| past.until[usize::from(priority)])
+    }
+
+    /// How long each priority was stopped in all.
+    pub fn total_ns(&self) -> [u64; 8] {
+        self.past.as_ref().map_or([0; 8], |past| past.total_ns)
+    }
+
+    /// Pause frames that came, for each priority.
+    pub fn received(&self) -> [u64; 8] {
+        self.past.as_ref().map_or([0; 8], |past| past.received)
     }
 
     /// Lets a priority go on.
     pub fn end(&mut self, now: u64, priority: u8) {
         if self.mask & 1 << priority != 0 {
             self.mask &= !(1 << priority);
-            self.total_ns[usize::from(priority)] += now - self.since[usize::from(priority)];
+            let past = self.past.get_or_insert_default();
+            past.total_ns[usize::from(priority)] += now - past.since[usize::from(priority)];
         }
     }
 
@@ -135,12 +154,16 @@ impl Pauses {
 pub(crate) struct Ingress {
     pub held: [u64; 8],
     stopped: u8,
-    /// When each stopped priority is told again.
-    pub refresh_at: [u64; 8],
-    /// Since when each is stopped.
-    pub stopped_at: [u64; 8],
-    /// Pause frames sent, for each priority, those that end a pause included.
-    pub sent: [u64; 8],
+    /// Apart, because most ports never ask.
+    asked: Option<Box<Asked>>,
+}
+
+/// What a port asked its sender for, for each priority.
+#[derive(Clone, Debug, Default)]
+struct Asked {
+    refresh_at: [u64; 8],
+    stopped_at: [u64; 8],
+    sent: [u64; 8],
 }
 
 impl Ingress {
@@ -162,7 +185,7 @@ impl Ingress {
 
     pub fn stop(&mut self, now: u64, priority: u8) {
         self.stopped |= 1 << priority;
-        self.stopped_at[usize::from(priority)] = now;
+        self.asked.get_or_insert_default().stopped_at[usize::from(priority)] = now;
     }
 
     /// Lets a frame out. True if the sender is to be told to go on.
@@ -179,6 +202,31 @@ impl Ingress {
 
     pub fn resume(&mut self, priority: u8) {
         self.stopped &= !(1 << priority);
+    }
+
+    /// Since when a priority that is stopped is so.
+    pub fn stopped_at(&self, priority: u8) -> u64 {
+        self.asked.as_ref().map_or(0, |asked| asked.stopped_at[usize::from(priority)])
+    }
+
+    /// When a stopped priority is told again.
+    pub fn refresh_at(&self, priority: u8) -> u64 {
+        self.asked.as_ref().map_or(0, |asked| asked.refresh_at[usize::from(priority)])
+    }
+
+    /// A stopped priority is to be told again then.
+    pub fn ask_again(&mut self, priority: u8, at: u64) {
+        self.asked.get_or_insert_default().refresh_at[usize::from(priority)] = at;
+    }
+
+    /// A pause frame is sent.
+    pub fn note_sent(&mut self, priority: u8) {
+        self.asked.get_or_insert_default().sent[usize::from(priority)] += 1;
+    }
+
+    /// Pause frames sent, for each priority, those that end a pause included.
+    pub fn sent(&self) -> [u64; 8] {
+        self.asked.as_ref().map_or([0; 8], |asked| asked.sent)
     }
 }
 
@@ -204,8 +252,7 @@ mod tests {
         assert_eq!(pauses.apply(130, 3, 0), PauseChange::Nothing);
         pauses.apply(200, 3, 50);
         assert_eq!(pauses.apply(210, 3, 0), PauseChange::Resumed);
-        assert_eq!(pauses.total_ns[3], 110 + 10);
-        assert_eq!(pauses.received[3], 5);
+        assert_eq!((pauses.total_ns()[3], pauses.received()[3]), (110 + 10, 5));
     }
 
     #[test]

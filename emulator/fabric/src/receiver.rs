@@ -97,9 +97,9 @@ impl HostPort {
 
     pub fn counters(&self) -> HostPortCounters {
         HostPortCounters {
-            pauses_sent: self.ingress.sent,
-            pauses_received: self.pauses.received,
-            paused_ns: self.pauses.total_ns,
+            pauses_sent: self.ingress.sent(),
+            pauses_received: self.pauses.received(),
+            paused_ns: self.pauses.total_ns(),
             lost_frames: self.lost_frames,
             watchdog_fired: self.watchdog_fired,
         }
@@ -210,10 +210,10 @@ impl Network {
             port.cables.iter().map(|(cable, _)| self.links[cable.0 as usize].cable.line().bits_per_second);
         let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
         let again = now.nanos() + (lasts / 2).max(1);
-        port.ingress.refresh_at[usize::from(priority)] = again;
+        port.ingress.ask_again(priority, again);
         self.agenda.push(again, Happening::HostRefresh { host, priority });
         if let Some(after) = port.receiver.watchdog
-            && port.ingress.stopped_at[usize::from(priority)] == now.nanos()
+            && port.ingress.stopped_at(priority) == now.nanos()
         {
             self.agenda.push(now.plus(after).nanos(), Happening::HostWatch { host, priority });
         }
@@ -229,7 +229,7 @@ impl Network {
         observer: &mut dyn Observer,
     ) {
         let port = &mut self.hosts[host.0 as usize];
-        port.ingress.sent[usize::from(priority)] += 1;
+        port.ingress.note_sent(priority);
         let held = port.ingress.held[usize::from(priority)];
         let pause = pause_frame(MacAddress::of(port.address), priority, quanta);
         let at = Node::Host(host);
@@ -243,7 +243,7 @@ impl Network {
     /// A pause that a host asked for may have to be asked for again.
     pub fn refresh_host(&mut self, now: Instant, host: HostId, priority: u8, observer: &mut dyn Observer) {
         let ingress = &self.hosts[host.0 as usize].ingress;
-        if ingress.is_stopped(priority) && ingress.refresh_at[usize::from(priority)] == now.nanos() {
+        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
             self.ask_sender(now, host, priority, observer);
         }
     }
@@ -252,7 +252,7 @@ impl Network {
     pub fn watch_host(&mut self, now: Instant, host: HostId, priority: u8, observer: &mut dyn Observer) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(after) = port.receiver.watchdog else { return };
-        let since = Instant::from_nanos(port.ingress.stopped_at[usize::from(priority)]);
+        let since = Instant::from_nanos(port.ingress.stopped_at(priority));
         if !port.ingress.is_stopped(priority) || since.plus(after) > now {
             return;
         }
@@ -299,7 +299,7 @@ impl Network {
                 PauseChange::Nothing => {}
             }
         }
-        Output::Paused { host }
+        Output::Paused { host, frames: 1 }
     }
 
     /// A pause of a host may be over.
@@ -313,6 +313,6 @@ impl Network {
             let (at, how) = (Node::Host(host), PauseEnd::Expired);
             observer.fabric(now, &FabricEvent::PauseEnded { at, cable, priority, how });
         }
-        Output::Paused { host }
+        Output::Paused { host, frames: 0 }
     }
 }

@@ -29,7 +29,8 @@ impl Network {
             }
         }
         for switch in &mut self.switches {
-            switch.routes = Routes { by_host: vec![Routes::NONE; self.hosts.len()], ..Routes::default() };
+            switch.routes = Routes::default();
+            switch.routes.by_host = vec![Routes::NONE; self.hosts.len()];
         }
         // Hosts on the same switches are reached the same way from everywhere else.
         let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
@@ -42,8 +43,8 @@ impl Network {
                 if distances[index] == 0 {
                     for host in hosts {
                         let ports = homes[*host].iter().filter(|(at, _)| *at == index).map(|(_, port)| *port);
-                        let ports = ports.collect();
-                        add_route(&mut switch.routes, *host, ports);
+                        let ports: Vec<u16> = ports.collect();
+                        switch.routes.by_host[*host] = switch.routes.add(&ports);
                     }
                     continue;
                 }
@@ -55,13 +56,13 @@ impl Network {
                 if ports.is_empty() {
                     continue;
                 }
-                let set = switch.routes.sets.len() as u16;
-                switch.routes.sets.push(ports);
+                let set = switch.routes.add(&ports);
                 hosts.iter().for_each(|host| switch.routes.by_host[*host] = set);
             }
         }
         for ((SwitchId(switch), HostId(host)), ports) in &self.pinned {
-            add_route(&mut self.switches[*switch as usize].routes, *host as usize, ports.clone());
+            let routes = &mut self.switches[*switch as usize].routes;
+            routes.by_host[*host as usize] = routes.add(ports);
         }
         self.find_tree(&neighbours, &homes);
     }
@@ -101,11 +102,6 @@ impl Network {
         self.switches[here].ports[usize::from(port)].cable
             == self.switches[there].ports[usize::from(other)].cable
     }
-}
-
-fn add_route(routes: &mut Routes, host: usize, ports: Vec<u16>) {
-    routes.by_host[host] = routes.sets.len() as u16;
-    routes.sets.push(ports);
 }
 
 /// How many cables lie between each switch and the nearest of `roots`.

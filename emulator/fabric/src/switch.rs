@@ -167,24 +167,44 @@ impl Guard {
     }
 }
 
-/// A port of a switch.
+/// The frames of one priority that wait to leave by a port.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queue {
+    pub frames: VecDeque<Queued>,
+    /// Their bytes.
+    pub depth: u64,
+}
+
+/// What a port counts of the frames that pass it, as in [`PortCounters`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct PortTally {
+    pub sent_frames: u64,
+    pub sent_bytes: u64,
+    pub received_frames: u64,
+    pub lost_frames: u64,
+    pub marked: u64,
+    pub deepest: u64,
+    pub watchdog_fired: u64,
+}
+
+/// A port of a switch. What every frame touches stands together: with a thousand hosts, ports do not fit the caches.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub(crate) struct SwitchPort {
     pub cable: CableId,
     /// Which way frames leave.
     pub direction: Direction,
-    pub queues: [VecDeque<Queued>; 8],
-    pub depth: [u64; 8],
     /// The queues that hold frames.
     pub occupied: u8,
-    pub pauses: Pauses,
-    pub ingress: Ingress,
     /// The port will be looked at when its line is free.
     pub waits: bool,
     /// The priority that was served last.
     served: u8,
+    pub pauses: Pauses,
     pub guard: Option<Box<Guard>>,
-    pub counters: PortCounters,
+    pub tally: PortTally,
+    pub ingress: Ingress,
+    pub queues: [Queue; 8],
 }
 
 impl SwitchPort {
@@ -192,15 +212,14 @@ impl SwitchPort {
         SwitchPort {
             cable,
             direction,
-            queues: Default::default(),
-            depth: [0; 8],
             occupied: 0,
-            pauses: Pauses::default(),
-            ingress: Ingress::default(),
             waits: false,
             served: 0,
+            pauses: Pauses::default(),
             guard: settings.watchdog.map(|_| Guard::idle()),
-            counters: PortCounters::default(),
+            tally: PortTally::default(),
+            ingress: Ingress::default(),
+            queues: Default::default(),
         }
     }
 
@@ -221,10 +240,10 @@ impl SwitchPort {
 
     /// Takes the next frame of a queue out.
     pub fn pop(&mut self, priority: u8) -> Option<Queued> {
-        let at = usize::from(priority);
-        let queued = self.queues[at].pop_front()?;
-        self.depth[at] -= u64::from(queued.bytes);
-        if self.queues[at].is_empty() {
+        let queue = &mut self.queues[usize::from(priority)];
+        let queued = queue.frames.pop_front()?;
+        queue.depth -= u64::from(queued.bytes);
+        if queue.frames.is_empty() {
             self.occupied &= !(1 << priority);
         }
         self.served = priority;
@@ -235,7 +254,9 @@ impl SwitchPort {
 /// How a switch finds the way: for each host an entry in a list of sets of ports.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
-    pub sets: Vec<Vec<u16>>,
+    /// The ports of all sets, and where in them each set begins and ends.
+    ports: Vec<u16>,
+    sets: Vec<(u32, u32)>,
     /// By host; `u16::MAX` for one that cannot be reached.
     pub by_host: Vec<u16>,
     /// The ports of the tree that datagrams for groups take.
@@ -244,6 +265,22 @@ pub(crate) struct Routes {
 
 impl Routes {
     pub const NONE: u16 = u16::MAX;
+
+    /// Adds a set of ports; returns what stands for it.
+    pub fn add(&mut self, ports: &[u16]) -> u16 {
+        let start = self.ports.len() as u32;
+        self.ports.extend_from_slice(ports);
+        self.sets.push((start, self.ports.len() as u32));
+        (self.sets.len() - 1) as u16
+    }
+
+    /// The ports by which a host is reached.
+    #[inline]
+    fn ports(&self, host: u32) -> Option<&[u16]> {
+        let set = *self.by_host.get(host as usize)?;
+        let (start, end) = *self.sets.get(usize::from(set))?;
+        self.ports.get(start as usize..end as usize)
+    }
 }
 
 /// A switch.
@@ -306,7 +343,7 @@ impl Switch {
     /// Bytes that wait to leave over a cable with this priority; zero if the cable is not the switch's.
     pub fn depth(&self, cable: CableId, priority: u8) -> u64 {
         let port = self.ports.iter().find(|port| port.cable == cable);
-        port.map_or(0, |port| port.depth[usize::from(priority & 7)])
+        port.map_or(0, |port| port.queues[usize::from(priority & 7)].depth)
     }
 
     /// The priorities that may not leave over a cable now, as a mask.
@@ -317,20 +354,27 @@ impl Switch {
     /// What the port at a cable counted.
     pub fn counters(&self, cable: CableId) -> Option<PortCounters> {
         let port = self.ports.iter().find(|port| port.cable == cable)?;
+        let PortTally { sent_frames, sent_bytes, received_frames, lost_frames, .. } = port.tally;
+        let PortTally { marked, deepest, watchdog_fired, .. } = port.tally;
         Some(PortCounters {
-            pauses_sent: port.ingress.sent,
-            pauses_received: port.pauses.received,
-            paused_ns: port.pauses.total_ns,
-            ..port.counters
+            sent_frames,
+            sent_bytes,
+            received_frames,
+            lost_frames,
+            marked,
+            pauses_sent: port.ingress.sent(),
+            pauses_received: port.pauses.received(),
+            paused_ns: port.pauses.total_ns(),
+            deepest,
+            watchdog_fired,
         })
     }
 
     /// The port that a packet of a flow leaves by.
     #[inline]
     pub(crate) fn egress(&self, host: u32, flow: u64) -> Option<u16> {
-        let set = *self.routes.by_host.get(host as usize)?;
-        let ports = self.routes.sets.get(usize::from(set))?;
-        match ports[..] {
+        let ports = self.routes.ports(host)?;
+        match *ports {
             [] => None,
             [only] => Some(only),
             _ => Some(ports[Seed(self.salt).below(ports.len() as u64, &[flow]) as usize]),
@@ -362,7 +406,7 @@ impl Switch {
                 let fits = held < flow.xoff || held + bytes <= flow.xoff + flow.headroom;
                 if fits { Ok(()) } else { Err(LossCause::HeadroomFull) }
             }
-            _ if out.depth[at] + bytes > self.settings.queue_limit => Err(LossCause::QueueFull),
+            _ if out.queues[at].depth + bytes > self.settings.queue_limit => Err(LossCause::QueueFull),
             _ => Ok(()),
         }
     }
@@ -372,10 +416,11 @@ impl Switch {
         let (at, bytes) = (usize::from(priority), u64::from(queued.bytes));
         self.used += bytes;
         let out = &mut self.ports[usize::from(egress)];
-        out.depth[at] += bytes;
         out.occupied |= 1 << priority;
-        out.counters.deepest = out.counters.deepest.max(out.depth[at]);
-        out.queues[at].push_back(queued);
+        let queue = &mut out.queues[at];
+        queue.depth += bytes;
+        out.tally.deepest = out.tally.deepest.max(queue.depth);
+        queue.frames.push_back(queued);
         let flow = self.settings.flow_control.as_ref();
         self.ports[usize::from(queued.ingress)].ingress.fill(flow, now, priority, bytes)
     }
@@ -476,8 +521,7 @@ mod tests {
     #[test]
     fn flows_spread_over_equal_paths_and_each_keeps_its_own() {
         let mut switch = switch(SwitchSettings::default());
-        switch.routes =
-            Routes { sets: alloc::vec![alloc::vec![0, 1, 2]], by_host: alloc::vec![0], flood: Vec::new() };
+        switch.routes.by_host = alloc::vec![switch.routes.add(&[0, 1, 2])];
         let mut counts = [0; 3];
         for flow in 0..3_000 {
             let port = switch.egress(0, flow).expect("a path");

@@ -45,7 +45,7 @@ impl Network {
         let is_old = *hops == 0;
         let this = &mut self.switches[switch.0 as usize];
         let entry = &mut this.ports[usize::from(port)];
-        entry.counters.received_frames += 1;
+        entry.tally.received_frames += 1;
         let cable = entry.cable;
         if is_old {
             return self.lose_at_switch(now, switch, port, cable, slot, LossCause::HopLimit, observer);
@@ -69,7 +69,7 @@ impl Network {
         cause: LossCause,
         observer: &mut dyn Observer,
     ) {
-        self.switches[switch.0 as usize].ports[usize::from(port)].counters.lost_frames += 1;
+        self.switches[switch.0 as usize].ports[usize::from(port)].tally.lost_frames += 1;
         self.lose(now, Node::Switch(switch), cable, slot, cause, observer);
     }
 
@@ -110,7 +110,7 @@ impl Network {
             return self.lose_at_switch(now, switch, ingress, cable, slot, cause, observer);
         }
         let port = &mut this.ports[usize::from(egress)];
-        let depth = port.depth[usize::from(priority)];
+        let depth = port.queues[usize::from(priority)].depth;
         if let Some(marking) = &this.settings.marking
             && depth > marking.least
             && matches!(frame.envelope.ecn(), Ecn::Capable0 | Ecn::Capable1)
@@ -121,7 +121,7 @@ impl Network {
             let words = [MARK, switch.0.into(), egress.into(), *flow, packet];
             if self.seed.happens(marking.chance(depth), &words) {
                 frame.envelope.traffic_class |= Ecn::CongestionExperienced as u8;
-                port.counters.marked += 1;
+                port.tally.marked += 1;
                 let culprit = Culprit::of(frame);
                 observer.fabric(now, &FabricEvent::Marked { switch, cable, priority, depth, culprit });
             }
@@ -156,11 +156,11 @@ impl Network {
                 }
                 return;
             }
-            let before = egress.depth[usize::from(priority)];
+            let before = egress.queues[usize::from(priority)].depth;
             let Some(queued) = egress.pop(priority) else { return };
-            let depth = egress.depth[usize::from(priority)];
-            egress.counters.sent_frames += 1;
-            egress.counters.sent_bytes += u64::from(queued.bytes);
+            let depth = egress.queues[usize::from(priority)].depth;
+            egress.tally.sent_frames += 1;
+            egress.tally.sent_bytes += u64::from(queued.bytes);
             if let Some(guard) = &mut egress.guard {
                 guard.since[usize::from(priority)] = u64::MAX;
             }
@@ -190,7 +190,7 @@ impl Network {
         let entry = &mut this.ports[usize::from(port)];
         let rate = self.links[entry.cable.0 as usize].cable.line().bits_per_second;
         let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
-        entry.ingress.refresh_at[usize::from(priority)] = again;
+        entry.ingress.ask_again(priority, again);
         self.agenda.push(again, Happening::Refresh { switch, port, priority });
         self.send_switch_pause(now, switch, port, priority, flow.quanta, observer);
     }
@@ -205,7 +205,7 @@ impl Network {
         observer: &mut dyn Observer,
     ) {
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
-        entry.ingress.sent[usize::from(priority)] += 1;
+        entry.ingress.note_sent(priority);
         let (cable, direction) = (entry.cable, entry.direction);
         let held = entry.ingress.held[usize::from(priority)];
         let at = Node::Switch(switch);
@@ -224,7 +224,7 @@ impl Network {
         observer: &mut dyn Observer,
     ) {
         let ingress = &self.switches[switch.0 as usize].ports[usize::from(port)].ingress;
-        if ingress.is_stopped(priority) && ingress.refresh_at[usize::from(priority)] == now.nanos() {
+        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
             self.ask_for_pause(now, switch, port, priority, observer);
         }
     }
@@ -340,9 +340,9 @@ impl Network {
         }
         guard.since[usize::from(priority)] = u64::MAX;
         guard.active |= 1 << priority;
-        egress.counters.watchdog_fired += 1;
+        egress.tally.watchdog_fired += 1;
         egress.pauses.end(now.nanos(), priority);
-        let waiting = egress.queues[usize::from(priority)].len() as u64;
+        let waiting = egress.queues[usize::from(priority)].frames.len() as u64;
         let lost = if watchdog.remedy == Remedy::Drop { waiting } else { 0 };
         observer.fabric(now, &FabricEvent::WatchdogFired { at, cable, priority, lost });
         let how = PauseEnd::Overruled;

@@ -500,7 +500,7 @@ impl<O: Observer> World<O> {
                 Output::Nothing
             }
             Happening::HostTimer { host } => {
-                self.host_mut(host).wakes_at.pop();
+                self.host_mut(host).woken();
                 self.with_context(host, |hca, ctx| hca.expire(ctx));
                 self.flush(host);
                 Output::Nothing
@@ -514,9 +514,11 @@ impl<O: Observer> World<O> {
         match output {
             Output::Nothing => {}
             Output::Arrived { host, frame } => self.arrive(host, frame),
-            Output::Paused { host } => {
+            Output::Paused { host, frames } => {
                 let mask = self.paused(host);
-                self.host_mut(host).hca.pause(mask);
+                let hca = &mut self.host_mut(host).hca;
+                hca.note_pause_frames(frames);
+                hca.pause(mask);
                 self.flush(host);
             }
         }
@@ -588,8 +590,7 @@ impl<O: Observer> World<O> {
         let host = self.host_mut(id);
         let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
         // A wake-up that is too early costs a look; one for each deadline that moved would fill the queue.
-        if host.wakes_at.last().is_none_or(|waiting| at < *waiting) {
-            host.wakes_at.push(at);
+        if host.wake_at(at) {
             self.network.agenda.push(at, Happening::HostTimer { host: id });
         }
     }

@@ -155,6 +155,8 @@ bitflags! {
         const INVALIDATED = 1 << 2;
         /// The sender asked for an event.
         const SOLICITED = 1 << 3;
+        /// The datagram came in an IPv4 packet: its header is the last half of what stands before the data.
+        const IPV4 = 1 << 4;
     }
 }
 

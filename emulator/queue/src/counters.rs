@@ -96,4 +96,6 @@ counters! {
     rp_cnp_handled,
     /// Packets received with a congestion mark.
     np_ecn_marked_roce_packets,
+    /// Priority pause frames received, those that end a pause included.
+    rx_pause_frames,
 }

@@ -60,9 +60,9 @@ impl Cast {
         self.by_address.insert(address, id);
     }
 
-    /// Says which hosts a cable joins; its forward direction leads from the first to the second.
-    pub fn name_cable(&mut self, id: CableId, ends: [HostId; 2]) {
-        self.cables.insert(id, ends.map(Node::Host));
+    /// Says which hosts or switches a cable joins; its forward direction leads from the first to the second.
+    pub fn name_cable(&mut self, id: CableId, ends: [impl Into<Node>; 2]) {
+        self.cables.insert(id, ends.map(Into::into));
     }
 
     /// Names a switch.

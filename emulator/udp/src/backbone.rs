@@ -5,9 +5,12 @@
 
 use crate::Waker;
 use parking_lot::Mutex;
-use softhca_fabric::{BadTopology, Census, Fabric, Frame, HostId, Laid, Line, SwitchSettings, Topology};
+use softhca_fabric::{
+    BadTopology, Census, Fabric, Frame, HostId, Laid, Line, Observer, Receiver, SwitchSettings, Topology,
+};
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,10 +32,16 @@ pub enum BackboneError {
 
 /// A network that the hosts of a process share.
 pub struct Backbone {
-    fabric: Mutex<Fabric>,
+    inner: Mutex<Inner>,
     laid: Laid,
+    line: Line,
     started: Instant,
     wakers: Vec<Waker>,
+}
+
+struct Inner {
+    fabric: Fabric,
+    observer: Box<dyn Observer + Send>,
 }
 
 impl Backbone {
@@ -44,14 +53,52 @@ impl Backbone {
         line: Line,
         settings: SwitchSettings,
     ) -> Result<Arc<Backbone>, BackboneError> {
+        Backbone::observed(seed, addresses, topology, line, settings, Box::new(()))
+    }
+
+    /// The same, and shows everything that happens to `observer`, while nothing else can happen in the network.
+    pub fn observed(
+        seed: u64,
+        addresses: &[IpAddr],
+        topology: &Topology,
+        line: Line,
+        settings: SwitchSettings,
+        observer: Box<dyn Observer + Send>,
+    ) -> Result<Arc<Backbone>, BackboneError> {
         let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
-        Ok(Arc::new(Backbone { fabric: Mutex::new(fabric), laid, started: Instant::now(), wakers }))
+        let inner = Mutex::new(Inner { fabric, observer });
+        Ok(Arc::new(Backbone { inner, laid, line, started: Instant::now(), wakers }))
+    }
+
+    /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
+    pub fn set_receiver(&self, address: IpAddr, receiver: Receiver) -> bool {
+        let Inner { fabric, observer } = &mut *self.inner.lock();
+        let Some(host) = fabric.host_at(address) else { return false };
+        fabric.set_receiver(self.now(), host, receiver, &mut **observer);
+        true
+    }
+
+    /// The rate of every cable.
+    pub(crate) fn line_rate(&self) -> Option<NonZeroU64> {
+        self.line.bits_per_second
+    }
+
+    /// Lets everything happen that was to happen by now, and wakes the hosts that have something to look at.
+    fn catch_up(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
+        let now = self.now();
+        inner.fabric.advance(now, &mut *inner.observer);
+        while let Some(host) = inner.fabric.woken() {
+            if host != except {
+                self.wakers[host.0 as usize].wake();
+            }
+        }
+        now
     }
 
     /// The descriptor that becomes readable when something arrives for a host.
     pub fn bell(&self, address: IpAddr) -> Option<BorrowedFd<'_>> {
-        let host = self.fabric.lock().host_at(address)?;
+        let host = self.inner.lock().fabric.host_at(address)?;
         Some(self.wakers[host.0 as usize].as_fd())
     }
 
@@ -62,12 +109,12 @@ impl Backbone {
 
     /// Calls `act` with the network, to ask it something.
     pub fn ask<R>(&self, act: impl FnOnce(&Fabric) -> R) -> R {
-        act(&self.fabric.lock())
+        act(&self.inner.lock().fabric)
     }
 
     /// How many frames went where.
     pub fn census(&self) -> Census {
-        self.fabric.lock().census()
+        self.inner.lock().fabric.census()
     }
 
     fn now(&self) -> softhca_engine::Instant {
@@ -80,6 +127,8 @@ pub(crate) struct Glance {
     pub frames: Vec<Frame>,
     /// Priorities that it may not send.
     pub paused: u8,
+    /// Pause frames that came so far.
+    pub pause_frames: u64,
     /// Its line takes a frame.
     pub is_free: bool,
 }
@@ -93,47 +142,48 @@ pub(crate) struct Plug {
 impl Plug {
     /// The end of the host with this address, if it has one.
     pub fn new(backbone: Arc<Backbone>, address: IpAddr) -> Option<Plug> {
-        let host = backbone.fabric.lock().host_at(address)?;
+        let host = backbone.inner.lock().fabric.host_at(address)?;
         Some(Plug { backbone, host })
     }
 
     /// Whether the network leads there.
     pub fn leads_to(&self, address: IpAddr) -> bool {
-        self.backbone.fabric.lock().host_at(address).is_some_and(|host| host != self.host)
+        self.backbone.inner.lock().fabric.host_at(address).is_some_and(|host| host != self.host)
     }
 
-    /// Whether the line takes a frame now.
-    pub fn is_free(&self) -> bool {
-        self.backbone.fabric.lock().free_at(self.host) <= self.backbone.now()
+    /// Whether the line takes a frame now, and whoever asks knows what is paused by now: a frame that leaves after
+    /// its pause came would be one that no headroom was kept for.
+    pub fn is_free(&self, known: u8) -> bool {
+        let mut inner = self.backbone.inner.lock();
+        let now = self.backbone.catch_up(&mut inner, self.host);
+        inner.fabric.free_at(self.host) <= now && inner.fabric.paused(self.host) & !known == 0
     }
 
     pub fn send(&self, frame: Frame) {
-        self.backbone.fabric.lock().send(self.backbone.now(), self.host, frame, &mut ());
+        let Inner { fabric, observer } = &mut *self.backbone.inner.lock();
+        fabric.send(self.backbone.now(), self.host, frame, &mut **observer);
     }
 
     /// Lets the network catch up, and takes what is there for the host.
     pub fn look(&self) -> Glance {
-        let mut fabric = self.backbone.fabric.lock();
-        let now = self.backbone.now();
-        fabric.advance(now, &mut ());
-        while let Some(host) = fabric.woken() {
-            if host != self.host {
-                self.backbone.wakers[host.0 as usize].wake();
-            }
-        }
+        let mut inner = self.backbone.inner.lock();
+        let now = self.backbone.catch_up(&mut inner, self.host);
+        let fabric = &mut inner.fabric;
         let frames = std::iter::from_fn(|| fabric.take(self.host)).take(BATCH).collect();
-        Glance { frames, paused: fabric.paused(self.host), is_free: fabric.free_at(self.host) <= now }
+        let pause_frames = fabric.port_counters(self.host).pauses_received.iter().sum();
+        let is_free = fabric.free_at(self.host) <= now;
+        Glance { frames, paused: fabric.paused(self.host), pause_frames, is_free }
     }
 
     /// How long until the line takes a frame, in nanoseconds.
     pub fn free_in(&self) -> u64 {
-        let at = self.backbone.fabric.lock().free_at(self.host);
+        let at = self.backbone.inner.lock().fabric.free_at(self.host);
         at.since(self.backbone.now()).as_nanos() as u64
     }
 
     /// How long until something happens in the network, in nanoseconds.
     pub fn next_in(&self) -> Option<u64> {
-        let at = self.backbone.fabric.lock().next_at()?;
+        let at = self.backbone.inner.lock().fabric.next_at()?;
         Some(at.since(self.backbone.now()).as_nanos() as u64)
     }
 }

@@ -130,6 +130,9 @@ pub struct Driver<M> {
     held: HoldBack,
     pauses: Pauses,
     plug: Option<Plug>,
+    /// Priorities that the backbone paused, and the pause frames that it brought so far.
+    backbone_paused: u8,
+    backbone_pause_frames: u64,
     /// Destinations that wait for the line to the backbone.
     at_line: BTreeSet<IpAddr>,
     link_read_at: u64,
@@ -185,6 +188,8 @@ impl<M: Memory> Driver<M> {
             held: HoldBack::default(),
             pauses: Pauses::new(rate),
             plug: None,
+            backbone_paused: 0,
+            backbone_pause_frames: 0,
             at_line: BTreeSet::new(),
             link_read_at: 0,
             errors_read_at: 0,
@@ -312,8 +317,17 @@ impl<M: Memory> Driver<M> {
     /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and
     /// no socket. False if the network has no place for this host. Datagrams for groups stay on sockets.
     pub fn plug_in(&mut self, backbone: Arc<Backbone>) -> bool {
+        let rate = backbone.line_rate();
         self.plug = Plug::new(backbone, self.address());
+        if let (Some(_), Some(rate)) = (&self.plug, rate) {
+            self.hca.set_line_rate(rate.get());
+        }
         self.plug.is_some()
+    }
+
+    /// Stops the priorities that peers or the backbone paused, and no others.
+    fn heed_pauses(&mut self) {
+        self.hca.pause(self.pauses.mask() | self.backbone_paused);
     }
 
     /// Sends a priority flow control frame to a peer: its port stops these priorities, or lets them go on. It
@@ -343,7 +357,8 @@ impl<M: Memory> Driver<M> {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
-        let faults = self.faults.as_ref().and_then(Faults::next_timeout);
+        let waits = |peer| self.waiting.contains_key(&peer);
+        let faults = self.faults.as_ref().and_then(|faults| faults.next_timeout(waits));
         let card = self.hca.next_timeout().map(Instant::nanos);
         let held = self.held.next_timeout();
         let pauses = self.pauses.next_timeout();
@@ -372,7 +387,7 @@ impl<M: Memory> Driver<M> {
         self.turned_at = now;
         if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
             self.pauses.expire(now.nanos());
-            self.hca.pause(self.pauses.mask());
+            self.heed_pauses();
         }
         let carried = self.heed_backbone(now);
         let mut events = Events(&mut *self.witness);
@@ -457,14 +472,13 @@ impl<M: Memory> Driver<M> {
                     held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
                     pauses.forget(event.peer);
-                    hca.pause(pauses.mask());
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
                 LinkChange::Paused(pause) => {
                     pauses.apply(event.peer, &pause, now.nanos());
-                    hca.pause(pauses.mask());
+                    hca.note_pause_frames(1);
                 }
             }
         }
@@ -477,6 +491,7 @@ impl<M: Memory> Driver<M> {
             }
             !granted
         });
+        self.heed_pauses();
     }
 
     fn send_link_messages(&mut self, now: Instant) -> io::Result<()> {

@@ -4,6 +4,7 @@ use crate::Witness;
 use softhca_engine::Instant;
 use softhca_fabric::{Cable, Direction, Fault, Flows, Frame, Line, LinkState, Outlet, Rule, Seed};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// A cable, and the frames that it holds until their time has come.
 pub(crate) struct Faults {
@@ -99,8 +100,9 @@ impl Faults {
         self.out.insert((now_ns, 0), frame);
     }
 
-    pub fn next_timeout(&self) -> Option<u64> {
-        let held = self.out.keys().next().map(|(at, _)| *at);
-        [held, self.cable.next_timeout()].into_iter().flatten().min()
+    /// When the next frame leaves or is let go. One whose destination `waits` for a grant has no time of its own.
+    pub fn next_timeout(&self, waits: impl Fn(IpAddr) -> bool) -> Option<u64> {
+        let first = self.out.iter().next().filter(|(_, frame)| !waits(frame.envelope.destination));
+        [first.map(|((at, _), _)| *at), self.cable.next_timeout()].into_iter().flatten().min()
     }
 }

@@ -288,6 +288,11 @@ impl Links {
         }
     }
 
+    /// Our frames leave in the order of their PSNs again. Until a peer hears of it, it only helps us less.
+    pub fn restore_order(&mut self) {
+        self.order = Order::Kept;
+    }
+
     /// Whether frames of `peer` that come in another order than that of their PSNs were mixed up on the way.
     pub fn keeps_order(&self, peer: IpAddr) -> bool {
         self.peers.get(&peer).is_some_and(|peer| peer.answers() && peer.order == Order::Kept)
@@ -430,8 +435,8 @@ impl Links {
             // An answer to an earlier life of this port says nothing to this one.
             if !old && (exchange == Exchange::Ask || for_us) {
                 self.hello(from, message.sender, exchange, now);
-                if let Some(peer) = self.peers.get_mut(&from).filter(|_| message.order == Order::Changed) {
-                    peer.order = Order::Changed;
+                if let Some(peer) = self.peers.get_mut(&from) {
+                    peer.order = message.order;
                 }
             }
             return;
@@ -441,9 +446,7 @@ impl Links {
             peer.hello_due = Some(Exchange::Ask);
             return;
         }
-        if message.order == Order::Changed {
-            peer.order = Order::Changed;
-        }
+        peer.order = message.order;
         match message.body {
             Body::Hello(_) => {}
             Body::Request(request) => self.granter.request(from, &request, now),

@@ -4,7 +4,9 @@ use softhca_engine::{
     AddressVector, ClientId, Congestion, CqId, Instant, Limits, Memory, MemoryFault, MemoryId, Modify, PdId,
     QpInit, QpKind, QpRings, Region, Settings, State,
 };
-use softhca_fabric::{Action, Classes, Line, Repeat, Rule, RuleId, Selector, SwitchSettings, Topology};
+use softhca_fabric::{
+    Action, Classes, FlowControl, Line, Receiver, Repeat, Rule, RuleId, Selector, SwitchSettings, Topology,
+};
 use softhca_queue::{
     Access, DoorbellProducer, Operation, RemoteAddress, SendProducer, SendRequest, Sge, completion_ring,
     doorbell, receive_ring, send_ring,
@@ -216,4 +218,36 @@ fn a_pause_stops_a_priority_of_the_other_port_until_it_is_lifted() {
     drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 0);
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+}
+
+#[test]
+fn a_pause_of_a_peer_does_not_end_that_of_the_backbone() {
+    let mut hosts = pair(40);
+    let (key, peer) = (hosts[1].key, hosts[0].driver.address());
+    // The link has to know its peer first.
+    hosts[0].write(key, 1_000);
+    drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    let addresses = [0, 1].map(|n: usize| hosts[n].driver.address());
+    let line = Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() };
+    let flow_control = Some(FlowControl { xoff: 32 << 10, xon: 16 << 10, ..FlowControl::default() });
+    let settings = SwitchSettings { flow_control, ..SwitchSettings::default() };
+    let backbone = Backbone::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
+    for host in &mut hosts {
+        assert!(host.driver.plug_in(backbone.clone()));
+    }
+    // Bob's port takes nothing: it pauses the switch, and the switch pauses Alice.
+    let receiver = Receiver { bits_per_second: Some(0), ..Receiver::default() };
+    assert!(backbone.set_receiver(addresses[1], receiver));
+    hosts[0].write(key, 400_000);
+    drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 1 << 3);
+    hosts[1].driver.pause_peer(peer, Pause { classes: 1 << 5, quanta: [0xffff; 8] });
+    drive(&mut hosts, |hosts| {
+        let paused = hosts[0].driver.card().paused();
+        assert_eq!(paused >> 3 & 1, 1, "the backbone did not let it go on");
+        paused == 1 << 3 | 1 << 5
+    });
+    assert!(backbone.set_receiver(addresses[1], Receiver::default()));
+    drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    assert_eq!(backbone.census().dropped, 0);
+    assert!(hosts[0].driver.card().counters().rx_pause_frames >= 3);
 }

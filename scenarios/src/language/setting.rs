@@ -178,6 +178,8 @@ pub struct SwitchSpec {
     pub pfc: Option<PfcSpec>,
     /// What it does about a neighbour that pauses it for ever; nothing unless said.
     pub watchdog: Option<WatchdogSpec>,
+    /// The event log tells the depth of a queue whenever it passes a multiple of this; never unless said.
+    pub sample: Option<Size>,
 }
 
 /// Random marking between two queue lengths.
@@ -319,6 +321,9 @@ pub enum TransportName {
     Uc,
     /// Unreliable datagram.
     Ud,
+    /// Extended reliable connection: known, so that it can be refused with a reason.
+    #[schemars(skip)]
+    Xrc,
 }
 
 /// A right that peers have.

@@ -164,12 +164,25 @@ impl Builder<'_> {
         let psns = own.first_psn.or(both.first_psn).unwrap_or_else(|| {
             [0, 1].map(|side| Seed(self.seed).draw(&[0x0070_736e, pair as u64, side]) as u32 & 0xff_ffff)
         });
+        let kind = match own.transport.or(both.transport) {
+            None | Some(TransportName::Rc) => QpKind::Rc,
+            Some(TransportName::Uc) => QpKind::Uc,
+            Some(TransportName::Ud) => QpKind::Ud,
+            Some(TransportName::Xrc) => {
+                let place = own.transport.and_then(|_| path.strip_suffix("qps"));
+                let place = place.map_or("connection.transport".into(), |pair| format!("{pair}transport"));
+                let why = "XRC does not join two equal queue pairs: an initiator sends, a target has no queues of \
+                           its own, and receives come from the shared receive queue that each request names";
+                let help = "use \"rc\" here; tests of XRC are written with the Rust API or as a C program";
+                return Err(self.problem(&place, why).help(help));
+            }
+        };
         let access = own.access.as_ref().or(both.access.as_ref());
         let priority = own.priority.or(both.priority).unwrap_or(0);
         let ecn = own.ecn.or(both.ecn).unwrap_or(false);
         self.pairs.push(PairPlan {
             qps,
-            kind: kind_of(own.transport.or(both.transport)),
+            kind,
             mtu: own.mtu.or(both.mtu).and_then(Mtu::from_bytes).unwrap_or(Mtu::B1024),
             timeout: own.timeout.or(both.timeout).unwrap_or(14),
             retry_count: own.retry_count.or(both.retry_count).unwrap_or(7),
@@ -689,11 +702,13 @@ fn is_awaitable(step: &StepPlan) -> bool {
     }
 }
 
+/// What the queue pairs of real programs are; of XRC, those that send.
 const fn kind_of(transport: Option<TransportName>) -> QpKind {
     match transport {
         None | Some(TransportName::Rc) => QpKind::Rc,
         Some(TransportName::Uc) => QpKind::Uc,
         Some(TransportName::Ud) => QpKind::Ud,
+        Some(TransportName::Xrc) => QpKind::XrcInitiator,
     }
 }
 

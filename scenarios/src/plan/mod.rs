@@ -91,6 +91,13 @@ impl Plan {
             .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
     }
 
+    /// Whether packets come late, so that what a timer makes of it is part of the story.
+    pub fn delays(&self) -> bool {
+        self.faults.iter().any(|fault| {
+            matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
+        })
+    }
+
     /// What real time cannot check: the sentences of expectations about time.
     pub fn timed_expectations(&self) -> impl Iterator<Item = &Expectation> {
         self.expectations.iter().filter(|expectation| expectation.is_timed)

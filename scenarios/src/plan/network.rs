@@ -167,6 +167,9 @@ impl Network {
         if let Some(size) = spec.queue_limit {
             settings.queue_limit = size.0;
         }
+        if let Some(step) = spec.sample {
+            settings.sample_step = step.0;
+        }
         if let Some(ecn) = &spec.ecn {
             settings.marking = Some(marking(ecn, source, &join(path, "ecn"))?);
         }

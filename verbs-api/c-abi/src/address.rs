@@ -133,7 +133,6 @@ pub unsafe extern "C" fn init_ah_from_wc(
         source_index: index as u8,
         traffic_class: class,
         hop_limit: 0xff,
-        service_level: wc.sl,
         ..AddressVector::to(Gid::from(from))
     };
     // SAFETY: the caller's own.

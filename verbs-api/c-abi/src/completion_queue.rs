@@ -172,6 +172,17 @@ pub fn immediate(completion: &Completion) -> u32 {
     }
 }
 
+/// A RoCE packet has no service level. As on ConnectX cards, the field tells of a datagram what it came in, which
+/// UCX wants to know: UDP, and IPv6 or IPv4.
+pub fn service_level(completion: &Completion) -> u8 {
+    const UDP: u8 = 8;
+    match completion.flags {
+        flags if !flags.contains(CompletionFlags::GRH) => 0,
+        flags if flags.contains(CompletionFlags::IPV4) => UDP | 2,
+        _ => UDP | 1,
+    }
+}
+
 fn told(completion: &Completion) -> ibv_wc {
     ibv_wc {
         wr_id: completion.id,
@@ -185,7 +196,7 @@ fn told(completion: &Completion) -> ibv_wc {
         wc_flags: flags(completion.flags),
         pkey_index: 0,
         slid: 0,
-        sl: completion.service_level,
+        sl: service_level(completion),
         dlid_path_bits: 0,
     }
 }

@@ -186,7 +186,7 @@ readers! {
     read_src_qp: u32 = |completion| completion.source.value();
     read_wc_flags: c_uint = |completion| completion_queue::flags(completion.flags);
     read_slid: u32 = |_completion| 0;
-    read_sl: u8 = |completion| completion.service_level;
+    read_sl: u8 = |completion| completion_queue::service_level(&completion);
     read_dlid_path_bits: u8 = |_completion| 0;
     read_completion_ts: u64 = |completion| completion.timestamp;
 }

@@ -1,6 +1,6 @@
 //! An entry of a log as one line for people.
 
-use super::{Entry, Header, PacketData, What};
+use super::{CulpritData, Entry, Header, PacketData, What};
 use crate::account::{Place, Roster};
 use crate::words::duration;
 
@@ -35,6 +35,11 @@ impl Teller {
 fn packet(packet: &PacketData) -> String {
     let syndrome = packet.syndrome.as_ref().map(|word| format!(" {word}")).unwrap_or_default();
     format!("{} psn={}{syndrome} {} B", packet.opcode, packet.psn, packet.payload)
+}
+
+fn culprit(packet: &CulpritData) -> String {
+    let psn = packet.psn.map(|psn| format!(" psn={psn}")).unwrap_or_default();
+    format!("a packet {} -> {}{psn}", packet.source, packet.destination)
 }
 
 fn what(what: &What, now: u64) -> String {
@@ -82,6 +87,40 @@ fn what(what: &What, now: u64) -> String {
         }
         What::CmReceived { message, peer } => format!("<- {peer} CM {message}"),
         What::CmIgnored { message, peer, .. } => format!("does not take CM {message} of {peer}"),
+        What::MarkSeen { psn, notified, .. } => {
+            let answer = if *notified { "a CNP follows" } else { "the last CNP was too short ago" };
+            format!("gets psn={psn} with a congestion mark, {answer}")
+        }
+        What::RateChanged { rate, alpha, cause, .. } => {
+            let (whole, part) = (rate / 1_000_000_000, rate / 1_000_000 % 1000);
+            let (one, rest) = (alpha / 1_000_000, alpha / 1000 % 1000);
+            format!("sends at {whole}.{part:03} Gb/s from now on ({cause}), alpha {one}.{rest:03}")
+        }
+        What::EcnMarked { cable, depth, packet, .. } => {
+            format!("marks {}: {depth} B wait for cable {cable}", culprit(packet))
+        }
+        What::FrameLost { cable, cause, packet, .. } => {
+            format!("loses {} at cable {cable}: {cause}", culprit(packet))
+        }
+        What::PauseSent { cable, priority, quanta: 0, held } => {
+            format!("lets priority {priority} go on over cable {cable}, {held} B of it are left")
+        }
+        What::PauseSent { cable, priority, quanta, held } => {
+            format!("pauses priority {priority} on cable {cable} for {quanta} quanta, {held} B of it wait")
+        }
+        What::PauseReceived { cable, priority, quanta: 0, .. } => {
+            format!("may go on with priority {priority} over cable {cable}")
+        }
+        What::PauseReceived { cable, priority, until, .. } => {
+            let wait = duration(until.saturating_sub(now));
+            format!("is paused: nothing of priority {priority} over cable {cable} for {wait}")
+        }
+        What::PauseEnded { cable, priority, how } => {
+            format!("goes on with priority {priority} over cable {cable} ({how})")
+        }
+        What::QueueSampled { cable, priority, depth } => {
+            format!("has {depth} B of priority {priority} waiting for cable {cable}")
+        }
         // The others say it with their fields.
         other => {
             let object = serde_json::to_value(other).unwrap_or_default();

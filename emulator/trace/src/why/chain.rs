@@ -72,6 +72,8 @@ struct Chain<'a> {
     account: &'a Account,
     work: &'a Work,
     peer: Option<Place>,
+    /// The entry that is being told.
+    at: usize,
     findings: Findings,
     /// Where each sentence stands in the chain, how often it was said, and when last.
     said: BTreeMap<String, (usize, u32, u64)>,
@@ -80,7 +82,7 @@ struct Chain<'a> {
 impl<'a> Chain<'a> {
     fn new(account: &'a Account, work: &'a Work) -> Chain<'a> {
         let peer = account.peer(work.place);
-        Chain { account, work, peer, findings: Findings::default(), said: BTreeMap::new() }
+        Chain { account, work, peer, at: 0, findings: Findings::default(), said: BTreeMap::new() }
     }
 
     /// Says something; what was said before is only counted.
@@ -96,7 +98,7 @@ impl<'a> Chain<'a> {
             return;
         }
         self.said.insert(text.clone(), (self.findings.chain.len(), 1, time_ns));
-        self.findings.chain.push(Link { time_ns, text });
+        self.findings.chain.push(Link { entry: self.at, time_ns, text });
     }
 
     fn finish(mut self) -> Findings {
@@ -123,6 +125,7 @@ impl<'a> Chain<'a> {
     }
 
     fn entry(&mut self, index: usize) {
+        self.at = index;
         let account = self.account;
         let entry = &account.entries[index];
         let here = Place { host: account.at[index], qp: entry.what.queue_pair().unwrap_or(0) };
@@ -362,9 +365,11 @@ impl<'a> Chain<'a> {
         {
             let before = follow(account, culprit);
             for link in &before.chain {
+                self.at = link.entry;
                 self.say(link.time_ns, link.text.clone());
             }
         } else if let Some(refusal) = self.refusal_before(index) {
+            self.at = refusal;
             let refused = &account.entries[refusal];
             let own = self.own();
             self.say(refused.time, format!("{own} cannot take a packet of {}: {why}.", self.other()));
@@ -375,6 +380,7 @@ impl<'a> Chain<'a> {
             _ => format!("{} goes from {from} to {to}: {why}.", self.own()),
         };
         self.findings.fell = Some((reason, why));
+        self.at = index;
         self.say(entry.time, text);
     }
 
@@ -388,6 +394,7 @@ impl<'a> Chain<'a> {
     }
 
     fn ending(&mut self, index: usize) {
+        self.at = index;
         let entry = &self.account.entries[index];
         let name = self.work.name();
         match &entry.what {

@@ -49,9 +49,11 @@ pub struct Inquiry {
     account: Account,
 }
 
-/// One step of an explanation: when, and what.
+/// One step of an explanation: where in the log, when, and what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
+    /// The number of the entry that tells it, counted from 0.
+    pub entry: usize,
     /// Nanoseconds since the start of the log.
     pub time_ns: u64,
     /// A sentence.

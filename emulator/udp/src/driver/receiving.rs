@@ -87,9 +87,12 @@ impl<M: Memory> Driver<M> {
 
     /// Takes what the backbone has for this host. Says whether that is anything.
     pub(super) fn heed_backbone(&mut self, now: Instant) -> bool {
-        let Driver { hca, memory, witness, plug, at_line, pauses, .. } = self;
-        let Some(glance) = plug.as_ref().map(Plug::look) else { return false };
-        hca.pause(pauses.mask() | glance.paused);
+        let Some(glance) = self.plug.as_ref().map(Plug::look) else { return false };
+        self.backbone_paused = glance.paused;
+        let before = core::mem::replace(&mut self.backbone_pause_frames, glance.pause_frames);
+        self.hca.note_pause_frames(glance.pause_frames - before);
+        self.heed_pauses();
+        let Driver { hca, memory, witness, at_line, .. } = self;
         if glance.is_free {
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
@@ -133,8 +136,10 @@ fn take<M: Memory>(
             _ => crate::MAX_RUN_SEGMENTS as u32,
         };
         let keeps_order = links.keeps_order(peer);
-        for datagram in chunk.datagrams() {
+        for (index, datagram) in chunk.datagrams().enumerate() {
             let mut envelope = Envelope::between(peer, address);
+            // The most likely: that of a run that was kept together.
+            envelope.identification = index as u16;
             envelope.source_port = datagram.source.port();
             envelope.traffic_class = datagram.traffic_class;
             let identification = match icrc {

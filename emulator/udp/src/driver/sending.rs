@@ -17,6 +17,8 @@ struct Permission<'a> {
     links: &'a mut Links,
     waiting: &'a mut BTreeMap<IpAddr, u64>,
     plug: Option<&'a Plug>,
+    /// Priorities that the card knows to be paused.
+    paused: u8,
     at_line: &'a mut BTreeSet<IpAddr>,
     now: u64,
 }
@@ -27,7 +29,7 @@ impl Gate for Permission<'_> {
             return usize::MAX;
         }
         if let Some(plug) = self.plug.filter(|plug| plug.leads_to(destination)) {
-            if plug.is_free() {
+            if plug.is_free(self.paused) {
                 return 1;
             }
             self.at_line.insert(destination);
@@ -54,7 +56,9 @@ impl<M: Memory> Driver<M> {
         if !self.send_unsent(now)? {
             return Ok(false);
         }
-        self.faults.take_if(|faults| faults.is_done());
+        if self.faults.take_if(|faults| faults.is_done()).is_some() {
+            self.links.restore_order();
+        }
         if self.faults.is_some() {
             return self.send_through_faults(now);
         }
@@ -63,8 +67,8 @@ impl<M: Memory> Driver<M> {
             let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, now_ns) = (plug.as_ref(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
+            let (plug, paused, now_ns) = (plug.as_ref(), hca.paused(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, paused, at_line, now: now_ns };
             let most = crate::MAX_RUN_SEGMENTS;
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
@@ -152,8 +156,8 @@ impl<M: Memory> Driver<M> {
             let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, now_ns) = (plug.as_ref(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, at_line, now: now_ns };
+            let (plug, paused, now_ns) = (plug.as_ref(), hca.paused(), now.nanos());
+            let mut gate = Permission { sockets, links, waiting, plug, paused, at_line, now: now_ns };
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
             self.choose_port(&mut run.envelope);

@@ -196,16 +196,19 @@ pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
         header.msg_hdr.msg_control = controls[index].as_mut_ptr().cast();
         header.msg_hdr.msg_controllen = size_of::<Control>() as _;
     }
+    let (descriptor, first) = (socket.as_raw_fd(), headers.as_mut_ptr().cast::<libc::mmsghdr>());
     // SAFETY: each of the first `offered` headers points to a name, a part, a control and SLOT_BYTES of the
     // batch, each its own, that outlive the call, with their true lengths.
     let received = unsafe {
-        libc::recvmmsg(
-            socket.as_raw_fd(),
-            headers.as_mut_ptr().cast(),
-            offered as libc::c_uint,
-            libc::MSG_DONTWAIT as _,
-            ptr::null_mut(),
-        )
+        if offered == 1 {
+            // The shorter way for one.
+            let len = libc::recvmsg(descriptor, &mut (*first).msg_hdr, libc::MSG_DONTWAIT);
+            (*first).msg_len = len as libc::c_uint;
+            if len < 0 { -1 } else { 1 }
+        } else {
+            let count = offered as libc::c_uint;
+            libc::recvmmsg(descriptor, first, count, libc::MSG_DONTWAIT as _, ptr::null_mut())
+        }
     };
     if received < 0 {
         return Err(io::Error::last_os_error());

@@ -306,7 +306,7 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
         // The new identifier keeps the event, with the private data of the request.
         let event = core::mem::replace(&mut (*listener).event, null_mut());
         let id = (*event).id;
-        if identifier::make_synchronous(id) != 0 {
+        if identifier::migrate_id(id, null_mut()) != 0 {
             event::ack_cm_event(event);
             destroy_id(id);
             return -1;

@@ -453,36 +453,37 @@ pub unsafe extern "C" fn set_option(
     outcome("rdma_set_option", state.id.set_option(option))
 }
 
+/// Events go to another channel from now on. Without one, calls wait from now on, as for an identifier that was
+/// created so; with one, they no longer do.
 pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_event_channel) -> c_int {
-    // SAFETY: objects of ours.
-    let (Some(state), Some(to)) = (unsafe { of(id) }, unsafe { object::state::<Channel>(channel) }) else {
-        return errno::minus(libc::EINVAL);
-    };
+    // SAFETY: an identifier of ours.
+    let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
+    let becomes_synchronous = channel.is_null();
+    // SAFETY: the call makes a channel of its own.
+    let channel = if becomes_synchronous { unsafe { create_event_channel() } } else { channel };
+    if channel.is_null() {
+        return -1;
+    }
+    // SAFETY: a channel of ours.
+    let Some(to) = (unsafe { object::state::<Channel>(channel) }) else { return errno::minus(libc::EINVAL) };
+    // SAFETY: an identifier of ours.
+    unsafe { event::let_go(id) };
     let code = outcome("rdma_migrate_id", state.id.migrate(&to.channel));
-    if code == 0 {
-        // SAFETY: an identifier of ours.
-        unsafe { (*id).channel = channel };
+    // SAFETY: as above.
+    let before = unsafe { (*id).channel };
+    let (unused, was_synchronous) = match code {
+        0 => {
+            // SAFETY: as above.
+            unsafe { (*id).channel = channel };
+            (before, state.is_synchronous.swap(becomes_synchronous, Ordering::Relaxed))
+        }
+        _ => (channel, becomes_synchronous),
+    };
+    if was_synchronous {
+        // SAFETY: it was made for the identifier, and nothing uses it any more.
+        unsafe { destroy_event_channel(unused) };
     }
     code
-}
-
-/// Gives an identifier a channel of its own, so that its calls wait.
-///
-/// # Safety
-/// `id` is an identifier of ours.
-pub unsafe fn make_synchronous(id: *mut rdma_cm_id) -> c_int {
-    // SAFETY: as the caller says.
-    unsafe {
-        let channel = create_event_channel();
-        if channel.is_null() || migrate_id(id, channel) != 0 {
-            destroy_event_channel(channel);
-            return -1;
-        }
-        if let Some(state) = of(id) {
-            state.is_synchronous.store(true, Ordering::Relaxed);
-        }
-    }
-    0
 }
 
 unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context: *mut c_void) -> c_int {

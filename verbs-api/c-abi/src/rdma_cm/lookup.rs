@@ -105,18 +105,26 @@ pub unsafe extern "C" fn getaddrinfo(
             _ => None,
         },
     };
-    let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
-    // The source that the caller wants to have.
-    // SAFETY: the caller's address.
-    let own = hints.and_then(|hints| unsafe { socket_address(hints.ai_src_addr) });
-    let found = match address_info(&open.card, node.as_deref(), &service, &wanted) {
-        Ok(found) => found,
-        Err(error) => return errno::minus(errno::of("rdma_getaddrinfo", &error)),
+    // The addresses that the caller knows already.
+    // SAFETY: the caller's addresses.
+    let [own, peer] = hints.map_or([None; 2], |hints| unsafe {
+        [socket_address(hints.ai_src_addr), socket_address(hints.ai_dst_addr)]
+    });
+    let (source, destination) = if node.is_none() && service.is_none() {
+        if hints.is_none() {
+            return errno::minus(libc::EINVAL);
+        }
+        (own, peer)
+    } else {
+        let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
+        match address_info(&open.card, node.as_deref(), &service, &wanted) {
+            Ok(found) => (found.source.or(own), found.destination),
+            Err(error) => return errno::minus(errno::of("rdma_getaddrinfo", &error)),
+        }
     };
-    let source = found.source.or(own);
     let (ai_src_addr, ai_src_len) = boxed(source);
-    let (ai_dst_addr, ai_dst_len) = boxed(found.destination);
-    let is_ipv4 = source.or(found.destination).is_none_or(|address| address.is_ipv4());
+    let (ai_dst_addr, ai_dst_len) = boxed(destination);
+    let is_ipv4 = source.or(destination).is_none_or(|address| address.is_ipv4());
     let info = rdma_addrinfo {
         ai_flags: flags,
         ai_family: if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 },

@@ -1,0 +1,245 @@
+//! Unmodified programs through `softhca exec`: perftest beside iperf3 and a TCP ping-pong, in turns.
+
+use super::peer;
+use super::table::Figure;
+use super::{Effort, Failure};
+use softhca_udp::raw;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The bytes of a small message.
+const SMALL: usize = 64;
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// One run of a program.
+struct Benchmark {
+    name: &'static str,
+    words: &'static [&'static str],
+    /// Iterations of a full round.
+    count: usize,
+    kind: Kind,
+}
+
+/// What is read from the program, and what stands beside it.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// Bandwidth, beside iperf3 with writes of the same length.
+    Stream(&'static str),
+    /// Half a round trip, beside one over TCP that waits in the same way.
+    Latency(Waiting),
+    /// Messages a second, beside datagrams of the same length in runs.
+    Rate,
+}
+
+/// How an application waits for a message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    Spinning,
+    Blocking,
+}
+
+const BENCHMARKS: [Benchmark; 8] = [
+    Benchmark {
+        name: "ib_write_bw-1MiB",
+        words: &["ib_write_bw", "-s", "1048576"],
+        count: 1000,
+        kind: Kind::Stream("1M"),
+    },
+    Benchmark {
+        name: "ib_write_bw-64KiB",
+        words: &["ib_write_bw", "-s", "65536"],
+        count: 10_000,
+        kind: Kind::Stream("64K"),
+    },
+    Benchmark {
+        name: "ib_read_bw-1MiB",
+        words: &["ib_read_bw", "-s", "1048576"],
+        count: 1000,
+        kind: Kind::Stream("1M"),
+    },
+    Benchmark {
+        name: "ib_read_bw-64KiB",
+        words: &["ib_read_bw", "-s", "65536"],
+        count: 10_000,
+        kind: Kind::Stream("64K"),
+    },
+    Benchmark {
+        name: "ib_send_lat-64B",
+        words: &["ib_send_lat", "-s", "64"],
+        count: 10_000,
+        kind: Kind::Latency(Waiting::Spinning),
+    },
+    Benchmark {
+        name: "ib_send_lat-64B-events",
+        words: &["ib_send_lat", "-s", "64", "-e"],
+        count: 10_000,
+        kind: Kind::Latency(Waiting::Blocking),
+    },
+    Benchmark {
+        name: "ib_write_lat-64B",
+        words: &["ib_write_lat", "-s", "64"],
+        count: 5000,
+        kind: Kind::Latency(Waiting::Spinning),
+    },
+    Benchmark {
+        name: "ib_send_bw-64B",
+        words: &["ib_send_bw", "-s", "64"],
+        count: 100_000,
+        kind: Kind::Rate,
+    },
+];
+
+/// Measures the programs that are installed.
+pub fn measure(
+    wanted: &dyn Fn(&str) -> bool,
+    effort: Effort,
+    row: &mut dyn FnMut(&Figure),
+) -> Result<(), Failure> {
+    let needed = ["ib_write_bw", "iperf3"];
+    if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
+        return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
+    }
+    for benchmark in BENCHMARKS.iter().filter(|benchmark| wanted(benchmark.name)) {
+        row(&benchmark.measure(effort).map_err(|why| format!("{}: {why}", benchmark.name))?);
+    }
+    Ok(())
+}
+
+impl Benchmark {
+    fn measure(&self, effort: Effort) -> Result<Figure, Failure> {
+        let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
+        // A program starts and connects in half a second: fewer rounds than the card alone has.
+        for _ in 0..effort.rounds.min(5) {
+            raws.push(self.bare(effort)?);
+            let (value, tail) = self.run(effort)?;
+            values.push(value);
+            tails.extend(tail);
+        }
+        let (value, raw) = (super::card::median(values), super::card::median(raws));
+        let unit = match self.kind {
+            Kind::Stream(_) => "GB/s",
+            Kind::Latency(_) => "us",
+            Kind::Rate => "M/s",
+        };
+        let p99 = (!tails.is_empty()).then(|| super::card::median(tails));
+        Ok(Figure { name: self.name.into(), mode: "programs", unit, value, raw, ratio: value / raw, p99 })
+    }
+
+    fn iterations(&self, effort: Effort) -> usize {
+        let share = effort.round.as_millis() as usize;
+        (self.count * share / 500).max(100)
+    }
+
+    /// What stands beside it.
+    fn bare(&self, effort: Effort) -> Result<f64, Failure> {
+        match self.kind {
+            Kind::Stream(length) => peer::iperf3(effort, length),
+            Kind::Latency(waiting) => tcp_ping_pong(waiting, self.iterations(effort)),
+            Kind::Rate => {
+                Ok(raw::stream(LOOPBACK, LOOPBACK, SMALL, effort.round)?.million_datagrams_per_second())
+            }
+        }
+    }
+
+    /// What the program says, and the 99th percentile of latencies.
+    fn run(&self, effort: Effort) -> Result<(f64, Option<f64>), Failure> {
+        let own = std::env::current_exe()?;
+        let (port, count) = (peer::free_port()?, self.iterations(effort).to_string());
+        let name = format!("bench-{}", std::process::id());
+        let mut words = vec!["exec", "--no-view", "--name", &name, "--"];
+        words.extend(self.words);
+        words.extend(["-F", "-p", &port, "-n", &count]);
+        let client = [&words[..], &["localhost"]].concat();
+        let text = peer::pair((Command::new(&own), &words), (Command::new(&own), &client))?;
+        figure(&text, self.kind).ok_or_else(|| format!("cannot read: {text}").into())
+    }
+}
+
+/// The last line of a perftest program. Bandwidth: bytes, iterations, peak, average in MiB/s, millions of messages.
+/// Latency: bytes, iterations, least, most, typical, average, deviation, 99th and 99.9th percentile.
+fn figure(text: &str, kind: Kind) -> Option<(f64, Option<f64>)> {
+    let numbers =
+        |line: &str| line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<Vec<f64>>>();
+    let fields = text.lines().rev().filter_map(numbers).find(|fields| fields.len() >= 5)?;
+    match kind {
+        Kind::Stream(_) => Some((fields[3] * 1_048_576.0 / 1e9, None)),
+        Kind::Latency(_) => Some((fields[4], fields.get(7).copied())),
+        Kind::Rate => Some((fields[4], None)),
+    }
+}
+
+/// Half a round trip of small messages over TCP, in microseconds: the median.
+fn tcp_ping_pong(waiting: Waiting, count: usize) -> Result<f64, Failure> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let address = listener.local_addr()?;
+    let echo = std::thread::spawn(move || -> std::io::Result<()> {
+        let mut stream = prepared(listener.accept()?.0, waiting)?;
+        let mut message = [0; SMALL];
+        for _ in 0..count {
+            take(&mut stream, &mut message)?;
+            stream.write_all(&message)?;
+        }
+        Ok(())
+    });
+    let mut stream = prepared(TcpStream::connect(address)?, waiting)?;
+    let mut message = [0; SMALL];
+    let mut times = Vec::with_capacity(count);
+    for _ in 0..count {
+        let begun = Instant::now();
+        stream.write_all(&message)?;
+        take(&mut stream, &mut message)?;
+        times.push(begun.elapsed());
+    }
+    echo.join().map_err(|_| "the echo of the TCP ping-pong panicked")??;
+    times.sort();
+    Ok(half_micros(times[times.len() / 2]))
+}
+
+fn half_micros(round_trip: Duration) -> f64 {
+    round_trip.as_nanos() as f64 / 2e3
+}
+
+fn prepared(stream: TcpStream, waiting: Waiting) -> std::io::Result<TcpStream> {
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(waiting == Waiting::Spinning)?;
+    Ok(stream)
+}
+
+/// Reads a whole message; a socket that does not block is asked again and again.
+fn take(stream: &mut TcpStream, message: &mut [u8]) -> std::io::Result<()> {
+    let mut got = 0;
+    while got < message.len() {
+        match stream.read(&mut message[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(bytes) => got += bytes,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_perftest_prints_is_read() {
+        let stream = " #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]\n \
+                      65536      1000             2100.00            2000.00            0.032000\n---\n";
+        assert_eq!(figure(stream, Kind::Stream("64K")), Some((2000.0 * 1_048_576.0 / 1e9, None)));
+        assert_eq!(figure(stream, Kind::Rate), Some((0.032, None)));
+        let latency = " 64      1000          9.10           99.00        10.50    \t    11.00        1.00 \t20.00   \t90.00\n";
+        assert_eq!(figure(latency, Kind::Latency(Waiting::Spinning)), Some((10.5, Some(20.0))));
+        assert_eq!(figure("nothing", Kind::Rate), None);
+    }
+
+    #[test]
+    fn tcp_messages_go_to_and_fro_with_both_ways_to_wait() {
+        for waiting in [Waiting::Spinning, Waiting::Blocking] {
+            assert!(tcp_ping_pong(waiting, 10).unwrap() > 0.0);
+        }
+    }
+}

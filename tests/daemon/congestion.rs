@@ -1,0 +1,113 @@
+//! Congestion on the hosts of daemons: a switch between those of one, marks between those of two.
+
+use crate::data::End;
+use crate::process::{PATIENCE, TestDaemon};
+use softhca::{Action, Classes, DaemonControl, Path, Repeat, Rule, RuleId, Selector, SendRequest};
+use softhca_trace::log::What;
+use softhca_trace::{Capture, Contents, EventLogReader, Packet};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// A connection on priority 3.
+fn connect(ends: &[End; 2]) {
+    let path = Path { traffic_class: 3 << 5, ..Path::default() };
+    ends[0].pair.connect(&ends[1].pair.endpoint(), &path).unwrap();
+    ends[1].pair.connect(&ends[0].pair.endpoint(), &path).unwrap();
+}
+
+fn counter(control: &mut DaemonControl, host: &str, name: &str) -> u64 {
+    let counters = control.counters(Some(host)).unwrap();
+    counters.iter().find(|(known, _)| *known == name).expect("a counter").1
+}
+
+/// Waits until a counter is not zero; a busy machine has its time.
+fn wait_for(control: &mut DaemonControl, host: &str, name: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    while counter(control, host, name) == 0 {
+        assert!(Instant::now() < deadline, "{name} of {host} stays zero");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bob takes what arrives fifty times more slowly than Alice may send. His port pauses the switch, the switch marks
+/// what waits and pauses Alice, Bob's card notifies hers, and her rate falls. Nothing is lost: loss would be fatal.
+#[test]
+fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
+    let subnet = format!("127.97.{}", std::process::id() % 250 + 1);
+    let config = format!(
+        "congestion = 'dcqcn'\n[hosts]\nalice = '{subnet}.2'\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\n\
+         rate_gbit = 1\nreceive_gbit = {{ bob = 0.02 }}\necn = {{ kmin = 5000, kmax = 50000, pmax = 0.5 }}\n\
+         pfc = {{ xoff = 16384 }}\n"
+    );
+    let daemon = TestDaemon::with(&[("TEST_CONFIG", &config)]);
+    let mut control = daemon.control();
+    let folder = std::env::temp_dir().join(format!("softhca-{}", daemon.name));
+    let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
+    let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
+    control.record(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+    let ends = [End::new(&daemon.open("alice"), 1 << 20), End::new(&daemon.open("bob"), 1 << 20)];
+    connect(&ends);
+    for id in 0..16 {
+        let gather = [ends[0].region.entry(id * 65_536, 65_536)];
+        let remote = ends[1].region.remote(id * 65_536);
+        ends[0].pair.post(&SendRequest::write(id, &gather, remote)).unwrap();
+    }
+    (0..16).for_each(|_| ends[0].finish());
+    assert!(counter(&mut control, "bob", "np_ecn_marked_roce_packets") > 0);
+    assert!(counter(&mut control, "bob", "np_cnp_sent") > 0);
+    wait_for(&mut control, "alice", "rp_cnp_handled");
+    assert!(counter(&mut control, "alice", "rx_pause_frames") > 0);
+    control.end_records().unwrap();
+
+    let log = std::fs::read(&paths[1]).unwrap();
+    let entries: Vec<_> = EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect();
+    let count = |host: &str, wanted: fn(&What) -> bool| {
+        entries.iter().filter(|entry| entry.host == host && wanted(&entry.what)).count()
+    };
+    let pauses = |what: &What| matches!(what, What::PauseSent { quanta: 1.., priority: 3, .. });
+    assert!(count("bob", pauses) > 0, "Bob's port pauses the switch");
+    let switch = entries.iter().find(|entry| matches!(entry.what, What::EcnMarked { .. }));
+    let switch = switch.expect("a mark").host.clone();
+    assert!(!["alice", "bob"].contains(&switch.as_str()));
+    assert!(count(&switch, pauses) > 0, "the switch pauses Alice");
+    assert!(count("alice", |what| matches!(what, What::PauseReceived { priority: 3, .. })) > 0);
+    assert!(count("alice", |what| matches!(what, What::RateChanged { .. })) > 0);
+    assert!(entries.iter().all(|entry| !matches!(entry.what, What::FrameLost { .. })));
+
+    let bytes = std::fs::read(&paths[0]).unwrap();
+    let (mut paused, mut packets) = (0, 0);
+    for record in Capture::new(&bytes[..]).unwrap() {
+        match Packet::new(&record.unwrap(), 0).contents {
+            Contents::Pause(pause) if pause.pause[3].is_some() => paused += 1,
+            Contents::Roce(_) => packets += 1,
+            _ => {}
+        }
+    }
+    assert!(paused > 1 && packets > 256, "{paused} pause frames, {packets} packets");
+    for path in paths {
+        std::fs::remove_file(path).unwrap();
+    }
+}
+
+/// The hosts of two daemons have real sockets between them, which carry the mark in the IP header.
+#[test]
+fn a_mark_crosses_from_one_daemon_to_another_and_its_notification_comes_back() {
+    let daemons = [0, 1].map(|_| TestDaemon::with(&[("TEST_CONFIG", "congestion = 'dcqcn'")]));
+    let ends = [End::new(&daemons[0].open("alice"), 65_536), End::new(&daemons[1].open("bob"), 65_536)];
+    let mark = Rule {
+        id: RuleId(1),
+        selector: Selector { classes: Some(Classes::Data), ..Selector::default() },
+        repeat: Repeat::times(1),
+        action: Action::MarkCe,
+    };
+    let mut controls = daemons.each_ref().map(TestDaemon::control);
+    controls[0].add_rules("alice", 1, &[(mark, "mark one")]).unwrap();
+    connect(&ends);
+    let gather = [ends[0].region.entry(0, 65_536)];
+    ends[0].pair.post(&SendRequest::write(1, &gather, ends[1].region.remote(0))).unwrap();
+    ends[0].finish();
+    wait_for(&mut controls[0], "alice", "rp_cnp_handled");
+    assert_eq!(counter(&mut controls[1], "bob", "np_ecn_marked_roce_packets"), 1);
+    assert_eq!(counter(&mut controls[1], "bob", "np_cnp_sent"), 1);
+}

@@ -1,0 +1,78 @@
+//! `softhca explore`: what the cards of a daemon do is seen while they do it, by whoever has the link.
+
+use crate::browser::{Browser, softhca};
+use softhca::{Access, Device, Path, QpKind, SendRequest};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+
+/// A process that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts the command, and waits for the line that begins with `sign`; gives its rest.
+fn start(arguments: &[&str], sign: &str) -> (Ended, String) {
+    let mut child =
+        Command::new(softhca()).args(arguments).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    let child = Ended(child);
+    let line =
+        lines.find(|line| line.starts_with(sign)).unwrap_or_else(|| panic!("{arguments:?} says no {sign:?}"));
+    (child, line[sign.len()..].trim().to_owned())
+}
+
+/// What the server says to a request without a browser around it.
+fn answer(address: &str, method: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("it reads");
+    let mut line = String::new();
+    BufReader::new(stream.take(4096)).read_line(&mut line).expect("it answers");
+    line
+}
+
+pub fn followed() {
+    let name = format!("explorer-{}", std::process::id());
+    let (_daemon, _) = start(&["daemon", "--name", &name, "--host", "alice", "--host", "bob"], "ready: ");
+    let (_server, link) = start(&["explore", "--name", &name], "explore: ");
+    let mut browser = Browser::start(1440, 900);
+    browser.visit(&link);
+    browser
+        .wait("typeof app === 'object' && document.querySelector('.status')?.textContent.startsWith('live')");
+    let [alice, bob] =
+        ["alice", "bob"].map(|host| Device::daemon_host(Some(&name), Some(host)).expect("a device").open());
+    let [mine, theirs] = [&alice, &bob].map(|context| context.allocate_domain().expect("a domain"));
+    let queues = [&alice, &bob].map(|context| context.create_completion_queue(16).expect("a queue"));
+    let from = mine.queue_pair(QpKind::Rc, &queues[0]).create().expect("a queue pair");
+    let to = theirs.queue_pair(QpKind::Rc, &queues[1]).create().expect("a queue pair");
+    from.connect_both(&to, &Path::default()).expect("a connection");
+    let source = mine.register(8192, Access::LOCAL_WRITE).expect("a region");
+    let target = theirs.register(8192, Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("a region");
+    for id in 1..=3 {
+        from.post(&SendRequest::write(id, &[source.entry(0, 8192)], target.remote(0))).expect("room");
+        assert!(queues[0].wait().expect("a completion").status.is_success());
+        browser
+            .wait(&format!("currentRun().works.filter((work) => work.status === 'success').length >= {id}"));
+    }
+    browser.press("Home");
+    let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
+    assert!(ladder.contains("WRITE_FIRST +0") && ladder.contains("WRITE #1, 8192 B"), "{ladder}");
+    browser.picture("daemon");
+    browser.is_content();
+    drop(browser);
+
+    let (address, path) = link.strip_prefix("http://").and_then(|link| link.split_once('/')).expect("a link");
+    assert!(address.starts_with("127.0.0.1:"), "{link}");
+    assert!(answer(address, "GET", &format!("/{path}")).contains("200"));
+    for (method, path) in
+        [("GET", "/".to_owned()), ("GET", "/0123456789abcdef/".into()), ("POST", format!("/{path}"))]
+    {
+        let refused = answer(address, method, &path);
+        assert!(refused.contains(" 40"), "{method} {path}: {refused}");
+    }
+}

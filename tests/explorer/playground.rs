@@ -1,0 +1,113 @@
+//! The card in the browser does exactly what the card does here.
+
+use crate::browser::{Browser, PROGRAM, scratch, softhca};
+use libtest_mimic::{Failed, Trial};
+use serde_json::Value;
+use softhca_tests::tools;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const NAME: &str = "the_playground_does_what_the_command_does";
+
+/// The module, where `cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground` puts it.
+fn module() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder");
+    target.join("wasm32-unknown-unknown/playground/softhca_playground.wasm")
+}
+
+/// The test; ignored where the module was not built.
+pub fn trial() -> Trial {
+    if module().is_file() {
+        return tools::needs(PROGRAM, NAME, play);
+    }
+    let reason = "the playground's module is not built";
+    eprintln!("skipped: {reason}");
+    Trial::test(NAME, move || Err(Failed::from(reason))).with_ignored_flag(true)
+}
+
+fn play() {
+    let page = scratch("playground.html");
+    let made = Command::new(softhca()).args(["playground", "-o"]).arg(&page).output().expect("it starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&page, "");
+    browser.wait("document.querySelector('.scenario').value.includes('[[fault]]')");
+    browser.click(".play-bar .button");
+    browser.wait("app.played !== undefined && currentRun().length > 10");
+    assert_eq!(browser.text("app.played.verdict"), "pass");
+    browser.picture("playground");
+    browser.press("Escape");
+    for view in ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"] {
+        browser.click(&format!("#tab-{view}"));
+        assert!(
+            browser.number("document.querySelector('.view').textContent.length") > 0.0,
+            "{view} is blank"
+        );
+        browser.picture(&format!("playground-{view}"));
+    }
+    browser.is_content();
+    hashes(&mut browser);
+    links(&mut browser, &page);
+    refusals(&mut browser);
+}
+
+/// The same scenario and seed give the same events here and there.
+fn hashes(browser: &mut Browser) {
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/library");
+    let names = browser.value("app.meta.scenarios.map(({ name }) => name)");
+    let names: Vec<&str> = names.as_array().expect("a list").iter().filter_map(Value::as_str).collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        let file = library.join(name).with_extension("toml");
+        for seed in ["1", "77"] {
+            let native = Command::new(softhca()).args(["run", "--json", "--seed", seed]).arg(&file).output();
+            let native = native.expect("the command starts");
+            let native: Value = serde_json::from_slice(&native.stdout).expect("one line of JSON");
+            let text =
+                serde_json::to_string(&std::fs::read_to_string(&file).expect("a scenario")).expect("JSON");
+            let start = Instant::now();
+            let played =
+                browser.value(&format!("runScenario({text}, '{seed}').then(({{ result }}) => result)"));
+            eprintln!("{name} with seed {seed}: {:?}", start.elapsed());
+            assert!(native["trace_sha256"].is_string(), "{name}: {native}");
+            assert_eq!(played["trace_sha256"], native["trace_sha256"], "{name} with seed {seed}");
+            assert_eq!(played["verdict"], native["verdict"], "{name} with seed {seed}");
+            if start.elapsed() > Duration::from_secs(2) {
+                break;
+            }
+        }
+    }
+}
+
+/// A link brings the same run and view back, also of a scenario that was edited.
+fn links(browser: &mut Browser, page: &Path) {
+    browser.open(page, "#view=sequence&scenario=gbn-random-loss&seed=7");
+    browser.wait("app.played !== undefined && app.state.view === 'sequence'");
+    assert_eq!(browser.text("app.runs[0].title"), browser.text("app.played.title"));
+    browser.value("views.playground.text.value += '\\n# edited\\n'; views.playground.run()");
+    browser.wait("app.state.text !== ''");
+    browser.value("look({ view: 'events', sel: 5 })");
+    let (link, sum) = (browser.text("location.hash"), browser.text("app.played.trace_sha256"));
+    browser.open(page, &link);
+    browser.wait("app.played !== undefined && app.state.sel === 5 && app.state.view === 'events'");
+    assert_eq!(browser.text("app.played.trace_sha256"), sum);
+    assert!(browser.text("views.playground.text.value").ends_with("# edited\n"));
+    browser.open(page, "#text=nonsense&view=ladder");
+    browser.wait("document.querySelector('.play-result').textContent.includes('was the link cut off?')");
+    browser.open(page, "#scenario=nobody&view=ladder");
+    browser.wait("document.querySelector('.play-result').textContent.includes('no scenario nobody')");
+    browser.is_content();
+}
+
+/// What is wrong in a scenario is told where it stands, and the next run is none the worse for it.
+fn refusals(browser: &mut Browser) {
+    browser.value(
+        "look({ view: 'playground' }); views.playground.text.value = 'titel = 1'; views.playground.run()",
+    );
+    browser.wait("document.querySelector('.play-result').textContent.includes('line 1')");
+    browser.picture("playground-problem");
+    browser.value("views.playground.choose('rnr-recovers'); views.playground.run()");
+    browser.wait("document.querySelector('.play-result').textContent.includes('pass')");
+    browser.is_content();
+}

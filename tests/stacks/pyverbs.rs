@@ -1,0 +1,54 @@
+//! rdma-core's own suite, as Debian's python3-pyverbs brings it. What is skipped, and why, is in the book.
+
+use crate::rig::Rig;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+
+const SUITE: &str = "/usr/share/doc/rdma-core/tests";
+const DOCUMENTED: &str = include_str!("../../docs/reference/pyverbs.md");
+/// As many pass wherever it runs.
+const PASSED: usize = 100;
+
+/// The skips that the book lists: what the suite says, without its numbers, and how many tests.
+fn documented() -> BTreeMap<String, usize> {
+    let rows = DOCUMENTED.lines().filter(|line| line.starts_with("| `"));
+    let fields = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
+    fields
+        .map(|fields| (without_numbers(fields[1].trim_matches('`')), fields[2].parse().expect("a number")))
+        .collect()
+}
+
+fn without_numbers(text: &str) -> String {
+    text.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("N")
+}
+
+pub fn rdma_core_tests_itself() {
+    assert!(Path::new(SUITE).is_dir(), "{SUITE} is not there: Debian's python3-pyverbs brings it");
+    let mut rig = Rig::new();
+    let folder = rig.file("tests");
+    let script = format!("cp -r {SUITE} {folder} && gunzip -f {folder}/*.gz");
+    let copied = Command::new("sh").args(["-c", &script]).status().expect("a shell");
+    assert!(copied.success(), "{script}");
+    let file = format!("{folder}/run_tests.py");
+    let seen = rig.run(&["/usr/bin/python3", &file, "--gid", "0", "-v"]);
+    let text = &seen.text;
+    assert!(seen.success, "{text}");
+    let passed = text.lines().filter(|line| line.ends_with("... ok")).count();
+    assert!(passed >= PASSED, "{passed} tests passed: {text}");
+
+    let mut skipped: BTreeMap<String, usize> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((_, reason)) = line.split_once("... skipped ") {
+            *skipped.entry(without_numbers(reason.trim_matches(['\'', '"']))).or_default() += 1;
+        }
+    }
+    let documented = documented();
+    let unexplained: Vec<_> =
+        skipped.iter().filter(|(reason, _)| !documented.contains_key(*reason)).collect();
+    assert!(unexplained.is_empty(), "docs/reference/pyverbs.md does not explain {unexplained:?}");
+    // Machines differ in graphics devices, huge pages and iproute2; a reason covers no more tests than it says.
+    for (reason, count) in &skipped {
+        assert!(count <= &documented[reason], "{count} tests are skipped for {reason:?}");
+    }
+}
