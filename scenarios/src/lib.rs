@@ -27,6 +27,7 @@
 
 mod judge;
 pub mod language;
+pub mod live;
 mod parameters;
 pub mod plan;
 mod play;

@@ -16,7 +16,7 @@ use softhca::{
     Modify, Passage, Path, ProtectionDomain, QpKind, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
-use softhca_fabric::{CableId, Direction, Endpoint, Fault, Flow, HostId, Rule, RuleId, Seed};
+use softhca_fabric::{CableId, Endpoint, Fault, Flow, HostId, RuleId, Seed};
 use softhca_queue::Access;
 use softhca_queue::cm::{DatagramTarget, RejectReason};
 use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
@@ -39,6 +39,9 @@ const CAPTURED: usize = 64 << 20;
 
 /// Carries a plan out on real sockets and judges it. Expectations about time are left out.
 pub fn perform(plan: &Plan, recording: Recording) -> Outcome {
+    if !plan.commands.is_empty() {
+        return Outcome::broken("the file starts programs, which only the command `softhca run` can");
+    }
     if plan.qps.is_empty() || plan.pairs.is_empty() {
         return Outcome::broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
     }
@@ -263,29 +266,10 @@ impl<'p> Stage<'p> {
         }
     }
 
-    /// Each rule stands on the cards that send what it is about; a card's cable has the direction of that end.
     fn lay_rules(&self) {
-        for count in &self.plan.counts {
-            self.lay(&count.cables, &count.rule);
-        }
-        for fault in &self.plan.faults {
-            if let FaultKind::Packets { cables, rule } = &fault.kind {
-                self.lay(cables, rule);
-            }
-        }
-    }
-
-    fn lay(&self, cables: &[usize], rule: &Rule) {
-        for cable in cables {
-            for (direction, end) in
-                [Direction::Forward, Direction::Backward].into_iter().zip(self.plan.cables[*cable].ends)
-            {
-                let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
-                if let (true, Node::Host(host)) = (wanted, end) {
-                    let mut rule = rule.clone();
-                    rule.selector.direction = Some(direction);
-                    self.devices[host].add_rule(self.plan.seed, rule);
-                }
+        for (host, device) in self.devices.iter().enumerate() {
+            for (_, rule) in self.plan.rules_of(host) {
+                device.add_rule(self.plan.seed, rule);
             }
         }
     }
@@ -399,6 +383,7 @@ impl<'p> Stage<'p> {
             ended_ns,
             is_stuck,
             in_real_time: true,
+            of_programs: false,
         };
         let mut outcome = judge::judge(plan, &evidence, &mut memory);
         outcome.order_sha256 = Some(story.order_sha256());

@@ -69,6 +69,11 @@ pub enum Moment {
         /// The packet.
         sighting: Sighting,
     },
+    /// A rule did something to a packet of a real program.
+    Fired {
+        /// The rule.
+        rule: RuleId,
+    },
 }
 
 /// A moment, and where and when it was.

@@ -56,6 +56,9 @@ pub(crate) fn trace_faults(plan: &Plan) -> (Outcome, Vec<(usize, Fault)>) {
 
 fn perform(plan: &Plan, recording: Recording) -> (Outcome, Vec<(usize, Fault)>) {
     let broken = |why: &str| (Outcome::broken(why), Vec::new());
+    if !plan.commands.is_empty() {
+        return broken("the file starts programs, which run in real time only: say `--on udp`");
+    }
     if plan.qps.is_empty() || plan.pairs.is_empty() {
         return broken("the file connects no queue pairs: it is for `softhca exec --scenario`");
     }
@@ -372,6 +375,7 @@ impl Theatre {
             ended_ns,
             is_stuck,
             in_real_time: false,
+            of_programs: false,
         };
         let mut outcome = judge::judge(plan, &evidence, &mut memory);
         self.world.observe(());
@@ -662,12 +666,12 @@ impl Hosts for Theatre {
         match *what {
             Disturbance::Down { cable, ways, .. } => {
                 for (direction, _) in directions(ways) {
-                    self.world.cable_mut(CableId(cable as u32)).set_link(direction, LinkState::Down);
+                    self.world.set_link(CableId(cable as u32), direction, LinkState::Down);
                 }
             }
             Disturbance::Up { cable, ways } => {
                 for (direction, _) in directions(ways) {
-                    self.world.cable_mut(CableId(cable as u32)).set_link(direction, LinkState::Up);
+                    self.world.set_link(CableId(cable as u32), direction, LinkState::Up);
                 }
             }
             Disturbance::Rate { cable, rate } => {

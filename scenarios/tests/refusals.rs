@@ -154,7 +154,7 @@ fn bursts_are_of_packets() {
 fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
     refused(
         "[[workload]]\ncommand = { host = \"bob\", run = [\"true\"] }\n",
-        &["cannot start programs yet", "softhca exec --scenario"],
+        &["connects queue pairs of its own", "leaves queue pairs to them"],
     );
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
     refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills a buffer", "receive-rate"]);

@@ -3,7 +3,8 @@
 use crate::data::{ALL, End};
 use crate::process::{PATIENCE, TestDaemon};
 use softhca::{
-    Action, AsyncEvent, Path, QpKind, Repeat, Role, Rule, RuleId, Selector, SendRequest, Span, Status,
+    Action, AsyncEvent, Path, PortState, QpKind, Repeat, Role, Rule, RuleId, Selector, SendRequest, Span,
+    Status,
 };
 use softhca_fabric::Flow;
 use softhca_trace::{Capture, EventLogReader};
@@ -100,4 +101,20 @@ fn rules_that_cannot_be_read_and_hosts_that_are_not_there_are_refused() {
     assert_eq!(control.add_rules("alice", 1, &rules).unwrap_err().errno(), libc::ENOMEM);
     assert!(control.rules("alice").unwrap().is_empty());
     control.end_records().unwrap();
+}
+
+#[test]
+fn a_port_that_was_taken_down_is_up_again_after_the_connection_that_did_it() {
+    let daemon = TestDaemon::start();
+    let mut control = daemon.control();
+    let ends = connected(&daemon);
+    control.set_port("bob", PortState::Down).unwrap();
+    assert_eq!(ends[1].context.wait_event(PATIENCE), Some(AsyncEvent::PortDown));
+    let states = ends.each_ref().map(|end| end.context.port_state());
+    assert_eq!(states, [PortState::Active, PortState::Down]);
+    assert_eq!(write(&ends), Status::RetryExceeded);
+    drop(control);
+    assert_eq!(ends[1].context.wait_event(PATIENCE), Some(AsyncEvent::PortActive));
+    assert_eq!(ends[1].context.port_state(), PortState::Active);
+    assert_eq!(write(&connected(&daemon)), Status::Success);
 }

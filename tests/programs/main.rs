@@ -1,10 +1,11 @@
 //! Unmodified programs of Debian on emulated hosts: both ends on this machine, through `softhca exec`.
 
+mod faults;
 mod rig;
 
 use rig::{Rig, pair};
 use softhca_tests::tools;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 fn main() -> ExitCode {
@@ -30,7 +31,13 @@ fn main() -> ExitCode {
         tools::needs("ibv_devices", "packets_are_captured", packets_are_captured),
         tools::needs("mckey", "a_group_hears_what_is_sent_to_it", a_group_hears_what_is_sent_to_it),
         tools::needs("cmtime", "connections_are_timed", connections_are_timed),
+        tools::needs(
+            compiler(),
+            "a_program_forks_while_its_writes_go_on",
+            a_program_forks_while_its_writes_go_on,
+        ),
     ];
+    tests.extend(faults::tests());
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");
@@ -45,7 +52,7 @@ const PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200 -e",
     "ibv_rc_pingpong -g 0 -n 200 -N",
     "ibv_rc_pingpong -g 0 -n 200 -c",
-    "ibv_rc_pingpong -g 0 -s 1048576 -n 20",
+    "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
     "ibv_uc_pingpong -g 0 -n 200",
     "ibv_ud_pingpong -g 0 -n 200",
     "ibv_srq_pingpong -g 0 -n 200",
@@ -56,22 +63,41 @@ const PAIRS: &[&str] = &[
     "ib_send_bw -n 100 -e",
     "ib_send_bw -n 100 -b",
     "ib_send_bw -n 100 --use-srq -q 2",
+    "ib_send_bw -n 50 -q 8",
     "ib_send_bw -n 100 -R",
+    "ib_send_bw -n 100 -R -c UD",
     "ib_send_lat -n 100",
     "ib_send_lat -n 100 -c UC",
     "ib_send_lat -n 100 -c UD",
     "ib_send_lat -n 100 -s 64 -I 64",
+    "ib_send_lat -n 10 -a",
+    "ib_send_lat -n 100 -e",
+    "ib_send_lat -n 100 --use-srq",
+    "ib_send_lat -n 100 -R",
     "ib_write_bw -n 100",
+    "ib_write_bw -n 100 -b",
+    "ib_write_bw -n 100 -s 64 -I 64",
     "ib_write_bw -n 100 -c UC",
     "ib_write_bw -n 50 -q 8",
     "ib_write_bw -n 10 -a",
     "ib_write_bw -n 100 -R",
     "ib_write_lat -n 50",
+    "ib_write_lat -n 50 -c UC",
+    "ib_write_lat -n 50 -s 64 -I 64",
+    "ib_write_lat -n 50 -R",
     "ib_read_bw -n 100",
+    "ib_read_bw -n 100 -b",
+    "ib_read_bw -n 100 -e",
+    "ib_read_bw -n 50 -q 8",
+    "ib_read_bw -n 10 -a",
+    "ib_read_bw -n 100 -R",
     "ib_read_lat -n 100",
     "ib_read_lat -n 100 -R",
     "ib_atomic_bw -n 100",
+    "ib_atomic_bw -n 50 -q 8",
+    "ib_atomic_bw -n 100 -R",
     "ib_atomic_lat -n 100",
+    "ib_atomic_lat -n 100 -R",
     "rping -C 100 -v -V",
     "ucmatose",
     "udaddy",
@@ -180,6 +206,24 @@ fn connections_are_timed() {
     std::thread::sleep(Duration::from_secs(1));
     let client = rig.run(&["cmtime", "-s", "127.0.0.1", "-c", "10"]);
     assert!(client.success && client.text.contains("disconnect"), "{client:?}");
+}
+
+/// What a C program needs to be compiled for verbs: the compiler, and the headers of the library.
+fn compiler() -> &'static str {
+    match std::path::Path::new("/usr/include/infiniband/verbs.h").exists() {
+        true => "cc",
+        false => "libibverbs-dev",
+    }
+}
+
+fn a_program_forks_while_its_writes_go_on() {
+    let mut rig = Rig::new();
+    let program = rig.file("forking");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/forking.c");
+    let compiled = Command::new("cc").args(["-O1", "-Wall", "-o", &program, source, "-libverbs"]).status();
+    assert!(compiled.expect("cc runs").success(), "{source} cannot be compiled");
+    let seen = rig.run(&[&program]);
+    assert!(seen.success && seen.text.contains("4000 writes, 20 forks"), "{seen:?}");
 }
 
 fn eight_pairs_run_at_once() {

@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -45,12 +46,19 @@ impl Rig {
         command.arg("exec").args(options).arg("--").args(words);
         command.env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON").env_remove("SOFTHCA_HOST");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // The program and everything that it starts are in one group, which ends as a whole.
+        command.process_group(0);
         command
     }
 
-    /// Starts a program, and waits until it wrote something.
+    /// Starts a program.
     pub fn start(&mut self, words: &[&str]) -> Running {
-        Running::new(self.command(&[], words))
+        self.start_with(&[], words)
+    }
+
+    /// Starts a program with options of `softhca exec`.
+    pub fn start_with(&mut self, options: &[&str], words: &[&str]) -> Running {
+        Running::new(self.command(options, words))
     }
 
     /// Runs a program to its end.
@@ -68,12 +76,32 @@ impl Rig {
 
     /// Starts a server and a client that meet at a TCP port.
     pub fn start_pair(&mut self, words: &[&str]) -> (Running, Running) {
+        self.start_pair_with([&[], &[]], words)
+    }
+
+    /// The same, each with options of `softhca exec`: first those of the server.
+    pub fn start_pair_with(&mut self, options: [&[&str]; 2], words: &[&str]) -> (Running, Running) {
         let port = free_port().to_string();
         let shared = [words, &["-p", &port]].concat();
-        let server = Running::new(self.command(&[], &shared));
+        let server = Running::new(self.command(options[0], &shared));
         await_listener(port.parse().expect("a port"));
-        let client = Running::new(self.command(&[], &[&shared[..], &["localhost"]].concat()));
+        let client = Running::new(self.command(options[1], &[&shared[..], &["localhost"]].concat()));
         (server, client)
+    }
+
+    /// Runs another command of ours.
+    pub fn softhca(&self, words: &[&str]) -> Seen {
+        let mut command = Command::new(softhca());
+        command.args(words).env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Running::new(command).wait()
+    }
+
+    /// A file of the test's own.
+    pub fn write(&self, name: &str, text: &str) -> String {
+        let path = self.file(name);
+        std::fs::write(&path, text).expect("the temporary folder can be written");
+        path
     }
 
     /// Kills the daemon as it stands.
@@ -175,7 +203,7 @@ impl Running {
                 break status;
             }
             if Instant::now() > until {
-                let _ = self.child.kill();
+                self.end_group();
                 let text = self.text();
                 panic!("{} does not end: {text}", self.words);
             }
@@ -197,9 +225,19 @@ impl Running {
     }
 }
 
+impl Running {
+    /// Ends the program and everything that it started, whatever that is doing.
+    fn end_group(&mut self) {
+        let group = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+}
+
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        if !self.has_ended() {
+            self.end_group();
+        }
         let _ = self.child.wait();
     }
 }

@@ -5,8 +5,8 @@ use crate::memory::Block;
 use crate::notifier::Notifier;
 use crate::{Error, Rendezvous};
 use softhca_engine::{
-    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, Modify, PdId, QpInit, QpView, SrqId, SrqInit,
-    State, WindowKind, XrcdId,
+    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, Modify, PdId, PortState, QpInit, QpView,
+    SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_queue::{Access, CompletionConsumer, ReceiveProducer, SendProducer, SharedReceiveView, cm};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
@@ -118,6 +118,8 @@ pub(crate) trait Backend: Send + Sync {
     fn cm(&self, call: cm::Call) -> Result<cm::Reply>;
     /// The largest path MTU that the network carries.
     fn active_mtu(&self) -> Mtu;
+    /// The state of the card's port.
+    fn port_state(&self) -> PortState;
     /// The address of the host with this name, among those that the card's own host knows.
     fn host_named(&self, name: &str) -> Option<IpAddr>;
 

@@ -4,7 +4,7 @@ use crate::backend::Backend;
 use crate::executor::{Wait, waiting_for};
 use crate::rendezvous::refuse_to_block;
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
-use softhca_engine::AsyncEvent;
+use softhca_engine::{AsyncEvent, PortState};
 use softhca_wire::Gid;
 use std::future::poll_fn;
 use std::net::IpAddr;
@@ -45,6 +45,11 @@ impl Context {
     /// The GID at an index of the port's table.
     pub fn gid(&self, index: usize) -> Option<Gid> {
         self.backend.gids().get(index).copied()
+    }
+
+    /// The state of the port: down while its link carries nothing, and when the card is gone.
+    pub fn port_state(&self) -> PortState {
+        self.backend.port_state()
     }
 
     /// How many entries the port's GID table has.

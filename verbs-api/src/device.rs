@@ -6,7 +6,7 @@ use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
 use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
-use softhca_engine::{Acks, Limits};
+use softhca_engine::{Acks, Limits, PortState};
 use softhca_fabric::{Flow, Rule, Tally};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
@@ -135,7 +135,8 @@ impl Device {
     /// What its one port is like.
     pub fn port(&self) -> PortAttributes {
         let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
-        PortAttributes { number: 1, max_mtu: Mtu::B4096, active_mtu, gid }
+        let state = self.backend().port_state();
+        PortAttributes { number: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device.
@@ -225,6 +226,8 @@ pub struct DeviceAttributes {
 pub struct PortAttributes {
     /// Its number: a card has one port.
     pub number: u8,
+    /// Whether its link carries anything, when it was asked.
+    pub state: PortState,
     /// The largest path MTU that the card can do.
     pub max_mtu: Mtu,
     /// The largest path MTU that the network carries.

@@ -84,7 +84,7 @@ pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
     Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, CmTimes, Counters, Event, Instant, Modify,
-    QpKind, QpView, Recovery, Settings, State, WindowKind,
+    PortState, QpKind, QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
     Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,

@@ -8,8 +8,8 @@ use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, ClientId, CmChannelId, Context, Counters, CqId, Event, Hca, Instant, Limits,
-    MemoryId, Modify, PdId, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId, SrqInit,
-    State, WindowKind, XrcdId,
+    MemoryId, Modify, PdId, PortState, QpInit, QpKind, QpRings, QpView, Region, SharedReceiveView, SrqId,
+    SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_queue::{
     Access, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
@@ -329,6 +329,10 @@ impl<S: Seat> Backend for Local<S> {
 
     fn active_mtu(&self) -> Mtu {
         self.seat.active_mtu()
+    }
+
+    fn port_state(&self) -> PortState {
+        self.control(|hca, _, _| Ok(hca.port())).unwrap_or(PortState::Down)
     }
 
     fn host_named(&self, name: &str) -> Option<IpAddr> {

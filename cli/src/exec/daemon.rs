@@ -15,6 +15,8 @@ const HOSTS: [&str; 2] = ["alice", "bob"];
 pub struct Wanted<'a> {
     pub name: Option<&'a str>,
     pub host: Option<&'a str>,
+    /// The hosts of a scenario.
+    pub hosts: &'a [String],
     pub recovery: Option<Recovery>,
 }
 
@@ -60,9 +62,9 @@ pub fn connect_or_start(wanted: &Wanted<'_>, stay: Stay) -> Result<DaemonControl
 /// Settings were given to the daemon when it started: others cannot be had from it.
 fn check(connection: &DaemonControl, wanted: &Wanted<'_>, name: &str) -> Result<(), String> {
     let another = "`softhca stop` ends it, or `--name` starts another beside it";
-    if let Some(host) = wanted.host
-        && !connection.hosts().iter().any(|card| card.name == host)
-    {
+    let missing = |host: &&str| !connection.hosts().iter().any(|card| card.name == **host);
+    let hosts = wanted.host.into_iter().chain(wanted.hosts.iter().map(String::as_str));
+    if let Some(host) = hosts.into_iter().find(missing) {
         let names: Vec<&str> = connection.hosts().iter().map(|card| card.name.as_str()).collect();
         let names = names.join(", ");
         return Err(format!("the daemon {name:?} that runs has no host {host:?}, only {names}: {another}"));
@@ -83,7 +85,14 @@ fn start(folder: &Folder, name: &str, wanted: &Wanted<'_>, stay: Stay) -> Result
     let log = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let mut command = Command::new(own);
     command.args(["daemon", "--name", name]);
-    for host in HOSTS.into_iter().chain(wanted.host.filter(|host| !HOSTS.contains(host))) {
+    let mut hosts: Vec<&str> = wanted.hosts.iter().map(String::as_str).collect();
+    if hosts.is_empty() {
+        hosts.extend(HOSTS);
+    }
+    if let Some(host) = wanted.host.filter(|host| !hosts.contains(host)) {
+        hosts.push(host);
+    }
+    for host in hosts {
         command.args(["--host", host]);
     }
     if let Some(recovery) = wanted.recovery {

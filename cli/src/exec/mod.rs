@@ -3,21 +3,32 @@
 //! Exit codes are those of env(1): the program's own, 125 if we failed, 126 if the program cannot be run and 127
 //! if it is not there.
 
+mod commands;
 mod daemon;
+mod events;
 mod library;
 mod program;
+mod stage;
 mod view;
+
+pub use commands::perform;
 
 use clap::Args;
 use daemon::Wanted;
+use events::Events;
+use program::Refusal;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
 use softhca_daemon::View;
 use softhca_queue::control::Folder;
+use softhca_scenarios::live::Live;
+use softhca_scenarios::{Values, Verdict};
+use stage::Stage;
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Our own failure.
 const FAILED: u8 = 125;
@@ -41,9 +52,21 @@ struct Place {
 pub struct Arguments {
     #[command(flatten)]
     place: Place,
+    /// A scenario file: its faults happen to the program, and its expectations are judged at the end
+    #[arg(long, value_name = "FILE")]
+    scenario: Option<PathBuf>,
     /// Write the packets of the daemon's cards to a pcapng file until the program ends
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
+    /// Write the events of the daemon's cards to a file until the program ends, for `softhca why`
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// Explain at the end why work requests failed, if some did; --scenario, --log and --lint do so too
+    #[arg(long)]
+    why: bool,
+    /// Warn of pitfalls of verbs programming as the program meets them
+    #[arg(long)]
+    lint: bool,
     /// Leave /sys/class and /dev as they are: programs that look there for RDMA devices find none
     #[arg(long)]
     no_view: bool,
@@ -64,21 +87,27 @@ pub struct EnvArguments {
 
 impl Place {
     fn wanted(&self) -> Wanted<'_> {
-        Wanted { name: self.name.as_deref(), host: self.host.as_deref(), recovery: self.recovery }
+        let (name, host) = (self.name.as_deref(), self.host.as_deref());
+        Wanted { name, host, hosts: &[], recovery: self.recovery }
     }
 
     /// The variables that a program needs, with the libraries in `folder`.
     fn variables(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
-        let mut path = OsString::from(folder);
-        if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
-            path.push(":");
-            path.push(others);
-        }
-        let mut variables = vec![("LD_LIBRARY_PATH", path)];
+        let mut variables = vec![("LD_LIBRARY_PATH", library_path(folder))];
         variables.extend(self.name.as_ref().map(|name| (NAME_VARIABLE, name.into())));
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
         variables
     }
+}
+
+/// Where a program looks for libraries: in `folder`, and where it would have.
+fn library_path(folder: &Path) -> OsString {
+    let mut path = OsString::from(folder);
+    if let Some(others) = std::env::var_os("LD_LIBRARY_PATH").filter(|others| !others.is_empty()) {
+        path.push(":");
+        path.push(others);
+    }
+    path
 }
 
 impl Place {
@@ -112,40 +141,7 @@ fn failed(message: &str) -> ExitCode {
 
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let first = arguments.program[0].to_string_lossy();
-    if first.starts_with('-') {
-        return failed(&format!("{first} is no option of `softhca exec`; `softhca exec --help` lists them"));
-    }
-    let path = match program::find(&arguments.program[0]) {
-        Ok(path) => path,
-        Err(refusal) => {
-            eprintln!("softhca: {}", refusal.message);
-            return ExitCode::from(refusal.code);
-        }
-    };
-    let folder = match library::folder() {
-        Ok(folder) => folder,
-        Err(message) => return failed(&message),
-    };
-    // The connection keeps a daemon that was started for programs from leaving before the program is done.
-    let mut connection = match daemon::connect_or_start(&arguments.place.wanted(), daemon::Stay::WhileUsed) {
-        Ok(connection) => connection,
-        Err(message) => return failed(&message),
-    };
-    if let Some(path) = &arguments.capture
-        && let Err(message) = begin_capture(&mut connection, path)
-    {
-        return failed(&message);
-    }
-    let view = if arguments.no_view { None } else { arguments.place.view(&connection) };
-    let code = program::run(&path, &arguments.program, &arguments.place.variables(&folder), view);
-    if arguments.capture.is_some()
-        && let Err(error) = connection.end_records()
-    {
-        return failed(&format!("the capture is not complete: {error}"));
-    }
-    drop(connection);
-    match code {
+    match carry_out(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(refusal) => {
             eprintln!("softhca: {}", refusal.message);
@@ -154,11 +150,116 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-/// The file is opened here, with the rights of whoever asked for it, and passed to the daemon.
-fn begin_capture(connection: &mut DaemonControl, path: &Path) -> Result<(), String> {
-    let failed = |why: String| format!("{}: {why}", path.display());
-    let file = File::create(path).map_err(|error| failed(error.to_string()))?;
-    connection.record(Some(file.as_fd()), None).map_err(|error| failed(error.to_string()))
+fn ours(message: String) -> Refusal {
+    Refusal { code: FAILED, message }
+}
+
+/// Finds everything that the program needs, runs it, and tells what there is to be told. Everything of our own goes
+/// to standard error: the output is the program's.
+fn carry_out(arguments: &Arguments) -> Result<u8, Refusal> {
+    let first = arguments.program[0].to_string_lossy();
+    if first.starts_with('-') {
+        return Err(ours(format!(
+            "{first} is no option of `softhca exec`; `softhca exec --help` lists them"
+        )));
+    }
+    let scenario = match &arguments.scenario {
+        Some(path) => Some(crate::run::read(path).map_err(ours)?),
+        None => None,
+    };
+    let plan = match &scenario {
+        Some(scenario) => {
+            let plan =
+                scenario.plan(&Values::new(), scenario.seed).map_err(|problem| ours(problem.to_string()))?;
+            if !plan.commands.is_empty() {
+                let advice = "`softhca run --on udp` starts them";
+                return Err(ours(format!("{}: the file has programs of its own: {advice}", scenario.name())));
+            }
+            Some(plan)
+        }
+        None => None,
+    };
+    let path = program::find(&arguments.program[0])?;
+    let folder = library::folder().map_err(ours)?;
+    let mut wanted = arguments.place.wanted();
+    let wishes = match &plan {
+        Some(plan) => stage::wishes(plan, wanted.recovery).map_err(ours)?,
+        None => (Vec::new(), wanted.recovery),
+    };
+    (wanted.hosts, wanted.recovery) = (&wishes.0, wishes.1);
+    // The connection keeps a daemon that was started for programs from leaving before the program is done.
+    let mut connection = daemon::connect_or_start(&wanted, daemon::Stay::WhileUsed).map_err(ours)?;
+    let mut events = begin_records(&mut connection, arguments).map_err(ours)?;
+    let mut stage = match &plan {
+        Some(plan) => Some(Stage::load(plan, &mut connection).map_err(ours)?),
+        None => None,
+    };
+    let variables = arguments.place.variables(&folder);
+    let view = if arguments.no_view { None } else { arguments.place.view(&connection) };
+    let code = program::run(&path, &arguments.program, &variables, view, &mut || {
+        let next = stage.as_mut().and_then(|stage| stage.act(&mut connection));
+        let Some(events) = &mut events else { return next };
+        listen(events, stage.as_mut(), arguments.lint);
+        Some(next.unwrap_or(LOOK).min(LOOK))
+    })?;
+    if events.is_some() || arguments.capture.is_some() {
+        let ended = connection.end_records();
+        ended.map_err(|error| ours(format!("what was recorded is not complete: {error}")))?;
+    }
+    if let Some(events) = &mut events {
+        listen(events, stage.as_mut(), arguments.lint);
+        if let Some(text) = events.explanation() {
+            eprintln!("\n{text}");
+        }
+        if arguments.lint {
+            eprintln!("{}", events.lint_summary());
+        }
+    }
+    let mut failed = false;
+    if let (Some(stage), Some(scenario)) = (stage, &scenario) {
+        let outcome = stage.finish(&mut connection).map_err(ours)?;
+        let heading = format!("{}  ({})", scenario.title, scenario.name());
+        eprint!("\n{}", crate::run::judged(&heading, &outcome));
+        if let Some(why) = outcome.error {
+            return Err(ours(format!("the scenario could not be carried out: {why}")));
+        }
+        failed = outcome.verdict != Verdict::Pass;
+    }
+    Ok(if code == 0 && failed { 1 } else { code })
+}
+
+/// How often the log is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Hears what the cards told since.
+fn listen(events: &mut Events, stage: Option<&mut Stage<'_>>, lint: bool) {
+    let heard = match stage {
+        Some(stage) => events.take(lint, Live::wants, &mut |entry| stage.hear(entry)),
+        None => events.take(lint, |_| false, &mut |_| {}),
+    };
+    if let Err(error) = heard {
+        eprintln!("softhca: the event log cannot be read: {error}");
+    }
+}
+
+/// Files are opened here, with the rights of whoever asked for them, and passed to the daemon.
+fn begin_records(connection: &mut DaemonControl, arguments: &Arguments) -> Result<Option<Events>, String> {
+    let Arguments { scenario, capture, log, why, lint, .. } = arguments;
+    let create =
+        |path: &PathBuf| File::create(path).map(Some).map_err(|error| format!("{}: {error}", path.display()));
+    let packets = capture.as_ref().map_or(Ok(None), create)?;
+    if scenario.is_none() && log.is_none() && !why && !lint {
+        if let Some(packets) = packets {
+            connection.record(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
+        }
+        return Ok(None);
+    }
+    let events = Events::create(log.as_deref()).map_err(|error| match log {
+        Some(path) => format!("{}: {error}", path.display()),
+        None => format!("no memory for an event log: {error}"),
+    })?;
+    events.begin(connection, packets.as_ref())?;
+    Ok(Some(events))
 }
 
 /// Runs `softhca env`.

@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
 /// Why a program is not run, and the exit code that says so.
 pub struct Refusal {
@@ -82,12 +83,14 @@ fn is_static(path: &Path) -> bool {
 }
 
 /// Runs the program to its end, and returns its exit code. Signals that a process sends us are passed on; those of
-/// the terminal it gets itself. Where the kernel allows no view, the program goes without.
+/// the terminal it gets itself. Where the kernel allows no view, the program goes without. `attend` is called now and
+/// then, and says when it wants to be called again.
 pub fn run(
     path: &Path,
     words: &[OsString],
     variables: &[(&'static str, OsString)],
     view: Option<View>,
+    attend: &mut dyn FnMut() -> Option<Duration>,
 ) -> Result<u8, Refusal> {
     let ours = |error: io::Error| refusal(super::FAILED, path, &error.to_string());
     let signals = Signals::take_all().map_err(ours)?;
@@ -107,7 +110,8 @@ pub fn run(
     })?;
     let process = Pid::from_child(&child);
     loop {
-        let came = signals.wait().map_err(ours)?;
+        let patience = attend();
+        let Some(came) = signals.wait(patience).map_err(ours)? else { continue };
         let Some(signal) = Signal::from_named_raw(came.number) else { continue };
         if signal == Signal::CHILD {
             if let Some(status) = child.try_wait().map_err(ours)? {
@@ -120,7 +124,7 @@ pub fn run(
 }
 
 /// The exit code that a shell would tell.
-fn code(status: ExitStatus) -> u8 {
+pub fn code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,

@@ -85,6 +85,8 @@ impl Job {
             Ok(plan) => {
                 let carry_out = |recording| match self.on {
                     Place::Sim => simulate(&plan, recording),
+                    #[cfg(target_os = "linux")]
+                    Place::Udp if !plan.commands.is_empty() => crate::exec::perform(&plan),
                     Place::Udp => softhca_scenarios::real::perform(&plan, recording),
                 };
                 let first = if keep { Recording::Everything } else { Recording::Digest };

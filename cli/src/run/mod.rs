@@ -5,6 +5,9 @@ mod job;
 mod junit;
 mod tell;
 
+#[cfg(target_os = "linux")]
+pub use tell::judged;
+
 use crate::BAD_INPUT;
 use clap::{Args, ValueEnum};
 use job::{Job, Ran};

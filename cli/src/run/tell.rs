@@ -103,16 +103,32 @@ impl Teller {
 
 fn told(job: &Job, ran: &Ran, folder: Option<PathBuf>) -> String {
     let outcome = &ran.outcome;
+    let mut heading = format!("{}  ({}, seed {}", job.scenario.title, job.scenario.name(), job.seed);
+    for (name, value) in &ran.values {
+        heading += &format!(", {name} = {value}");
+    }
+    heading += ")";
+    let mut text = judged(&heading, outcome);
+    if outcome.verdict == Verdict::Fail {
+        text += &excerpt(outcome);
+    }
+    if let Some(folder) = folder {
+        text += &format!("      written: {}\n", folder.display());
+    }
+    if outcome.verdict != Verdict::Pass {
+        text += &format!("      replay: {}\n", job.replay());
+    }
+    text
+}
+
+/// A verdict with what it rests on.
+pub fn judged(heading: &str, outcome: &Outcome) -> String {
     let word = match outcome.verdict {
         Verdict::Pass => "pass",
         Verdict::Fail => "FAIL",
         Verdict::Error => "ERROR",
     };
-    let mut text = format!("{word}  {}  ({}, seed {}", job.scenario.title, job.scenario.name(), job.seed);
-    for (name, value) in &ran.values {
-        text += &format!(", {name} = {value}");
-    }
-    text += ")\n";
+    let mut text = format!("{word}  {heading}\n");
     if let Some(error) = &outcome.error {
         text += &format!("      {}\n", error.replace('\n', "\n      "));
     }
@@ -134,15 +150,6 @@ fn told(job: &Job, ran: &Ran, folder: Option<PathBuf>) -> String {
     }
     for (workload, rate) in &outcome.goodput {
         text += &format!("      goodput of {workload}: {}\n", softhca_scenarios::quantity::Rate(*rate));
-    }
-    if outcome.verdict == Verdict::Fail {
-        text += &excerpt(outcome);
-    }
-    if let Some(folder) = folder {
-        text += &format!("      written: {}\n", folder.display());
-    }
-    if outcome.verdict != Verdict::Pass {
-        text += &format!("      replay: {}\n", job.replay());
     }
     text
 }

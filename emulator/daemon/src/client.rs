@@ -8,7 +8,7 @@ use crate::reach::{Process, Reach};
 use crate::refusal::Refusal;
 use crate::server::Shared;
 use softhca_engine::{
-    ClientId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource, SrqInit,
+    ClientId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource, SrqInit, State,
 };
 use softhca_queue::control::{Call, Place, Reply, Sizes, Translation};
 use softhca_queue::{
@@ -147,6 +147,7 @@ impl Client {
             }
             _ => None,
         };
+        let (names, host) = (&self.shared.names, &self.host.card.name);
         let reply = self.control(|hca, ctx, id| {
             let mut end = |resource, number| ended = Some((resource, number));
             Ok::<_, Refusal>(match call {
@@ -197,8 +198,13 @@ impl Client {
                 }
                 Call::ModifyQueuePair { number, mut modify } => {
                     modify.access = modify.access.map(known_rights);
-                    Reply::State(hca.modify_queue_pair(ctx, id, number, &modify)?)
+                    let state = hca.modify_queue_pair(ctx, id, number, &modify)?;
+                    if modified.is_some() && modify.state == Some(State::ReadyToReceive) {
+                        names.claim(host, &hca.query_queue_pair(id, number)?);
+                    }
+                    Reply::State(state)
                 }
+                Call::QueryPort => Reply::Port(hca.port()),
                 Call::QueryQueuePair(number) => Reply::View(hca.query_queue_pair(id, number)?),
                 Call::DestroyQueuePair(number) => {
                     hca.destroy_queue_pair(ctx, id, number)?;

@@ -94,18 +94,22 @@ impl Names {
         inner.given.retain(|(other, ..)| other != host);
     }
 
-    /// A queue pair was modified: the first of its kind to become ready to receive gets the role that waits; the
-    /// rules of every host know it when its first PSN is known.
-    pub fn follow(&self, hosts: &[Arc<Host>], host: &Host, view: &QpView, modify: &Modify, state: State) {
+    /// A queue pair became ready to receive: the first of its kind gets the role that waits. Called while its card
+    /// is held, so that roles are given in the order in which the card tells of it.
+    pub fn claim(&self, host: &str, view: &QpView) {
         let mut inner = self.inner.lock();
-        let name = &host.card.name;
-        if modify.state == Some(State::ReadyToReceive) && state == State::ReadyToReceive {
-            let fits = |(other, kind, _): &(String, QpKind, Role)| other == name && *kind == view.kind;
-            if let Some(place) = inner.waiting.iter().position(fits) {
-                let (name, _, role) = inner.waiting.remove(place);
-                inner.given.push((name, view.number, role));
-            }
+        let fits = |(other, kind, _): &(String, QpKind, Role)| other == host && *kind == view.kind;
+        if let Some(place) = inner.waiting.iter().position(fits) {
+            let (name, _, role) = inner.waiting.remove(place);
+            inner.given.retain(|(other, number, _)| *other != name || *number != view.number);
+            inner.given.push((name, view.number, role));
         }
+    }
+
+    /// A queue pair was modified: the rules of every host know it when its first PSN is known.
+    pub fn follow(&self, hosts: &[Arc<Host>], host: &Host, view: &QpView, modify: &Modify, state: State) {
+        let inner = self.inner.lock();
+        let name = &host.card.name;
         if let (State::ReadyToSend, Some(first_psn)) = (state, modify.send_psn) {
             let is_it = |(other, number, _): &&(String, Qpn, Role)| other == name && *number == view.number;
             let Some((_, number, role)) = inner.given.iter().find(is_it).cloned() else { return };

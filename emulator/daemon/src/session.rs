@@ -9,11 +9,12 @@ use crate::refusal::Refusal;
 use crate::server::Shared;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
+use softhca_queue::PortState;
 use softhca_queue::control::{
     Call, ClientStatus, Frame, FrameReader, Hello, Message, PROTOCOL, Reply, Welcome, decode, encode,
     send_frame,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,6 +47,8 @@ pub(crate) struct Session {
     greeted: bool,
     client: Option<Client>,
     card: Arc<Mutex<Card>>,
+    /// The hosts that it gave rules or roles to, or whose port it took down.
+    disturbed: BTreeSet<String>,
     /// Its number, by which it has records.
     serial: u64,
     /// Send what waits, then end.
@@ -71,6 +74,7 @@ impl Session {
             greeted: false,
             client: None,
             card,
+            disturbed: BTreeSet::new(),
             serial,
             ending: false,
         })
@@ -81,9 +85,29 @@ impl Session {
         let result = self.serve();
         self.shared.watchers.remove(&self.outbox);
         let _ = self.shared.records.end(self.serial);
+        self.undo();
         // The card lets the client go before the socket closes: who sees its end may take the rings over.
         self.client = None;
         result
+    }
+
+    /// Leaves the cards as they were, unless a program's own rules stand there, which go with its card.
+    fn undo(&mut self) {
+        for name in std::mem::take(&mut self.disturbed) {
+            if let Ok(host) = self.shared.host(Some(&name)) {
+                let _ = faults::clear(&self.shared, host);
+                host.station.control(|driver| driver.set_port(PortState::Active));
+            }
+        }
+    }
+
+    /// Takes note that a host is not as it was. What a program does to its own host stays, as long as the host does.
+    fn disturb(&mut self, host: &Option<String>) -> Result<(), Refusal> {
+        if self.client.is_none() {
+            let name = self.host(host.clone())?.card.name.clone();
+            self.disturbed.insert(name);
+        }
+        Ok(())
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -249,10 +273,12 @@ impl Session {
                 Reply::Done
             }
             Call::AddRules { host, seed, rules } => {
+                self.disturb(&host)?;
                 return faults::add_rules(&self.shared, self.host(host)?, seed, &rules);
             }
             Call::AddFlows { host, seed, flows } => return faults::add_flows(self.host(host)?, seed, &flows),
             Call::NameFlows { host, seed, roles } => {
+                self.disturb(&host)?;
                 self.shared.names.expect(self.host(host)?, seed, roles)?;
                 Reply::Done
             }
@@ -269,6 +295,12 @@ impl Session {
             }
             Call::EndRecords => {
                 self.shared.records.end(self.serial)?;
+                Reply::Done
+            }
+            Call::SetPort { host, state } => {
+                let host = Some(host);
+                self.disturb(&host)?;
+                self.host(host)?.station.control(|driver| driver.set_port(state));
                 Reply::Done
             }
             Call::Stop => {

@@ -2,10 +2,12 @@
 
 #![allow(unsafe_code)]
 
+use rustix::event::Timespec;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 /// Signals as a descriptor that becomes readable.
 pub struct Signals {
@@ -70,12 +72,14 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal.
-    pub fn wait(&self) -> io::Result<Came> {
+    /// Waits for the next signal; for so long at most, if something is said. `None` if none came.
+    pub fn wait(&self, patience: Option<Duration>) -> io::Result<Option<Came>> {
+        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
         loop {
             let mut polled = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
-            match rustix::event::poll(&mut polled, None) {
+            match rustix::event::poll(&mut polled, patience.as_ref()) {
                 Err(rustix::io::Errno::INTR) => continue,
+                Ok(0) => return Ok(None),
                 result => result?,
             };
             // SAFETY: all zeroes are a valid record.
@@ -85,7 +89,8 @@ impl Signals {
             let read = unsafe { libc::read(self.descriptor.as_raw_fd(), (&raw mut record).cast(), size) };
             if read == size as isize {
                 // Codes of the kernel's own are positive.
-                return Ok(Came { number: record.ssi_signo as i32, from_process: record.ssi_code <= 0 });
+                let (number, from_process) = (record.ssi_signo as i32, record.ssi_code <= 0);
+                return Ok(Some(Came { number, from_process }));
             }
         }
     }

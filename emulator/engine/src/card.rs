@@ -9,8 +9,8 @@ use crate::shared_receive::SharedReceiveQueue;
 use crate::table::Table;
 use crate::timers::Timers;
 use crate::{
-    AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, Denied, Event, Limits, PdId, Reason,
-    Settings, SrqId,
+    AddressVector, AsyncEvent, ClientId, Context, Counters, CqId, Denied, Event, Limits, PdId, PortState,
+    Reason, Settings, SrqId,
 };
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -45,6 +45,7 @@ pub(crate) struct Card {
     /// Priorities that the port was told to stop.
     pub paused: u8,
     pub settings: Settings,
+    pub port: PortState,
     pub protection: Protection,
     pub counters: Counters,
     /// Ports that do not answer now: no timer towards them runs out.
@@ -68,6 +69,7 @@ impl Card {
     pub fn new(settings: Settings, gids: Vec<Gid>, limits: &Limits) -> Card {
         Card {
             settings,
+            port: PortState::Active,
             gids,
             protection: Protection::new(limits),
             completion_queues: Table::new(limits.completion_queues, 1),

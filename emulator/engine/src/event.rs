@@ -87,6 +87,7 @@ pub enum DropReason {
     TooManyRepliesOwed,
     NotAMember,
     InRnrWait,
+    PortDown,
 }
 
 impl fmt::Display for DropReason {
@@ -123,6 +124,7 @@ impl fmt::Display for DropReason {
             }
             DropReason::TooManyRepliesOwed => f.write_str("too many replies are owed already"),
             DropReason::NotAMember => f.write_str("no queue pair here is a member of the group"),
+            DropReason::PortDown => f.write_str("the port is down"),
             DropReason::InRnrWait => f.write_str("the requester waits because the receiver is not ready"),
         }
     }

@@ -6,8 +6,8 @@ use crate::congestion::priority;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
-    AsyncEvent, ClientId, Counters, DropReason, Event, Instant, Limits, Memory, Packet, PayloadMode, QpKind,
-    Reason, Settings, State, Subscriber,
+    AsyncEvent, ClientId, Counters, DropReason, Event, Instant, Limits, Memory, Packet, PayloadMode,
+    PortState, QpKind, Reason, Settings, State, Subscriber,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -155,6 +155,11 @@ impl Hca {
 
     fn take(&mut self, ctx: &mut Context<'_>, envelope: &Envelope, transport: &Transport<'_>) {
         let packet = Packet::of(&transport.header, transport.payload.len(), envelope.source);
+        if self.card.port == PortState::Down {
+            self.card.counters.rx_dropped += 1;
+            let (qp, reason) = (packet.destination, DropReason::PortDown);
+            return ctx.tell(Event::PacketDropped { qp, packet: Some(packet), reason });
+        }
         if packet.destination == Qpn::MULTICAST {
             self.receive_multicast(ctx, envelope, transport, packet);
         } else if packet.destination == Qpn::GSI {
@@ -420,6 +425,23 @@ impl Hca {
                 let event = AsyncEvent::QueuePairFatal(qp.number);
                 qp.enter_error(&mut self.card, ctx, Reason::CompletionQueueOverflow, Some(event));
             }
+        }
+    }
+
+    /// The state of the port.
+    pub fn port(&self) -> PortState {
+        self.card.port
+    }
+
+    /// The link of the port went down, or came up: whoever uses the card is told, and what arrives while it is down
+    /// is dropped. What is sent is the driver's to hold back or lose.
+    pub fn set_port(&mut self, ctx: &mut Context<'_>, state: PortState) {
+        if core::mem::replace(&mut self.card.port, state) != state {
+            let event = match state {
+                PortState::Down => AsyncEvent::PortDown,
+                PortState::Active => AsyncEvent::PortActive,
+            };
+            self.raise(ctx, event);
         }
     }
 

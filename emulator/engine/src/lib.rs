@@ -55,6 +55,6 @@ pub use transition::{Transition, transition};
 
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, CmChannelId, CmId, Counters, CqId,
-    Limits, Modify, PdId, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind,
-    XrcdId,
+    Limits, Modify, PdId, PortState, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State,
+    WindowKind, XrcdId,
 };

@@ -9,7 +9,7 @@ use crate::network::{Network, Output};
 use crate::verbs::Verbs;
 use crate::{
     BadTopology, Cable, Census, Content, Direction, FabricEvent, Fault, Flows, Frame, HostPortCounters, Laid,
-    Layout, Line, Node, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
+    Layout, Line, LinkState, Node, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -18,7 +18,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Context, Event, Instant, PayloadMode, Settings};
+use softhca_engine::{Context, Event, Instant, PayloadMode, PortState, Settings};
 use softhca_wire::{Icrc, Pfc, Psn};
 
 /// Names a cable of a world.
@@ -325,6 +325,27 @@ impl<O: Observer> World<O> {
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
         &mut self.network.links[id.0 as usize].cable
+    }
+
+    /// Takes one direction of a cable down or brings it up. The port of a host is down when none of its cables
+    /// carries anything either way.
+    pub fn set_link(&mut self, id: CableId, direction: Direction, state: LinkState) {
+        self.cable_mut(id).set_link(direction, state);
+        for end in self.network.links[id.0 as usize].ends {
+            let Node::Host(host) = end else { continue };
+            let now_ns = self.now().nanos();
+            let carries = |cable: &Cable| {
+                [Direction::Forward, Direction::Backward]
+                    .map(|way| cable.link(now_ns, way))
+                    .contains(&LinkState::Up)
+            };
+            let mut cables = self.network.links.iter().filter(|link| link.ends.contains(&end));
+            let port = match cables.any(|link| carries(&link.cable)) {
+                true => PortState::Active,
+                false => PortState::Down,
+            };
+            self.with_card(host, |hca, ctx| hca.set_port(ctx, port));
+        }
     }
 
     /// What is at the two ends of a cable, if there is such a cable.

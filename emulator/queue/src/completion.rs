@@ -77,6 +77,11 @@ impl Status {
         }
     }
 
+    /// The status of that name.
+    pub fn from_name(name: &str) -> Option<Status> {
+        Status::ALL.into_iter().find(|status| status.name() == name)
+    }
+
     /// Whether the work request was done.
     pub const fn is_success(self) -> bool {
         matches!(self, Status::Success)
@@ -125,6 +130,11 @@ impl CompletionOperation {
             CompletionOperation::Receive => "receive",
             CompletionOperation::ReceiveWriteImmediate => "receive-write-immediate",
         }
+    }
+
+    /// The operation of that name.
+    pub fn from_name(name: &str) -> Option<CompletionOperation> {
+        CompletionOperation::ALL.into_iter().find(|operation| operation.name() == name)
     }
 
     /// Whether this is the receiving side of something.

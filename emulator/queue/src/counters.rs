@@ -18,6 +18,11 @@ macro_rules! counters {
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($field), self.$field),)*].into_iter()
             }
+
+            /// What was counted since an earlier look.
+            pub fn since(&self, earlier: &Counters) -> Counters {
+                Counters { $($field: self.$field.saturating_sub(earlier.$field),)* }
+            }
         }
     };
 }

@@ -51,7 +51,7 @@ pub use receive::{Receive, ReceiveConsumer, ReceiveProducer, receive_ring};
 pub use request::{
     Access, BindWindow, Datagram, Operation, Payload, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
 };
-pub use resource::{AsyncEvent, QpInit, QpView, SharedReceiveView, SrqInit, WindowKind};
+pub use resource::{AsyncEvent, PortState, QpInit, QpView, SharedReceiveView, SrqInit, WindowKind};
 pub use ring::{Full, Impossible, Shape};
 pub use send::{BadRequest, SendConsumer, SendProducer, send_ring};
 #[cfg(all(feature = "shared", target_os = "linux"))]

@@ -79,6 +79,17 @@ pub struct QpView {
     pub draining: bool,
 }
 
+/// The state of a port, as far as a card without a subnet manager has one.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PortState {
+    /// Its link carries nothing.
+    Down,
+    /// It sends and receives.
+    #[default]
+    Active,
+}
+
 /// An asynchronous event of the verbs. The names are those of `enum ibv_event_type`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

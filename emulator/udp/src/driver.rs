@@ -18,8 +18,8 @@ use crate::{
     Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
     UnreachablePort, budget,
 };
-use softhca_engine::{Context, Event, Hca, Instant, Memory, Run, Settings};
-use softhca_fabric::{Fault, Flow, Rule, Tally};
+use softhca_engine::{Context, Event, Hca, Instant, Memory, PortState, Run, Settings};
+use softhca_fabric::{Fault, Flow, LinkState, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message, Pause};
 use softhca_wire::{Envelope, Gid};
 use std::collections::{BTreeMap, BTreeSet};
@@ -306,6 +306,16 @@ impl<M: Memory> Driver<M> {
         if let Some(faults) = &mut self.faults {
             faults.clear();
         }
+    }
+
+    /// Takes the port down, or brings it up: what the card sends or gets meanwhile is lost, and its users are told.
+    pub fn set_port(&mut self, state: PortState) {
+        let link = match state {
+            PortState::Down => LinkState::Down,
+            PortState::Active => LinkState::Up,
+        };
+        self.faults.get_or_insert_with(|| Faults::new(0)).set_link(link);
+        self.control(|hca, ctx| hca.set_port(ctx, state));
     }
 
     /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and

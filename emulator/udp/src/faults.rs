@@ -2,7 +2,7 @@
 
 use crate::Witness;
 use softhca_engine::Instant;
-use softhca_fabric::{Cable, Direction, Fault, Flows, Frame, Line, Outlet, Rule, Seed};
+use softhca_fabric::{Cable, Direction, Fault, Flows, Frame, Line, LinkState, Outlet, Rule, Seed};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -12,6 +12,8 @@ pub(crate) struct Faults {
     pub flows: Flows,
     /// Which way this card's end of the cable sends: a rule that names a direction says so.
     direction: Direction,
+    /// Whether the port is down: nothing leaves.
+    state: LinkState,
     /// Frames that came out of the cable, by time and order.
     out: BTreeMap<(u64, u64), Frame>,
     serial: u64,
@@ -41,6 +43,7 @@ impl Faults {
             cable: Cable::new(Seed(seed), Line::default()),
             flows: Flows::new(),
             direction: Direction::Forward,
+            state: LinkState::Up,
             out: BTreeMap::new(),
             serial: 0,
         }
@@ -49,6 +52,14 @@ impl Faults {
     pub fn add_rule(&mut self, rule: Rule) {
         self.direction = rule.selector.direction.unwrap_or(self.direction);
         self.cable.add_rule(rule);
+    }
+
+    /// Takes the cable down or brings it up.
+    pub fn set_link(&mut self, state: LinkState) {
+        self.state = state;
+        for direction in [Direction::Forward, Direction::Backward] {
+            self.cable.set_link(direction, state);
+        }
     }
 
     /// Takes all rules and flows away. What is held back stays until its time.
@@ -63,11 +74,11 @@ impl Faults {
     /// Whether there is nothing that a frame would have to pass.
     pub fn is_done(&self) -> bool {
         let idle = self.cable.rules().next().is_none() && self.flows.iter().next().is_none();
-        idle && self.out.is_empty() && self.cable.next_timeout().is_none()
+        idle && self.state == LinkState::Up && self.out.is_empty() && self.cable.next_timeout().is_none()
     }
 
     pub fn admit(&mut self, now: Instant, frame: Frame, witness: &mut dyn Witness) {
-        let Faults { cable, flows, direction, out, serial } = self;
+        let Faults { cable, flows, direction, out, serial, .. } = self;
         cable.admit(now.nanos(), *direction, frame, flows, &mut Exit { out, serial, now, witness });
     }
 

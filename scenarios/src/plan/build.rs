@@ -2,7 +2,9 @@
 
 use super::network::Network;
 use super::reach::Reach;
-use super::{Deed, FlowKind, FlowPlan, Job, PairPlan, Plan, QpPlan, StepPlan, Work, check, rules};
+use super::{
+    CommandPlan, Deed, FlowKind, FlowPlan, Job, PairPlan, Plan, QpPlan, StepPlan, Work, check, rules,
+};
 use crate::language::{
     AccessRight, AtomicSpec, ConnectionSpec, File, Flavour, OperationName, Placement, StateName, Step,
     TransferSpec, TransportName,
@@ -24,6 +26,7 @@ pub(super) struct Builder<'a> {
     pub pairs: Vec<PairPlan>,
     pub steps: Vec<StepPlan>,
     pub flows: Vec<FlowPlan>,
+    pub commands: Vec<CommandPlan>,
     pub workloads: Vec<String>,
     pub reach: Reach,
     /// The file leaves queue pairs to real programs: their names are roles in the order of connection.
@@ -45,6 +48,7 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
         pairs: Vec::new(),
         steps: Vec::new(),
         flows: Vec::new(),
+        commands: Vec::new(),
         workloads: Vec::new(),
         reach: Reach::default(),
         is_open: file.pair.is_empty() && !makes_pairs,
@@ -60,7 +64,7 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
     builder.reach = Reach::new(&builder.qps, &builder.pairs, &builder.steps, &builder.flows, builder.is_open);
     let faults = rules::faults(&mut builder)?;
     let (expectations, counts) = check::expectations(&mut builder, &faults)?;
-    let Builder { network, qps, pairs, steps, flows, workloads, .. } = builder;
+    let Builder { network, qps, pairs, steps, flows, commands, workloads, .. } = builder;
     Ok(Plan {
         title: file.title.clone(),
         seed,
@@ -72,8 +76,10 @@ pub(crate) fn build(file: &File, source: &Source, values: Values, seed: u64) -> 
         routes: network.routes,
         qps,
         pairs,
+        transport: kind_of(file.connection.transport),
         steps,
         flows,
+        commands,
         workloads,
         faults,
         counts,
@@ -556,12 +562,35 @@ impl Builder<'_> {
             }
             Flavour::Command(command) => {
                 let path = join(path, "command");
-                self.network.host(&command.host, self.source, &join(&path, "host"))?;
-                Err(self.problem(&path, "a scenario cannot start programs yet").help(
-                    "leave it out, and run the program under the file's faults with `softhca exec --scenario`",
-                ))
+                let host = self.network.host(&command.host, self.source, &join(&path, "host"))?;
+                if !self.is_open {
+                    let problem = self.problem(&path, "the file connects queue pairs of its own");
+                    return Err(problem.help("a file that starts programs leaves queue pairs to them"));
+                }
+                if command.run.is_empty() {
+                    return Err(self.problem(&join(&path, "run"), "which program?"));
+                }
+                if self.file.ends.is_some_and(|ends| command.at >= ends) {
+                    return Err(self.problem(&join(&path, "at"), "it begins after the end of the run"));
+                }
+                self.check_addresses(&command.run, &join(&path, "run"))?;
+                let (words, at_ns, exit) = (command.run.clone(), command.at.0, command.exit);
+                self.commands.push(CommandPlan { workload, host, words, at_ns, exit });
+                Ok(())
             }
         }
+    }
+
+    /// `${ADDRESS_name}` stands for the address of a host that there is.
+    fn check_addresses(&self, words: &[String], path: &str) -> Result<(), Problem> {
+        for (index, word) in words.iter().enumerate() {
+            for rest in word.split("${ADDRESS_").skip(1) {
+                let path = format!("{path}.{index}");
+                let name = rest.split_once('}').map_or(rest, |(name, _)| name);
+                self.network.host(name, self.source, &path)?;
+            }
+        }
+        Ok(())
     }
 
     /// A queue pair that the file connects.
@@ -672,6 +701,16 @@ const WORKLOADS: &str = "give one of stream, incast, permutation, ping-pong, key
 
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// What the queue pairs of real programs are; of XRC, those that send.
+const fn kind_of(transport: Option<TransportName>) -> QpKind {
+    match transport {
+        None | Some(TransportName::Rc) => QpKind::Rc,
+        Some(TransportName::Uc) => QpKind::Uc,
+        Some(TransportName::Ud) => QpKind::Ud,
+        Some(TransportName::Xrc) => QpKind::XrcInitiator,
+    }
+}
 
 fn job_of(operation: OperationName) -> Job {
     match operation {

@@ -575,7 +575,8 @@ fn subject(builder: &mut Builder<'_>, name: &str, path: &str) -> Result<Subject,
     }
 }
 
-const EVENTS: [&str; 13] = [
+/// The names of asynchronous events.
+pub(crate) const EVENTS: [&str; 13] = [
     "CQ_ERR",
     "QP_FATAL",
     "QP_REQ_ERR",

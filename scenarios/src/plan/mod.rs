@@ -9,15 +9,18 @@ mod rules;
 mod words;
 
 pub(crate) use build::build;
+pub(crate) use check::EVENTS;
 pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject,
 };
+pub(crate) use network::usual_settings;
 
 use crate::language::{CallName, Errno, Invariant, Placement, RaisedName, StatusName};
 use crate::parameters::Values;
-use softhca_engine::{PayloadMode, QpKind, Settings, State};
+use softhca_engine::{PayloadMode, QpKind, Recovery, Settings, State};
 use softhca_fabric::{
-    Action, Choice, Cut, FlowControl, Line, Marking, Receiver, Repeat, Role, Rule, RuleId, SwitchSettings,
+    Action, Choice, Cut, Direction, FlowControl, Line, Marking, Receiver, Repeat, Role, Rule, RuleId,
+    SwitchSettings,
 };
 use softhca_queue::Access;
 use softhca_wire::{Mtu, Psn, RnrTimer};
@@ -46,10 +49,14 @@ pub struct Plan {
     pub qps: Vec<QpPlan>,
     /// How they are connected.
     pub pairs: Vec<PairPlan>,
+    /// What those queue pairs are that the file leaves to real programs.
+    pub transport: QpKind,
     /// Single steps.
     pub steps: Vec<StepPlan>,
     /// Traffic that goes on.
     pub flows: Vec<FlowPlan>,
+    /// Programs that are started.
+    pub commands: Vec<CommandPlan>,
     /// The names of workloads.
     pub workloads: Vec<String>,
     /// What goes wrong.
@@ -99,8 +106,53 @@ impl Plan {
         self.expectations.iter().filter(|expectation| expectation.is_timed)
     }
 
+    /// The rules that stand on the card of a host, with their names, in the order in which they apply: those that
+    /// count come first. Each is about what that card sends: its cable has the direction of that end.
+    pub fn rules_of(&self, host: usize) -> Vec<(&str, Rule)> {
+        let counts = self.counts.iter().map(|count| ("", &count.cables, &count.rule));
+        let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
+            FaultKind::Packets { cables, rule } => Some((fault.name.as_str(), cables, rule)),
+            _ => None,
+        });
+        let mut found = Vec::new();
+        for (name, cables, rule) in counts.chain(faults) {
+            if cables.is_empty() {
+                found.push((name, rule.clone()));
+            }
+            for cable in cables {
+                let ends = self.cables[*cable].ends;
+                for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
+                    let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
+                    if wanted && end == Node::Host(host) {
+                        let mut rule = rule.clone();
+                        rule.selector.direction = Some(direction);
+                        found.push((name, rule));
+                    }
+                }
+            }
+        }
+        found
+    }
+
     /// Why real sockets cannot carry this out, if they cannot.
     pub fn needs_virtual_time(&self) -> Option<&'static str> {
+        if let Some(why) = self.needs_virtual_cards() {
+            return Some(why);
+        }
+        if self.faults.iter().any(|fault| match &fault.kind {
+            FaultKind::Timed { what, .. } => !matches!(
+                what,
+                Disturbance::NoReceives { .. } | Disturbance::SlowReceiver { .. } | Disturbance::Kill { .. }
+            ),
+            _ => false,
+        }) {
+            return Some("links and hosts fail at a virtual time only");
+        }
+        None
+    }
+
+    /// Why no real card can be like this, or stand on such a network.
+    pub(crate) fn needs_virtual_cards(&self) -> Option<&'static str> {
         if !self.switches.is_empty() {
             return Some("switches exist in virtual time only");
         }
@@ -135,23 +187,14 @@ impl Plan {
         if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
             return Some("the memory of a real process stays where it is");
         }
-        for fault in &self.faults {
-            match &fault.kind {
-                FaultKind::Timed {
-                    what:
-                        Disturbance::NoReceives { .. }
-                        | Disturbance::SlowReceiver { .. }
-                        | Disturbance::Kill { .. },
-                    ..
-                } => {}
-                FaultKind::Timed { .. } => return Some("links and hosts fail at a virtual time only"),
-                FaultKind::Packets { rule, .. } => {
-                    if matches!(rule.action, Action::LinkDown { cut: Cut::BothWays, .. }) {
-                        return Some("a real cable goes down one way only: each card has its own end");
-                    }
-                }
-                FaultKind::Completions { .. } | FaultKind::Calls { .. } => {}
+        let cuts = |fault: &FaultPlan| match &fault.kind {
+            FaultKind::Packets { rule, .. } => {
+                matches!(rule.action, Action::LinkDown { cut: Cut::BothWays, .. })
             }
+            _ => false,
+        };
+        if self.faults.iter().any(cuts) {
+            return Some("a real cable goes down one way only: each card has its own end");
         }
         None
     }
@@ -166,6 +209,8 @@ pub struct HostPlan {
     pub address: IpAddr,
     /// The settings of its card, without the seed.
     pub settings: Settings,
+    /// What the file says that a lost packet does, if it says so.
+    pub said_recovery: Option<Recovery>,
     /// The rate that its queue pairs begin with, in bits per second; the line's without one.
     pub initial_rate: Option<u64>,
     /// How fast its card takes what arrives; at once without one.
@@ -470,6 +515,21 @@ pub struct FlowPlan {
     pub until_ns: Option<u64>,
     /// Time between two at least.
     pub every_ns: u64,
+}
+
+/// A program that is started on a host.
+#[derive(Clone, Debug)]
+pub struct CommandPlan {
+    /// The workload that it is.
+    pub workload: usize,
+    /// Where.
+    pub host: usize,
+    /// The program and its arguments.
+    pub words: Vec<String>,
+    /// When.
+    pub at_ns: u64,
+    /// The exit code that it must have.
+    pub exit: i32,
 }
 
 /// Something that goes wrong.

@@ -143,7 +143,15 @@ impl Network {
             }
         };
         let node = Node::Host(self.hosts.len());
-        self.hosts.push(HostPlan { name: name.to_owned(), address, settings, initial_rate, receiver });
+        let said_recovery = host.recovery.or(device.recovery).map(|_| settings.recovery);
+        self.hosts.push(HostPlan {
+            name: name.to_owned(),
+            address,
+            settings,
+            said_recovery,
+            initial_rate,
+            receiver,
+        });
         self.add_node(name, node, source, path)
     }
 
@@ -520,6 +528,11 @@ fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimes, Problem> {
         retries: number("retries", spec.retries, 15, usual.retries)?,
         service: number("service-timeout", spec.service_timeout, 24, usual.service)?,
     })
+}
+
+/// The settings of a card of which the file says nothing.
+pub(crate) fn usual_settings() -> Settings {
+    settings(&Host::default(), &DeviceSpec::default())
 }
 
 fn settings(host: &Host, device: &DeviceSpec) -> Settings {

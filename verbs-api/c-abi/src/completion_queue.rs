@@ -7,6 +7,9 @@ use crate::{context, errno, object};
 use core::ffi::{c_int, c_void};
 use softhca::{Completion, CompletionFlags, CompletionOperation, CompletionQueue, Notify};
 
+/// Completions that every queue has room for: cards round up, and programs that ask for one rely on it.
+const LEAST_ROOM: u32 = 16;
+
 /// What is behind an `ibv_cq`, extended or not.
 pub struct Cq {
     pub queue: CompletionQueue,
@@ -54,6 +57,7 @@ pub unsafe fn create(
     if cqe == 0 || cqe > open.attributes.limits.completions || comp_vector != 0 {
         return errno::null(libc::EINVAL);
     }
+    let cqe = cqe.max(LEAST_ROOM);
     // SAFETY: a channel of ours, or null.
     let on = unsafe { object::state::<Channel>(channel) };
     if on.is_none() && !channel.is_null() {

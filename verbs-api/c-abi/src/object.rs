@@ -63,14 +63,19 @@ pub fn create<K: Kind>(abi: K::Abi, state: K) -> *mut K::Abi {
     place.cast()
 }
 
-/// What is behind an object; `None` if it was destroyed or is a null pointer.
+/// Whether a pointer cannot be one of ours. perftest, refused once, goes on with one that never was.
+fn is_foreign<K: Kind>(object: *mut K::Abi) -> bool {
+    object.is_null() || !object.cast::<Object<K>>().is_aligned()
+}
+
+/// What is behind an object; `None` if it was destroyed or is a pointer that cannot be one of ours.
 ///
 /// # Safety
 /// `object` is null or was made by [`create`] for this kind. While the result is used, no other thread destroys
 /// it, as the manual pages ask for.
 #[inline]
 pub unsafe fn state<'a, K: Kind>(object: *mut K::Abi) -> Option<&'a K> {
-    if object.is_null() {
+    if is_foreign::<K>(object) {
         return None;
     }
     // SAFETY: an object that was made once stays readable; its state is there until it is destroyed.
@@ -82,7 +87,7 @@ pub unsafe fn state<'a, K: Kind>(object: *mut K::Abi) -> Option<&'a K> {
 /// # Safety
 /// As [`state`].
 pub unsafe fn destroy<K: Kind>(object: *mut K::Abi) -> Option<Box<K>> {
-    if object.is_null() {
+    if is_foreign::<K>(object) {
         return None;
     }
     // SAFETY: as in `state`.

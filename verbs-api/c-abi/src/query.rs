@@ -4,7 +4,7 @@ use crate::abi::*;
 use crate::{context, errno};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::zeroed;
-use softhca::Gid;
+use softhca::{Gid, PortState};
 
 /// The only partition: the default one, with full membership.
 const PARTITION: u16 = 0xffff;
@@ -112,7 +112,10 @@ pub unsafe extern "C" fn query_port_sized(
     let Some(open) = (unsafe { context::of(context) }).filter(|_| port == 1) else { return libc::EINVAL };
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
-    all.state = IBV_PORT_ACTIVE;
+    (all.state, all.phys_state) = match open.card.port_state() {
+        PortState::Active => (IBV_PORT_ACTIVE, IBV_PHYSICAL_STATE_LINK_UP),
+        PortState::Down => (IBV_PORT_DOWN, IBV_PHYSICAL_STATE_DISABLED),
+    };
     all.max_mtu = c_int::from(open.port.max_mtu.code());
     all.active_mtu = c_int::from(open.port.active_mtu.code());
     all.gid_tbl_len = number(open.card.gids());
@@ -122,7 +125,6 @@ pub unsafe extern "C" fn query_port_sized(
     all.max_vl_num = 1;
     all.active_width = IBV_WIDTH_4X;
     all.active_speed = IBV_SPEED_FDR;
-    all.phys_state = IBV_PHYSICAL_STATE_LINK_UP;
     all.link_layer = IBV_LINK_LAYER_ETHERNET;
     all.flags = IBV_QPF_GRH_REQUIRED;
     // SAFETY: the caller's own, of the size that it says.

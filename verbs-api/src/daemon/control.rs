@@ -3,10 +3,10 @@
 use crate::backend::Result;
 use crate::daemon::connection::Greeted;
 use crate::{Counters, Error, QpKind, Role, Rule, Tally};
-use softhca_queue::AsyncEvent;
 use softhca_queue::control::{
     Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status, decode, encode,
 };
+use softhca_queue::{AsyncEvent, PortState};
 use std::os::fd::BorrowedFd;
 
 /// An asynchronous event of some client of a daemon.
@@ -97,9 +97,15 @@ impl DaemonControl {
         read_rules(self.line.ask(&Call::Rules { host: Some(host.into()) }, &[])?.0)
     }
 
-    /// Takes all rules and roles of a host away. What they hold back still arrives.
+    /// Takes all rules and roles of a host away. What they hold back still arrives. The end of this connection does
+    /// the same for the hosts that it gave rules or roles to.
     pub fn clear_rules(&mut self, host: &str) -> Result<()> {
         self.line.ask(&Call::ClearRules { host: Some(host.into()) }, &[]).map(|_| ())
+    }
+
+    /// Takes the port of a host down, or brings it up. It is up again at the end of this connection at the latest.
+    pub fn set_port(&mut self, host: &str, state: PortState) -> Result<()> {
+        self.line.ask(&Call::SetPort { host: host.into(), state }, &[]).map(|_| ())
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with

@@ -18,8 +18,8 @@ use control::{daemon_name, unexpected};
 use fatal::{Ends, Estate};
 use parking_lot::Mutex;
 use softhca_engine::{
-    AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, QpInit,
-    QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, PortState,
+    QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_fabric::{Flow, Rule, Tally};
 use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply, Translation};
@@ -439,6 +439,13 @@ impl Backend for Daemon {
 
     fn active_mtu(&self) -> Mtu {
         self.host.active_mtu
+    }
+
+    fn port_state(&self) -> PortState {
+        match self.call(&Call::QueryPort) {
+            Ok(Reply::Port(state)) => state,
+            _ => PortState::Down,
+        }
     }
 
     fn host_named(&self, name: &str) -> Option<IpAddr> {

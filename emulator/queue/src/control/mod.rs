@@ -10,8 +10,8 @@ pub use folder::{DEFAULT_NAME, Folder, NAME_VARIABLE};
 pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, send_frame};
 
 use crate::{
-    Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, QpInit,
-    QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
+    Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, PortState,
+    QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -234,6 +234,13 @@ pub enum Call {
     },
     /// A call to the connection manager.
     Cm(cm::Call),
+    /// The state of the port of the own host.
+    QueryPort,
+    /// Take the port of a host down or bring it up, until this connection ends.
+    SetPort {
+        host: String,
+        state: PortState,
+    },
 }
 
 /// What the daemon answers.
@@ -278,6 +285,7 @@ pub enum Reply {
     /// The rules and their tallies, as the fabric writes them down.
     Rules(Vec<u8>),
     Cm(cm::Reply),
+    Port(PortState),
 }
 
 /// What the daemon tells unasked.

@@ -5,8 +5,10 @@ use core::ffi::c_int;
 pub const IBV_NODE_CA: c_int = 1;
 pub const IBV_TRANSPORT_IB: c_int = 0;
 
+pub const IBV_PORT_DOWN: c_int = 1;
 pub const IBV_PORT_ACTIVE: c_int = 4;
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
+pub const IBV_PHYSICAL_STATE_DISABLED: u8 = 3;
 pub const IBV_PHYSICAL_STATE_LINK_UP: u8 = 5;
 pub const IBV_WIDTH_4X: u8 = 2;
 /// 14.0625 Gbit/s per lane.

@@ -1,0 +1,182 @@
+//! Real programs under scripted faults: what happens to them, and what we say about it.
+
+use crate::rig::Rig;
+use libtest_mimic::Trial;
+use softhca_tests::tools;
+
+/// The tests of this file.
+pub fn tests() -> Vec<Trial> {
+    vec![
+        tools::needs(
+            "ib_write_bw",
+            "a_lost_packet_ends_a_program_in_fatal",
+            a_lost_packet_ends_a_program_in_fatal,
+        ),
+        tools::needs(
+            "ib_write_bw",
+            "a_lost_packet_only_slows_a_program_in_go_back_n",
+            a_lost_packet_only_slows_a_program_in_go_back_n,
+        ),
+        tools::needs(
+            "ib_write_bw",
+            "a_fault_that_never_happens_fails_the_run",
+            a_fault_that_never_happens_fails_the_run,
+        ),
+        tools::needs("sh", "what_a_scenario_cannot_do_to_a_program_is_said", what_cannot_be_done_is_said),
+        tools::needs("ibv_asyncwatch", "a_port_that_goes_down_and_up_is_heard_of", a_port_is_heard_of),
+        tools::needs("ibv_devinfo", "a_port_that_is_down_is_told_to_be", a_port_is_told_to_be_down),
+        tools::needs("ibv_rc_pingpong", "pitfalls_are_warned_of_as_they_are_met", pitfalls_are_warned_of),
+        tools::needs("ib_write_bw", "a_scenario_starts_its_programs", a_scenario_starts_its_programs),
+        tools::needs("sh", "the_exit_code_of_a_scenarios_program_is_expected", exit_codes_are_expected),
+    ]
+}
+
+fn scenario(name: &str) -> String {
+    format!("{}/../scenarios/programs/{name}.toml", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Runs ib_write_bw, the server on alice and the client on bob under the scenario; what the client left.
+fn write_bw(rig: &mut Rig, recovery: &str, options: &[&str]) -> crate::rig::Seen {
+    let server = ["--host", "alice", "--recovery", recovery];
+    let client = [&["--host", "bob", "--recovery", recovery], options].concat();
+    let (mut server, mut client) = rig.start_pair_with([&server, &client], &["ib_write_bw", "-n", "100"]);
+    let seen = client.wait();
+    let _ = server.wait();
+    seen
+}
+
+/// The words after each occurrence of `mark` in a text.
+fn after<'a>(text: &'a str, mark: &str) -> Vec<&'a str> {
+    text.split(mark).skip(1).map(|rest| rest.split_whitespace().next().unwrap_or_default()).collect()
+}
+
+fn a_lost_packet_ends_a_program_in_fatal() {
+    let mut rig = Rig::new();
+    let (file, log) = (scenario("lost-write"), rig.file("log.jsonl"));
+    let seen = write_bw(&mut rig, "fatal", &["--scenario", &file, "--log", &log]);
+    assert!(!seen.success, "{}", seen.text);
+    // perftest names status, work request and reason; 20 is "the peer missed a packet".
+    assert!(seen.text.contains("Failed status 12: wr_id 0 syndrom 0x14"), "{}", seen.text);
+    // We name the same work request, the peer, and the packet: the first PSN of the client and two.
+    assert!(seen.text.contains("WRITE 0 of bob.1 ended with retry-exceeded"), "{}", seen.text);
+    let first = after(&seen.text, " PSN 0x")[0];
+    let lost = (u32::from_str_radix(first, 16).expect("a PSN") + 2) & 0xff_ffff;
+    let sentence = format!("+2 (PSN {lost}) is lost on its way to alice.1");
+    assert!(seen.text.contains(&sentence), "{sentence:?} is not in {}", seen.text);
+    for line in [
+        "pass  The third packet of a real program is lost",
+        "fault \"lose the third packet\" happened once",
+        "held   alice -> bob: NAK sequence error, of bob.1, PSN +2, once: one passed",
+    ] {
+        assert!(seen.text.contains(line), "{line:?} is not in {}", seen.text);
+    }
+    let later = rig.softhca(&["why", &log]);
+    assert!(later.success && later.text.contains(&sentence), "{later:?}");
+}
+
+fn a_lost_packet_only_slows_a_program_in_go_back_n() {
+    let mut rig = Rig::new();
+    let seen = write_bw(&mut rig, "go-back-n", &["--scenario", &scenario("lost-write")]);
+    assert!(seen.success, "{}", seen.text);
+    assert!(seen.text.contains("fault \"lose the third packet\" happened once"), "{}", seen.text);
+    assert!(!seen.text.contains("retry-exceeded"), "{}", seen.text);
+}
+
+fn a_fault_that_never_happens_fails_the_run() {
+    let mut rig = Rig::new();
+    let text = std::fs::read_to_string(scenario("lost-write")).expect("the scenario");
+    let file = rig.write("never.toml", &text.replace("psn = \"+2\"", "psn = \"+900000\""));
+    let seen = write_bw(&mut rig, "fatal", &["--scenario", &file]);
+    assert_eq!(seen.code, Some(1), "{}", seen.text);
+    assert!(seen.text.contains("fault \"lose the third packet\" never happened"), "{}", seen.text);
+    assert!(seen.text.contains("FAIL"), "{}", seen.text);
+}
+
+fn what_cannot_be_done_is_said() {
+    let mut rig = Rig::new();
+    for (name, text, sentence) in [
+        (
+            "steps",
+            "[[pair]]\nqps = [\"a.1\", \"b.1\"]\n[[step]]\nqp = \"a.1\"\nwrite = { bytes = 1 }",
+            "steps or workloads",
+        ),
+        (
+            "calls",
+            "[[fault]]\nhost = \"a\"\ncall = \"post-send\"\naction = { errno = \"ENOMEM\" }",
+            "the calls of a program",
+        ),
+        ("acks", "[device]\nacks = \"coalesce\"", "only `recovery` can be given"),
+        ("typo", "[[fault]]\nhots = \"a\"\naction = \"kill\"", "hots"),
+    ] {
+        let file = rig.write(name, &format!("title = \"x\"\n[hosts]\na = {{}}\nb = {{}}\n{text}\n"));
+        let seen = rig.exec(&["--scenario", &file, "--name", name], &["true"]);
+        assert_eq!(seen.code, Some(125), "{name}: {seen:?}");
+        assert!(seen.text.contains(sentence), "{name}: {seen:?}");
+    }
+}
+
+/// The cable goes down and up over and over, so that nothing depends on when the program starts to listen. What reads
+/// stops when it has heard enough, and the next event ends the program.
+fn a_port_is_heard_of() {
+    let mut rig = Rig::new();
+    let watch = "stdbuf -oL ibv_asyncwatch | \
+                 awk '{ print } /PORT_ERR/ { down = 1 } down && /PORT_ACTIVE/ { exit }'";
+    let seen = rig.exec(&["--scenario", &scenario("port-flap")], &["sh", "-c", watch]);
+    assert!(seen.success, "{seen:?}");
+    for line in [
+        "event_type IBV_EVENT_PORT_ERR (10), port 1",
+        "event_type IBV_EVENT_PORT_ACTIVE (9), port 1",
+        "held   alice hears of PORT_ERR",
+    ] {
+        assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+    }
+}
+
+fn a_port_is_told_to_be_down() {
+    let mut rig = Rig::new();
+    let look =
+        "until ibv_devinfo | grep PORT_DOWN; do :; done; until ibv_devinfo | grep PORT_ACTIVE; do :; done";
+    let seen = rig.exec(&["--scenario", &scenario("port-flap")], &["sh", "-c", look]);
+    assert!(seen.success, "{seen:?}");
+    assert!(seen.text.contains("PORT_DOWN (1)") && seen.text.contains("PORT_ACTIVE (4)"), "{seen:?}");
+}
+
+/// What ibv_rc_pingpong does wrong on every card: its completion queue is as large as its receive queue alone.
+fn pitfalls_are_warned_of() {
+    let mut rig = Rig::new();
+    let words = ["ibv_rc_pingpong", "-g", "0", "-n", "10", "-r", "4"];
+    let (mut server, mut client) = rig.start_pair_with([&[], &["--lint"]], &words);
+    let seen = client.wait();
+    assert!(seen.success, "{seen:?}");
+    assert!(seen.text.contains("softhca lint: ") && seen.text.contains("notes"), "{seen:?}");
+    assert!(server.wait().success);
+}
+
+fn a_scenario_starts_its_programs() {
+    let rig = Rig::new();
+    let seen = rig.softhca(&["run", "--on", "udp", &scenario("two-programs")]);
+    assert!(seen.success, "{seen:?}");
+    for line in [
+        "fault \"lose the third packet\" happened once",
+        "held   program \"client\" on bob ends with 0",
+        "held   program \"server\" on alice ends with 0",
+    ] {
+        assert!(seen.text.contains(line), "{line:?} is not in {seen:?}");
+    }
+    let virtual_time = rig.softhca(&["run", &scenario("two-programs")]);
+    assert_eq!(virtual_time.code, Some(2), "{virtual_time:?}");
+    assert!(virtual_time.text.contains("real time only"), "{virtual_time:?}");
+}
+
+fn exit_codes_are_expected() {
+    let rig = Rig::new();
+    let text = "title = \"x\"\n[hosts]\na = {}\n[[workload]]\nname = \"p\"\n\
+                command = { host = \"a\", run = [\"sh\", \"-c\", \"echo ${ADDRESS_a}; exit 3\"], exit = 3 }\n";
+    let file = rig.write("three.toml", text);
+    let seen = rig.softhca(&["run", "--on", "udp", &file]);
+    assert!(seen.success && seen.text.contains("program \"p\" on a ends with 3: it did"), "{seen:?}");
+    let file = rig.write("four.toml", &text.replace("exit = 3", "exit = 4"));
+    let seen = rig.softhca(&["run", "--on", "udp", &file]);
+    assert_eq!(seen.code, Some(1), "{seen:?}");
+    assert!(seen.text.contains("it ended with 3 and said: 127.0.0."), "{seen:?}");
+}
