@@ -4,10 +4,12 @@ use crate::time::Time;
 use crate::{BAD_INPUT, input, terminal};
 use softhca_trace::log::{LogError, Teller};
 use softhca_trace::{
-    Capture, CaptureError, Cast, Cause, EventLogReader, Ladders, LiveLadders, Packet, Tally,
+    Capture, CaptureError, CaptureWriter, Cast, Cause, EventLogReader, Framing, Heading, InterfaceId,
+    Ladders, LinkType, LiveLadders, Packet, Record, Tally,
 };
+use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// What `softhca trace` is asked for.
@@ -42,6 +44,9 @@ pub struct Arguments {
     /// Fail if a RoCE packet is malformed or has a wrong ICRC
     #[arg(long)]
     check: bool,
+    /// Write the packets to a pcapng file as RoCE v1 would frame them, too: a GRH in place of IP and UDP
+    #[arg(long, value_name = "FILE", conflicts_with = "follow")]
+    roce_v1: Option<PathBuf>,
 }
 
 /// Why the command stops early.
@@ -50,6 +55,7 @@ enum Stop {
     Log(LogError),
     NotForLogs,
     Output(io::Error),
+    Reframing(io::Error),
 }
 
 impl From<LogError> for Stop {
@@ -90,9 +96,13 @@ pub fn run(arguments: &Arguments) -> ExitCode {
                 Stop::Input(error) => eprintln!("softhca trace: {file}: {error}"),
                 Stop::Log(error) => eprintln!("softhca trace: {file}: {error}"),
                 Stop::NotForLogs => eprintln!(
-                    "softhca trace: {file} is an event log: --ladder and --check are for captures; \
+                    "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 are for captures; \
                      `softhca why` explains a log"
                 ),
+                Stop::Reframing(error) => {
+                    let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
+                    eprintln!("softhca trace: cannot write {file}: {error}");
+                }
             }
             ExitCode::from(BAD_INPUT)
         }
@@ -126,7 +136,7 @@ fn pass_on(arguments: &Arguments, output: &mut impl Write) -> io::Result<()> {
 }
 
 fn tell_log(arguments: &Arguments, input: Box<dyn BufRead>, output: &mut impl Write) -> Result<(), Stop> {
-    if arguments.ladder || arguments.check {
+    if arguments.ladder || arguments.check || arguments.roce_v1.is_some() {
         return Err(Stop::NotForLogs);
     }
     let reader = EventLogReader::new(input)?;
@@ -157,8 +167,13 @@ fn tell_packets(
     output: &mut impl Write,
 ) -> Result<(), Stop> {
     let mut start_ns = None;
+    let mut reframed =
+        arguments.roce_v1.as_deref().map(Reframed::create).transpose().map_err(Stop::Reframing)?;
     for record in capture {
         let record = record?;
+        if let Some(reframed) = &mut reframed {
+            reframed.add(&record).map_err(Stop::Reframing)?;
+        }
         let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
         tally.count(&packet);
         if arguments.ladder {
@@ -171,7 +186,36 @@ fn tell_packets(
         }
         pass_on(arguments, output)?;
     }
-    Ok(())
+    reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(Stop::Reframing)
+}
+
+/// A capture of the same packets in RoCE v1 frames. Other frames, pauses among them, stay as they are.
+struct Reframed {
+    writer: CaptureWriter<BufWriter<File>>,
+    interface: InterfaceId,
+}
+
+impl Reframed {
+    fn create(path: &Path) -> io::Result<Reframed> {
+        let output = BufWriter::new(File::create(path)?);
+        let mut writer = CaptureWriter::with_framing(output, Framing::V1)?;
+        let interface = writer.add_interface("roce-v1", "the same packets as RoCE v1")?;
+        Ok(Reframed { writer, interface })
+    }
+
+    fn add(&mut self, record: &Record) -> io::Result<()> {
+        let Record { time_ns, link, data, .. } = record;
+        if let Ok(frame) = record.frame()
+            && let Some(envelope) = frame.network.envelope()
+        {
+            return self.writer.packet(*time_ns, self.interface, Heading::In, &envelope, frame.packet, None);
+        }
+        match link {
+            LinkType::Ethernet => self.writer.frame(*time_ns, self.interface, Heading::In, data, None),
+            // The new file is one of Ethernet.
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Draws each packet as it comes.

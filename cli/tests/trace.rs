@@ -196,3 +196,25 @@ fn a_ladder_can_be_narrowed_down() {
     assert!(wrong.contains("`soon` is no time") && wrong.ends_with("exit 2"), "{wrong}");
     assert!(told(&["trace", "--ladder", "--json"], &capture("rdma_client")).ends_with("exit 2"));
 }
+
+#[test]
+fn a_capture_is_framed_anew_as_version_1() {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("framed-anew.pcapng");
+    let name = target.to_str().expect("a path in UTF-8");
+    let before = told(&["trace"], &capture("vt_odd"));
+    assert_eq!(
+        told(&["trace", "--roce-v1", name], &capture("vt_odd")),
+        before,
+        "what is told stays the same"
+    );
+    let after = told(&["trace", "--check"], &target);
+    assert!(after.ends_with("exit 0"), "{after}");
+    // The same packets with right ICRCs; only the addresses look otherwise.
+    let last = |text: &str| text.lines().rev().nth(1).expect("a tally").to_owned();
+    assert_eq!(last(&after), last(&before));
+    let refused = told(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
+    assert!(
+        refused.contains("cannot write /nowhere/at/all.pcapng") && refused.ends_with("exit 2"),
+        "{refused}"
+    );
+}
