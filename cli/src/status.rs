@@ -86,7 +86,8 @@ fn tell_status(target: &Target) -> Outcome {
                 "{}",
                 json!({"process": status.process, "version": status.version, "uptime": status.uptime,
                     "host": card.name, "device": card.device, "address": card.address.to_string(),
-                    "recovery": card.recovery, "queue_pairs": host.queue_pairs, "clients": clients})
+                    "recovery": card.recovery, "queue_pairs": host.queue_pairs, "listening": host.listening,
+                    "clients": clients})
             );
             continue;
         }
@@ -99,6 +100,10 @@ fn tell_status(target: &Target) -> Outcome {
             host.queue_pairs,
             host.clients.len()
         );
+        if !host.listening.is_empty() {
+            let ports: Vec<String> = host.listening.iter().map(u16::to_string).collect();
+            println!("  listening at {}", ports.join(", "));
+        }
         for client in host.clients {
             let used = client.resources.iter().filter(|(_, count)| *count > 0);
             let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();

@@ -267,21 +267,16 @@ pub fn pair(rig: &mut Rig, words: &str) {
     by_address(rig, &server, &client);
 }
 
-/// Runs a server and a client that meet at a port of the emulated host. Nobody can see when the server listens: a
-/// client that was refused tries again.
+/// Runs a server and a client that meet at a port of the emulated host.
 fn by_address(rig: &mut Rig, server: &[&str], client: &[&str]) {
     let mut server = rig.start(server);
     let until = Instant::now() + PATIENCE;
-    loop {
-        std::thread::sleep(Duration::from_millis(500));
-        let seen = rig.run(client);
-        if seen.success {
-            break;
-        }
+    while !rig.softhca(&["status"]).text.contains("listening at ") {
         if server.has_ended() || Instant::now() > until {
-            panic!("{client:?}: {seen:?}, and the server: {:?}", server.wait());
+            panic!("nobody listens for {client:?}; the server: {:?}", server.wait());
         }
+        std::thread::sleep(Duration::from_millis(20));
     }
-    let seen = server.wait();
-    assert!(seen.success, "{seen:?}");
+    let seen = [rig.run(client), server.wait()];
+    assert!(seen.iter().all(|seen| seen.success), "{client:?}: {seen:?}");
 }

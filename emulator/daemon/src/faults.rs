@@ -108,25 +108,27 @@ impl Names {
 
     /// A queue pair was modified: the rules of every host know it when its first PSN is known.
     pub fn follow(&self, hosts: &[Arc<Host>], host: &Host, view: &QpView, modify: &Modify, state: State) {
-        let inner = self.inner.lock();
-        let name = &host.card.name;
-        if let (State::ReadyToSend, Some(first_psn)) = (state, modify.send_psn) {
-            let is_it = |(other, number, _): &&(String, Qpn, Role)| other == name && *number == view.number;
-            let Some((_, number, role)) = inner.given.iter().find(is_it).cloned() else { return };
-            let source = host.station.control(|driver| {
-                let gids = driver.card().gids();
-                gids.get(usize::from(view.attributes.path.source_index)).map(|gid| gid.ip())
-            });
-            let requester = Endpoint { address: source.unwrap_or(host.card.address), qpn: number };
-            let responder = (!view.kind.is_datagram()).then(|| Endpoint {
-                address: view.attributes.path.destination.ip(),
-                qpn: view.attributes.destination,
-            });
-            let seed = inner.seed;
-            let flow = Flow { role, requester, responder, first_psn };
-            for host in hosts {
-                host.station.control(|driver| driver.add_flow(seed, flow));
-            }
+        let (State::ReadyToSend, Some(first_psn)) = (state, modify.send_psn) else { return };
+        let is_it =
+            |(other, number, _): &&(String, Qpn, Role)| *other == host.card.name && *number == view.number;
+        // Let go before a card is asked for anything: roles are claimed while a card is held.
+        let (given, seed) = {
+            let inner = self.inner.lock();
+            (inner.given.iter().find(is_it).cloned(), inner.seed)
+        };
+        let Some((_, number, role)) = given else { return };
+        let source = host.station.control(|driver| {
+            let gids = driver.card().gids();
+            gids.get(usize::from(view.attributes.path.source_index)).map(|gid| gid.ip())
+        });
+        let requester = Endpoint { address: source.unwrap_or(host.card.address), qpn: number };
+        let responder = (!view.kind.is_datagram()).then(|| Endpoint {
+            address: view.attributes.path.destination.ip(),
+            qpn: view.attributes.destination,
+        });
+        let flow = Flow { role, requester, responder, first_psn };
+        for host in hosts {
+            host.station.control(|driver| driver.add_flow(seed, flow));
         }
     }
 }

@@ -100,8 +100,11 @@ impl Shared {
                 let card = card.lock();
                 (card.host.as_ref() == Some(&host.card.name)).then(|| card.status.clone())
             });
-            let queue_pairs = host.station.control(|driver| driver.card().queue_pair_count()) as u32;
-            HostStatus { host: host.card.clone(), clients: clients.collect(), queue_pairs }
+            let (queue_pairs, listening) = host.station.control(|driver| {
+                let card = driver.card();
+                (card.queue_pair_count() as u32, card.listening_ports().collect())
+            });
+            HostStatus { host: host.card.clone(), clients: clients.collect(), queue_pairs, listening }
         });
         Status {
             process: std::process::id(),

@@ -488,6 +488,11 @@ impl Hca {
         self.queue_pairs.len()
     }
 
+    /// The ports at which connections are taken, of all port spaces.
+    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
+        self.cm.listening_ports()
+    }
+
     /// Changes a queue pair's attributes and state.
     pub fn modify_queue_pair(
         &mut self,

@@ -139,6 +139,11 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
+    /// The ports at which somebody takes requests.
+    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
+        self.ports.listening()
+    }
+
     pub fn new(seed: u64) -> Manager {
         Manager {
             seed: seed ^ 0x636d_5f69_6473_2121,

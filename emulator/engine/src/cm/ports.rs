@@ -121,6 +121,12 @@ impl Ports {
         }
     }
 
+    /// The ports at which somebody takes requests.
+    pub fn listening(&self) -> impl Iterator<Item = u16> {
+        let listens = |all: &[Binding]| all.iter().any(|binding| binding.listens);
+        self.bindings.iter().filter(move |(_, all)| listens(all)).map(|((_, port), _)| *port)
+    }
+
     /// Who takes requests for an address.
     pub fn listener(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
         let all = self.bindings.get(&(space, port))?;

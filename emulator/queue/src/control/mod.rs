@@ -340,6 +340,8 @@ pub struct HostStatus {
     pub clients: Vec<ClientStatus>,
     /// How many queue pairs it has.
     pub queue_pairs: u32,
+    /// The ports at which somebody takes connections.
+    pub listening: Vec<u16>,
 }
 
 /// Who uses a host.
