@@ -37,7 +37,7 @@ fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
     let subnet = format!("127.97.{}", std::process::id() % 250 + 1);
     let config = format!(
         "congestion = 'dcqcn'\n[hosts]\nalice = '{subnet}.2'\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\n\
-         rate_gbit = 1\nreceive_gbit = {{ bob = 0.02 }}\necn = {{ kmin = 5000, kmax = 50000, pmax = 0.5 }}\n\
+         rate_gbit = 1\nreceive_gbit = {{ bob = 0.02 }}\necn = {{ kmin = 1000, kmax = 2000, pmax = 1.0 }}\n\
          pfc = {{ xoff = 16384 }}\n"
     );
     let daemon = TestDaemon::with(&[("TEST_CONFIG", &config)]);
