@@ -34,6 +34,26 @@ impl Reaching {
     }
 }
 
+/// The most pieces that one call of the kernel copies.
+const MOST_PIECES: usize = 128;
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn place(address: u64, length: usize) -> libc::iovec {
+    libc::iovec { iov_base: address as *mut _, iov_len: length }
+}
+
+/// How many of the last bytes are to be seen after all others: a word of eight or four if there is one. Fewer the
+/// kernel copies byte by byte, not always in order, so that the last byte goes alone.
+fn tail_of(bytes: &[u8]) -> usize {
+    match bytes.len() {
+        0 => 0,
+        4 => 4,
+        8.. => 8,
+        _ => 1,
+    }
+}
+
 /// A process whose memory is reached, while it lives.
 pub(crate) struct Process {
     number: u32,
@@ -76,34 +96,88 @@ impl Process {
         if self.is_forbidden(done) { self.read(address, into) } else { Err(MemoryFault) }
     }
 
-    /// The last bytes are an access of their own, after all others: a word of eight or four if there is one. Fewer
-    /// the kernel copies byte by byte, not always in order, so that the last byte goes alone.
+    /// The last bytes are an access of their own, after all others.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), MemoryFault> {
         self.is_alive()?;
-        let tail = match from.len() {
-            0 => return Ok(()),
-            4 => 4,
-            8.. => 8,
-            _ => 1,
-        };
-        let (head, tail) = from.split_at(from.len() - tail);
+        if from.is_empty() {
+            return Ok(());
+        }
+        let (head, tail) = from.split_at(from.len() - tail_of(from));
         if let Some(memory) = self.passed() {
             let written = memory
                 .write_all_at(head, address)
                 .and_then(|()| memory.write_all_at(tail, address + head.len() as u64));
             return written.map_err(|_| MemoryFault);
         }
-        let piece = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
-        let place = |address: u64, length| libc::iovec { iov_base: address as *mut _, iov_len: length };
-        let local = [piece(head), piece(tail)];
-        let remote = [place(address, head.len()), place(address + head.len() as u64, tail.len())];
-        // SAFETY: `local` is only read, and is `from`; the other side is checked by the kernel.
-        let done =
-            unsafe { libc::process_vm_writev(self.number as i32, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+        let done = self.write_in_order::<2>(address, &[head, tail]);
         if done == from.len() as isize {
             return Ok(());
         }
         if self.is_forbidden(done) { self.write(address, from) } else { Err(MemoryFault) }
+    }
+
+    /// Stores up to `MOST` pieces behind each other, each after those before it. Returns what the kernel says.
+    fn write_in_order<const MOST: usize>(&self, address: u64, pieces: &[&[u8]]) -> isize {
+        let (mut local, mut remote) = ([EMPTY; MOST], [EMPTY; MOST]);
+        let mut length = 0;
+        for (index, piece) in pieces.iter().enumerate() {
+            local[index] = libc::iovec { iov_base: piece.as_ptr() as *mut _, iov_len: piece.len() };
+            remote[index] = place(address + length as u64, piece.len());
+            length += piece.len();
+        }
+        let count = pieces.len() as libc::c_ulong;
+        // Each piece is a copy of its own, and a strongly ordered processor shows copies in their order. Others
+        // need what the kernel does between two places.
+        let places = if cfg!(target_arch = "x86_64") { 1 } else { count };
+        if places == 1 {
+            remote[0] = place(address, length);
+        }
+        let (local, remote) = (local.as_ptr(), remote.as_ptr());
+        // SAFETY: `local` is only read, and is `pieces`; the other side is checked by the kernel.
+        unsafe { libc::process_vm_writev(self.number as i32, local, count, remote, places, 0) }
+    }
+
+    /// As [`Process::read`], into pieces of `into`. False if there is no way, or not for all of it.
+    fn read_run(&self, address: u64, length: usize, into: &mut [u8], piece: usize, stride: usize) -> bool {
+        if self.is_alive().is_err() || self.passed().is_some() || length.div_ceil(piece) > MOST_PIECES {
+            return false;
+        }
+        let mut local = [EMPTY; MOST_PIECES];
+        let (mut count, mut left) = (0, length);
+        for (slot, bytes) in local.iter_mut().zip(into.chunks_mut(stride)) {
+            let size = bytes.len().min(piece).min(left);
+            *slot = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: size };
+            left -= size;
+            count += 1;
+            if left == 0 {
+                break;
+            }
+        }
+        let remote = place(address, length);
+        let local = local.as_ptr();
+        // SAFETY: `local` are pieces of `into`, which is ours alone; the other side is checked by the kernel.
+        let done = unsafe { libc::process_vm_readv(self.number as i32, local, count, &remote, 1, 0) };
+        left == 0 && done == length as isize
+    }
+
+    /// As [`Process::write`] for each piece, one behind the other. Returns how many are in place, from the first.
+    fn write_run(&self, address: u64, pieces: &[&[u8]]) -> usize {
+        if self.is_alive().is_err() || self.passed().is_some() {
+            return 0;
+        }
+        let mut parts: [&[u8]; MOST_PIECES] = [&[]; MOST_PIECES];
+        let pieces = &pieces[..pieces.len().min(MOST_PIECES / 2)];
+        for (pair, piece) in parts.chunks_mut(2).zip(pieces) {
+            (pair[0], pair[1]) = piece.split_at(piece.len() - tail_of(piece));
+        }
+        let done = self.write_in_order::<MOST_PIECES>(address, &parts[..2 * pieces.len()]);
+        let mut left = usize::try_from(done).unwrap_or(0);
+        let is_whole = |piece: &&&[u8]| {
+            let fits = piece.len() <= left;
+            left -= piece.len().min(left);
+            fits
+        };
+        pieces.iter().take_while(is_whole).count()
     }
 
     /// The client's own descriptor, once it is known to be the only way in.
@@ -161,6 +235,10 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
+    fn is_far(&self) -> bool {
+        matches!(self, Reach::Process { .. })
+    }
+
     fn locate(address: u64, size: u64, offset: u64, length: usize) -> Result<u64, MemoryFault> {
         let end = offset.checked_add(length as u64).ok_or(MemoryFault)?;
         if end <= size { Ok(address + offset) } else { Err(MemoryFault) }
@@ -173,6 +251,8 @@ pub(crate) struct Memories {
     reaching: Arc<Reaching>,
     all: Vec<Option<Arc<Reach>>>,
     free: Vec<u32>,
+    /// How many of them are in processes.
+    far: usize,
 }
 
 impl Memories {
@@ -181,6 +261,7 @@ impl Memories {
     }
 
     pub fn add(&mut self, reach: Arc<Reach>) -> MemoryId {
+        self.far += usize::from(reach.is_far());
         match self.free.pop() {
             Some(index) => {
                 self.all[index as usize] = Some(reach);
@@ -196,7 +277,8 @@ impl Memories {
     /// Takes one out. Let it go outside of the lock: unmapping takes time.
     pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<Reach>> {
         let removed = self.all.get_mut(memory.0 as usize)?.take();
-        if removed.is_some() {
+        if let Some(reach) = &removed {
+            self.far -= usize::from(reach.is_far());
             self.free.push(memory.0);
         }
         removed
@@ -204,6 +286,16 @@ impl Memories {
 
     pub fn get(&self, memory: MemoryId) -> Result<&Arc<Reach>, MemoryFault> {
         self.all.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
+    }
+
+    /// The process that a range is in and where, if it is in one.
+    fn in_process(&self, memory: MemoryId, offset: u64, length: usize) -> Option<(&Process, u64)> {
+        match &**self.get(memory).ok()? {
+            Reach::Mapped(..) => None,
+            Reach::Process { process, address, length: size } => {
+                Some((process, Reach::locate(*address, *size, offset, length).ok()?))
+            }
+        }
     }
 }
 
@@ -228,6 +320,29 @@ impl Memory for Memories {
         }
     }
 
+    fn is_far(&self) -> bool {
+        self.far > 0
+    }
+
+    fn read_run(
+        &self,
+        memory: MemoryId,
+        offset: u64,
+        length: usize,
+        into: &mut [u8],
+        piece: usize,
+        stride: usize,
+    ) -> bool {
+        let Some((process, at)) = self.in_process(memory, offset, length) else { return false };
+        self.reaching.inside(process.number, || process.read_run(at, length, into, piece, stride))
+    }
+
+    fn write_run(&mut self, memory: MemoryId, offset: u64, pieces: &[&[u8]]) -> usize {
+        let length = pieces.iter().map(|piece| piece.len()).sum();
+        let Some((process, at)) = self.in_process(memory, offset, length) else { return 0 };
+        self.reaching.inside(process.number, || process.write_run(at, pieces))
+    }
+
     /// In another process, atomic among the operations of this card only, as `IBV_ATOMIC_HCA` says.
     fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
         match &**self.get(memory)? {
@@ -249,6 +364,7 @@ impl Memory for Memories {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU8;
 
     /// This process, as one that the kernel does not let us into.
     fn closed() -> Process {
@@ -272,6 +388,53 @@ mod tests {
         assert_eq!(process.read(8, &mut back), Err(MemoryFault), "nothing is mapped there");
         process.bury();
         assert_eq!(process.read(address, &mut back), Err(MemoryFault));
+    }
+
+    /// Two pages of this process, and one behind them that nobody may touch.
+    fn pages() -> (u64, &'static [AtomicU8]) {
+        let (flags, length) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 3 * 4096);
+        // SAFETY: a new mapping, which is never taken away.
+        let base = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let base = libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(base.add(2 * 4096), 4096, libc::PROT_NONE), 0);
+            base
+        };
+        // SAFETY: two readable and writable pages that live for ever, and bytes that anybody may change.
+        (base as u64, unsafe { std::slice::from_raw_parts(base.cast(), 2 * 4096) })
+    }
+
+    #[test]
+    fn what_several_packets_carry_is_moved_at_once() {
+        let (address, bytes) = pages();
+        let process = Process::new(std::process::id(), None);
+        let sent: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
+        let pieces: Vec<&[u8]> = sent.chunks(1001).collect();
+        assert_eq!(process.write_run(address + 7, &pieces), 3);
+        assert!(bytes[7..3007].iter().zip(&sent).all(|(byte, sent)| byte.load(Ordering::Relaxed) == *sent));
+        let mut into = [0xee; 3 * 1020];
+        assert!(process.read_run(address + 7, 3000, &mut into, 1001, 1020));
+        for (piece, sent) in into.chunks(1020).zip(&pieces) {
+            assert_eq!(piece[..sent.len()], **sent);
+            assert!(
+                piece[sent.len()..].iter().all(|byte| *byte == 0xee),
+                "between the pieces nothing changes"
+            );
+        }
+    }
+
+    #[test]
+    fn of_several_pieces_those_before_a_fault_are_in_place() {
+        let (address, bytes) = pages();
+        let process = Process::new(std::process::id(), None);
+        let sent = [7; 4096];
+        assert_eq!(process.write_run(address + 2048, &[&sent[..2048], &sent[..2048], &sent[..2048]]), 3);
+        assert_eq!(process.write_run(address + 4096, &[&sent[..3000], &sent[..3000]]), 1);
+        assert_eq!(bytes[4096 + 2999].load(Ordering::Relaxed), 7);
+        assert!(!process.read_run(address + 4096, 6000, &mut [0; 6000], 3000, 3000));
+        process.bury();
+        assert_eq!(process.write_run(address, &[&sent[..8], &sent[..8]]), 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 extern crate alloc;
 
 mod address;
+mod ahead;
 mod card;
 mod cm;
 mod completer;

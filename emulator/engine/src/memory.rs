@@ -16,6 +16,34 @@ pub trait Memory {
     /// Stores `from` at `offset`.
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault>;
 
+    /// Whether every access costs so much by itself that those of several packets are worth bringing together.
+    fn is_far(&self) -> bool {
+        false
+    }
+
+    /// Reads what several packets carry: `length` bytes at `offset`, into pieces of `piece` bytes of `into`, each
+    /// `stride` bytes behind the one before. False if that is no cheaper than [`Memory::read`] for each, or if not all
+    /// of it can be reached; `into` holds anything then.
+    fn read_run(
+        &self,
+        memory: MemoryId,
+        offset: u64,
+        length: usize,
+        into: &mut [u8],
+        piece: usize,
+        stride: usize,
+    ) -> bool {
+        let _ = (memory, offset, length, into, piece, stride);
+        false
+    }
+
+    /// Stores what several packets carried, one behind the other from `offset` on, each as [`Memory::write`] does and
+    /// after those before it. Returns how many were stored, from the first: none if that is no cheaper.
+    fn write_run(&mut self, memory: MemoryId, offset: u64, pieces: &[&[u8]]) -> usize {
+        let _ = (memory, offset, pieces);
+        0
+    }
+
     /// Changes the aligned eight bytes at `offset` and returns what they were.
     fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault>;
 }

@@ -122,6 +122,8 @@ pub struct Driver<M> {
     icrc: IcrcCheck,
     batch: Batch,
     link_batch: Batch,
+    /// The identifications of the chunk at hand.
+    identified: Vec<Option<u16>>,
     buffer: Box<[u8]>,
     unsent: Option<Unsent>,
     /// Destinations that wait for a grant, and the least that lets somebody send there.
@@ -183,6 +185,7 @@ impl<M: Memory> Driver<M> {
             icrc: options.icrc,
             batch: Batch::new(),
             link_batch: Batch::new(),
+            identified: Vec::new(),
             buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
             unsent: None,
             waiting: BTreeMap::new(),
