@@ -109,6 +109,7 @@ impl QueuePair {
                 again
             }
             _ => {
+                self.inbound.answerable = false;
                 self.inbound.owed.pop_front();
                 false
             }
