@@ -181,11 +181,11 @@ impl Hca {
     /// Places the payload of packets that arrived together, with one access to memory, as far as they continue one
     /// message; returns how many of them, from the first. The caller then gives exactly these to
     /// [`Hca::receive_placed`], before it does anything else with the card.
-    pub fn place_ahead<'p>(
+    pub fn place_ahead(
         &mut self,
         ctx: &mut Context<'_>,
         envelope: &Envelope,
-        packets: &mut dyn Iterator<Item = &'p [u8]>,
+        packets: &mut dyn Iterator<Item = &[u8]>,
     ) -> usize {
         let Some((qp, first)) = self.continued(envelope, packets.next()) else { return 0 };
         let Some(stretch) = qp.awaited(&self.card, &first) else { return 0 };
