@@ -290,8 +290,10 @@ enum Meeting {
     Missed,
 }
 
-/// What perftest's client says if nobody listens where it connects: reason 8 is "invalid service ID".
-const NOBODY_LISTENS: &str = "Event: RDMA_CM_EVENT_REJECTED; error: 8.";
+/// What perftest's client says if nobody listens where it connects: reason 8 of a refusal is "invalid service ID", status 1 of an
+/// answer about datagrams "service ID not supported".
+const NOBODY_LISTENS: [&str; 2] =
+    ["Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 
 /// Runs a server and a client that meet at a port of the emulated host.
 ///
@@ -310,7 +312,8 @@ fn by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Result<M
     }
     let mut client = rig.start(client_words);
     let seen = client.end()?;
-    if client_words.contains(&"-R") && !seen.success && seen.text.contains(NOBODY_LISTENS) {
+    let is_early = NOBODY_LISTENS.iter().any(|words| seen.text.contains(words));
+    if client_words.contains(&"-R") && !seen.success && is_early {
         return Ok(Meeting::Missed);
     }
     let seen = [seen, server.end()?];
