@@ -254,23 +254,33 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Calls `act` with the card: a control verb. What was received before it is acknowledged before it, since a
-    /// queue pair that the verb ends owes nothing any more.
+    /// queue pair that the verb ends owes nothing any more; what it has the card say leaves at once.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
-        for _ in 0..RUNS_PER_TURN {
-            // A socket that fails does so again in the next turn, which tells.
-            if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
-                break;
-            }
-            self.owes_turn = true;
-        }
+        self.send_between_turns(now);
         let mut events = Events(&mut *self.witness);
         let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
         if !self.memberships.are(self.hca.multicast_groups().map(Gid::ip)) {
             let wanted = self.hca.multicast_groups().map(Gid::ip).collect();
             self.memberships.follow(&wanted, &self.sockets, self.bells.as_deref());
         }
+        self.send_between_turns(now);
         result
+    }
+
+    /// Sends what is ready, and asks for the grants that it needs.
+    fn send_between_turns(&mut self, now: Instant) {
+        let mut has_sent = false;
+        for _ in 0..RUNS_PER_TURN {
+            // A socket that fails does so again in the next turn, which tells.
+            if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
+                break;
+            }
+            has_sent = true;
+        }
+        if has_sent {
+            self.owes_turn |= self.send_link_messages(now).is_err();
+        }
     }
 
     /// Why the network does not bring what is sent to a group with members here, if so.
