@@ -249,19 +249,24 @@ impl Daemon {
             }
             let is_idle = self.shared.config.leave_after.is_some_and(|limit| idle_since.elapsed() >= limit);
             // Somebody who is about to connect holds the door.
-            if is_idle && let Some(door) = self.close_door() {
-                self.door = Some(door);
+            if is_idle && self.close_door() {
                 self.stop();
                 return Ok(());
             }
         }
     }
 
-    /// Locks the door, if nobody is in it.
-    fn close_door(&self) -> Option<File> {
+    /// Locks the door, if nobody is in it. Where the folder is gone, nobody finds the way any more.
+    fn close_door(&mut self) -> bool {
         let path = Folder::of_user().door(&self.shared.config.name);
-        let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+        match File::options().create(true).truncate(false).write(true).open(path) {
+            Ok(file) => {
+                let is_shut = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                self.door = is_shut.then_some(file);
+                is_shut
+            }
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     fn accept(&mut self) {
