@@ -320,17 +320,6 @@ impl Hca {
         !self.card.ready.is_empty() || !self.card.owing.is_empty()
     }
 
-    /// Whether all that is ready are a few acknowledgements of messages that applications were just given: who waits for
-    /// a moment may send them together with the answers.
-    pub fn awaits_answers(&self) -> bool {
-        let awaits = |number: &Qpn| {
-            let qp = self.queue_pairs.get(number.value());
-            qp.is_some_and(|qp| qp.inbound.awaits_answer() && !qp.has_requests())
-        };
-        let ready = &self.card.ready;
-        self.card.owing.is_empty() && (1..=4).contains(&ready.len()) && ready.iter().all(awaits)
-    }
-
     /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
     pub fn unpark(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {

@@ -140,9 +140,6 @@ pub struct Driver<M> {
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
-    /// How many turns acknowledgements wait for an answer to go with, and how many they waited.
-    patience: u32,
-    waited: u32,
     /// Something was sent between turns: the next one asks for the grants that it needs.
     owes_turn: bool,
 }
@@ -202,8 +199,6 @@ impl<M: Memory> Driver<M> {
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
-            patience: 0,
-            waited: 0,
             owes_turn: false,
         }
     }
@@ -409,28 +404,12 @@ impl<M: Memory> Driver<M> {
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
             self.hca.expire(&mut ctx);
         }
-        let sent = !self.waits_for_answers() && self.send(now)?;
+        let sent = self.send(now)?;
         let received = self.receive(now)?;
         self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
         Ok(sent || received || carried)
-    }
-
-    /// Lets acknowledgements of messages that applications were just given wait for so many turns: an answer that is
-    /// posted meanwhile takes them along, which saves a send and a receive.
-    pub fn wait_for_answers(&mut self, turns: u32) {
-        self.patience = turns;
-    }
-
-    /// Whether there is nothing to send in this turn that had not better wait.
-    fn waits_for_answers(&mut self) -> bool {
-        let waits = self.waited < self.patience
-            && self.unsent.is_none()
-            && self.faults.is_none()
-            && self.hca.awaits_answers();
-        self.waited = if waits { self.waited + 1 } else { 0 };
-        waits
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.
