@@ -490,6 +490,9 @@ impl QueuePair {
         let mut replied = false;
         let is_far = ctx.memory.is_far();
         let mut ahead = ReadAhead::default();
+        if is_far {
+            self.take_ahead(card, ctx, most);
+        }
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -528,7 +531,7 @@ impl QueuePair {
             }
             let mut is_there = is_far && ahead.holds(&plan, at, payload);
             if is_far && !is_there {
-                let read = self.read_ahead(card, ctx, &plan, at, &mut buffer[at..], most - run.count);
+                let read = self.read_ahead(card, ctx, &plan, (at, size), &mut buffer[at..], most - run.count);
                 ahead = read.unwrap_or_default();
                 is_there = ahead.holds(&plan, at, payload);
             }
