@@ -30,8 +30,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How many packets' worth of sending one turn may do, so that receiving gets its share.
-const RUNS_PER_TURN: usize = 8;
+/// How many runs one turn may send, so that receiving gets its share: what a card sends to itself is received while it is
+/// still in the processor's cache.
+const RUNS_PER_TURN: usize = 4;
 /// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
