@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::quota::Counted;
-use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
+use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId, Place};
 use softhca_queue::{Access, Block};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,13 +34,33 @@ impl Reaching {
     }
 }
 
-/// The most pieces that one call of the kernel copies.
-const MOST_PIECES: usize = 128;
+/// The most packets whose payload one call of the kernel copies.
+const MOST_PACKETS: usize = 64;
 
 const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
 fn place(address: u64, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut _, iov_len: length }
+}
+
+fn piece(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() }
+}
+
+/// Makes one of places that follow each other: the kernel looks for the pages of each by itself.
+fn join(places: &mut [libc::iovec]) -> &[libc::iovec] {
+    let mut last = 0;
+    for index in 1..places.len() {
+        let next = places[index];
+        let end = places[last].iov_base as usize + places[last].iov_len;
+        if end == next.iov_base as usize {
+            places[last].iov_len += next.iov_len;
+        } else {
+            last += 1;
+            places[last] = next;
+        }
+    }
+    &places[..places.len().min(last + 1)]
 }
 
 /// How many of the last bytes are to be seen after all others: a word of eight or four if there is one. Fewer the
@@ -109,68 +129,68 @@ impl Process {
                 .and_then(|()| memory.write_all_at(tail, address + head.len() as u64));
             return written.map_err(|_| MemoryFault);
         }
-        let done = self.write_in_order::<2>(address, &[head, tail]);
+        let places = &mut [place(address, head.len()), place(address + head.len() as u64, tail.len())];
+        let done = self.write_in_order(&[piece(head), piece(tail)], places);
         if done == from.len() as isize {
             return Ok(());
         }
         if self.is_forbidden(done) { self.write(address, from) } else { Err(MemoryFault) }
     }
 
-    /// Stores up to `MOST` pieces behind each other, each after those before it. Returns what the kernel says.
-    fn write_in_order<const MOST: usize>(&self, address: u64, pieces: &[&[u8]]) -> isize {
-        let (mut local, mut remote) = ([EMPTY; MOST], [EMPTY; MOST]);
-        let mut length = 0;
-        for (index, piece) in pieces.iter().enumerate() {
-            local[index] = libc::iovec { iov_base: piece.as_ptr() as *mut _, iov_len: piece.len() };
-            remote[index] = place(address + length as u64, piece.len());
-            length += piece.len();
-        }
-        let count = pieces.len() as libc::c_ulong;
+    /// Stores pieces at their places, each after those before it. Returns what the kernel says. The vectors are of use
+    /// to nobody afterwards.
+    fn write_in_order(&self, pieces: &[libc::iovec], places: &mut [libc::iovec]) -> isize {
+        let (local, count) = (pieces.as_ptr(), pieces.len() as libc::c_ulong);
         // Each piece is a copy of its own, and a strongly ordered processor shows copies in their order. Others
         // need what the kernel does between two places.
-        let places = if cfg!(target_arch = "x86_64") { 1 } else { count };
-        if places == 1 {
-            remote[0] = place(address, length);
-        }
-        let (local, remote) = (local.as_ptr(), remote.as_ptr());
-        // SAFETY: `local` is only read, and is `pieces`; the other side is checked by the kernel.
-        unsafe { libc::process_vm_writev(self.number as i32, local, count, remote, places, 0) }
+        let places = if cfg!(target_arch = "x86_64") { join(places) } else { places };
+        let (remote, spans) = (places.as_ptr(), places.len() as libc::c_ulong);
+        // SAFETY: the pieces are only read and their bytes outlive the call, as every caller sees to; the other side
+        // is checked by the kernel.
+        unsafe { libc::process_vm_writev(self.number as i32, local, count, remote, spans, 0) }
     }
 
-    /// As [`Process::read`], into pieces of `into`. False if there is no way, or not for all of it.
-    fn read_run(&self, address: u64, length: usize, into: &mut [u8], piece: usize, stride: usize) -> bool {
-        if self.is_alive().is_err() || self.passed().is_some() || length.div_ceil(piece) > MOST_PIECES {
+    /// As [`Process::read`] for each place, each `stride` bytes behind the one before in `into`. False if there is no
+    /// way, or not for all of it.
+    fn read_run(&self, places: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
+        if self.is_alive().is_err() || self.passed().is_some() || places.len() > MOST_PACKETS {
             return false;
         }
-        let mut local = [EMPTY; MOST_PIECES];
-        let (mut count, mut left) = (0, length);
-        for (slot, bytes) in local.iter_mut().zip(into.chunks_mut(stride)) {
-            let size = bytes.len().min(piece).min(left);
-            *slot = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: size };
-            left -= size;
-            count += 1;
-            if left == 0 {
-                break;
-            }
+        let (mut local, mut remote) = ([EMPTY; MOST_PACKETS], [EMPTY; MOST_PACKETS]);
+        let (mut count, mut length) = (0, 0);
+        for (bytes, (address, size)) in into.chunks_mut(stride).zip(places) {
+            let Some(bytes) = bytes.get_mut(..*size) else { return false };
+            local[count] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            remote[count] = place(*address, *size);
+            (count, length) = (count + 1, length + size);
         }
-        let remote = place(address, length);
-        let local = local.as_ptr();
+        if count != places.len() {
+            return false;
+        }
+        let remote = join(&mut remote[..count]);
+        let (local, spans) = (local.as_ptr(), remote.len() as libc::c_ulong);
+        let (count, remote) = (count as libc::c_ulong, remote.as_ptr());
         // SAFETY: `local` are pieces of `into`, which is ours alone; the other side is checked by the kernel.
-        let done = unsafe { libc::process_vm_readv(self.number as i32, local, count, &remote, 1, 0) };
-        left == 0 && done == length as isize
+        let done = unsafe { libc::process_vm_readv(self.number as i32, local, count, remote, spans, 0) };
+        done == length as isize
     }
 
-    /// As [`Process::write`] for each piece, one behind the other. Returns how many are in place, from the first.
-    fn write_run(&self, address: u64, pieces: &[&[u8]]) -> usize {
+    /// As [`Process::write`] for each piece. Returns how many are in place, from the first.
+    fn write_run(&self, addresses: &[u64], pieces: &[&[u8]]) -> usize {
         if self.is_alive().is_err() || self.passed().is_some() {
             return 0;
         }
-        let mut parts: [&[u8]; MOST_PIECES] = [&[]; MOST_PIECES];
-        let pieces = &pieces[..pieces.len().min(MOST_PIECES / 2)];
-        for (pair, piece) in parts.chunks_mut(2).zip(pieces) {
-            (pair[0], pair[1]) = piece.split_at(piece.len() - tail_of(piece));
+        let (mut local, mut remote) = ([EMPTY; 2 * MOST_PACKETS], [EMPTY; 2 * MOST_PACKETS]);
+        let pieces = &pieces[..pieces.len().min(MOST_PACKETS)];
+        let pairs = local.chunks_mut(2).zip(remote.chunks_mut(2));
+        for ((local, remote), (address, bytes)) in pairs.zip(addresses.iter().zip(pieces)) {
+            let (head, tail) = bytes.split_at(bytes.len() - tail_of(bytes));
+            (local[0], local[1]) = (piece(head), piece(tail));
+            let end = address + head.len() as u64;
+            (remote[0], remote[1]) = (place(*address, head.len()), place(end, tail.len()));
         }
-        let done = self.write_in_order::<MOST_PIECES>(address, &parts[..2 * pieces.len()]);
+        let parts = 2 * pieces.len();
+        let done = self.write_in_order(&local[..parts], &mut remote[..parts]);
         let mut left = usize::try_from(done).unwrap_or(0);
         let is_whole = |piece: &&&[u8]| {
             let fits = piece.len() <= left;
@@ -288,14 +308,25 @@ impl Memories {
         self.all.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
     }
 
-    /// The process that a range is in and where, if it is in one.
-    fn in_process(&self, memory: MemoryId, offset: u64, length: usize) -> Option<(&Process, u64)> {
-        match &**self.get(memory).ok()? {
-            Reach::Mapped(..) => None,
-            Reach::Process { process, address, length: size } => {
-                Some((process, Reach::locate(*address, *size, offset, length).ok()?))
+    /// The process that places are in, and how many of them, from the first, are in one. Each address is told.
+    fn in_process(&self, places: &[Place], mut tell: impl FnMut(usize, u64)) -> Option<(&Process, usize)> {
+        let mut found: Option<&Process> = None;
+        let mut count = 0;
+        for place in places.iter().take(MOST_PACKETS) {
+            let Ok(Reach::Process { process, address, length }) =
+                self.get(place.memory).map(|reach| &**reach)
+            else {
+                break;
+            };
+            let Ok(at) = Reach::locate(*address, *length, place.offset, place.length) else { break };
+            if found.is_some_and(|found| !std::ptr::eq(found, &**process)) {
+                break;
             }
+            found = Some(process);
+            tell(count, at);
+            count += 1;
         }
+        Some((found?, count))
     }
 }
 
@@ -324,23 +355,24 @@ impl Memory for Memories {
         self.far > 0
     }
 
-    fn read_run(
-        &self,
-        memory: MemoryId,
-        offset: u64,
-        length: usize,
-        into: &mut [u8],
-        piece: usize,
-        stride: usize,
-    ) -> bool {
-        let Some((process, at)) = self.in_process(memory, offset, length) else { return false };
-        self.reaching.inside(process.number, || process.read_run(at, length, into, piece, stride))
+    fn read_run(&self, places: &[Place], into: &mut [u8], stride: usize) -> bool {
+        let mut addresses = [(0, 0); MOST_PACKETS];
+        let Some((process, count)) = self.in_process(places, |index, address| {
+            addresses[index] = (address, places[index].length);
+        }) else {
+            return false;
+        };
+        count == places.len()
+            && self.reaching.inside(process.number, || process.read_run(&addresses[..count], into, stride))
     }
 
-    fn write_run(&mut self, memory: MemoryId, offset: u64, pieces: &[&[u8]]) -> usize {
-        let length = pieces.iter().map(|piece| piece.len()).sum();
-        let Some((process, at)) = self.in_process(memory, offset, length) else { return 0 };
-        self.reaching.inside(process.number, || process.write_run(at, pieces))
+    fn write_run(&mut self, places: &[Place], from: &[&[u8]]) -> usize {
+        let mut addresses = [0; MOST_PACKETS];
+        let Some((process, count)) = self.in_process(places, |index, address| addresses[index] = address)
+        else {
+            return 0;
+        };
+        self.reaching.inside(process.number, || process.write_run(&addresses[..count], &from[..count]))
     }
 
     /// In another process, atomic among the operations of this card only, as `IBV_ATOMIC_HCA` says.
@@ -411,10 +443,12 @@ mod tests {
         let process = Process::new(std::process::id(), None);
         let sent: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
         let pieces: Vec<&[u8]> = sent.chunks(1001).collect();
-        assert_eq!(process.write_run(address + 7, &pieces), 3);
+        let addresses = [0, 1001, 2002].map(|offset| address + 7 + offset);
+        assert_eq!(process.write_run(&addresses, &pieces), 3);
         assert!(bytes[7..3007].iter().zip(&sent).all(|(byte, sent)| byte.load(Ordering::Relaxed) == *sent));
         let mut into = [0xee; 3 * 1020];
-        assert!(process.read_run(address + 7, 3000, &mut into, 1001, 1020));
+        let places = [(addresses[0], 1001), (addresses[1], 1001), (addresses[2], 998)];
+        assert!(process.read_run(&places, &mut into, 1020));
         for (piece, sent) in into.chunks(1020).zip(&pieces) {
             assert_eq!(piece[..sent.len()], **sent);
             assert!(
@@ -429,12 +463,20 @@ mod tests {
         let (address, bytes) = pages();
         let process = Process::new(std::process::id(), None);
         let sent = [7; 4096];
-        assert_eq!(process.write_run(address + 2048, &[&sent[..2048], &sent[..2048], &sent[..2048]]), 3);
-        assert_eq!(process.write_run(address + 4096, &[&sent[..3000], &sent[..3000]]), 1);
+        let write = |offsets: &[u64], sizes: &[usize]| {
+            let addresses: Vec<u64> = offsets.iter().map(|offset| address + offset).collect();
+            let pieces: Vec<&[u8]> = sizes.iter().map(|size| &sent[..*size]).collect();
+            process.write_run(&addresses, &pieces)
+        };
+        assert_eq!(write(&[2048, 4096, 6144], &[2048; 3]), 3);
+        assert_eq!(write(&[4096, 7096], &[3000; 2]), 1);
+        assert_eq!(write(&[16, 5000, 8192, 32], &[16; 4]), 2);
         assert_eq!(bytes[4096 + 2999].load(Ordering::Relaxed), 7);
-        assert!(!process.read_run(address + 4096, 6000, &mut [0; 6000], 3000, 3000));
+        assert_eq!([31, 32, 5015].map(|at| bytes[at].load(Ordering::Relaxed)), [7, 0, 7]);
+        let places = [(address + 4096, 3000), (address + 7096, 3000)];
+        assert!(!process.read_run(&places, &mut [0; 6000], 3000));
         process.bury();
-        assert_eq!(process.write_run(address, &[&sent[..8], &sent[..8]]), 0);
+        assert_eq!(write(&[0, 8], &[8; 2]), 0);
     }
 
     #[test]

@@ -320,17 +320,6 @@ impl Hca {
         !self.card.ready.is_empty() || !self.card.owing.is_empty()
     }
 
-    /// Whether all that is ready are a few acknowledgements of messages that applications were just given: who waits for
-    /// a moment may send them together with the answers.
-    pub fn awaits_answers(&self) -> bool {
-        let awaits = |number: &Qpn| {
-            let qp = self.queue_pairs.get(number.value());
-            qp.is_some_and(|qp| qp.inbound.awaits_answer() && !qp.has_requests())
-        };
-        let ready = &self.card.ready;
-        self.card.owing.is_empty() && (1..=4).contains(&ready.len()) && ready.iter().all(awaits)
-    }
-
     /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
     pub fn unpark(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         for number in self.card.parked.remove(&destination).unwrap_or_default() {
@@ -501,6 +490,9 @@ impl QueuePair {
         let mut replied = false;
         let is_far = ctx.memory.is_far();
         let mut ahead = ReadAhead::default();
+        if is_far {
+            self.take_ahead(card, ctx, most);
+        }
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -539,7 +531,7 @@ impl QueuePair {
             }
             let mut is_there = is_far && ahead.holds(&plan, at, payload);
             if is_far && !is_there {
-                let read = self.read_ahead(card, ctx, &plan, at, &mut buffer[at..], most - run.count);
+                let read = self.read_ahead(card, ctx, &plan, (at, size), &mut buffer[at..], most - run.count);
                 ahead = read.unwrap_or_default();
                 is_there = ahead.holds(&plan, at, payload);
             }

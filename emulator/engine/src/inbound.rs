@@ -45,8 +45,6 @@ pub(crate) struct Inbound {
     pub owed: VecDeque<Owed>,
     /// Results of atomics, to answer duplicates.
     pub atomics: VecDeque<(Psn, u64)>,
-    /// The application was given something since the last acknowledgement left, and may be about to answer.
-    pub answerable: bool,
     /// A NAK was sent for the expected PSN and nothing else is taken until it comes.
     pub refused: bool,
     /// Communication-established was raised.
@@ -64,7 +62,6 @@ impl Inbound {
             spare: Vec::new(),
             owed: VecDeque::new(),
             atomics: VecDeque::new(),
-            answerable: false,
             refused: false,
             established: false,
         }
@@ -76,17 +73,8 @@ impl Inbound {
         self.open = None;
         self.owed.clear();
         self.atomics.clear();
-        self.answerable = false;
         self.refused = false;
         self.established = false;
-    }
-
-    /// Whether nothing is owed but an acknowledgement that the application's answer could take along.
-    #[inline]
-    pub fn awaits_answer(&self) -> bool {
-        self.answerable
-            && self.owed.len() == 1
-            && matches!(self.owed.front(), Some(Owed::Acknowledge { syndrome: Syndrome::Ack(_), .. }))
     }
 
     /// Reads and atomics that wait to be answered for the first time.

@@ -92,18 +92,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether its send queue has something left to be sent.
-    #[inline]
-    pub fn has_requests(&self) -> bool {
-        let outbound = &self.outbound;
-        let waiting = outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.is_waiting(), Ok(false)));
-        outbound.cursor < outbound.works.len() || waiting
-    }
-
     /// Wakes the queue pair if its send queue has something left.
     #[inline]
     pub fn wake_requester(&mut self, card: &mut Card) {
-        if self.has_requests() || self.state == State::SendQueueDrained {
+        let outbound = &self.outbound;
+        let waiting = outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.is_waiting(), Ok(false)));
+        if outbound.cursor < outbound.works.len() || waiting || self.state == State::SendQueueDrained {
             self.wake(card);
         }
     }

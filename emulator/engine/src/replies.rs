@@ -109,7 +109,6 @@ impl QueuePair {
                 again
             }
             _ => {
-                self.inbound.answerable = false;
                 self.inbound.owed.pop_front();
                 false
             }

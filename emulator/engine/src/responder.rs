@@ -277,7 +277,6 @@ impl QueuePair {
         mut flags: CompletionFlags,
     ) {
         let buffer = self.inbound.buffer.take().expect("a receive was made sure of");
-        self.inbound.answerable = true;
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());

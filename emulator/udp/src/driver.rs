@@ -30,8 +30,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How many packets' worth of sending one turn may do, so that receiving gets its share.
-const RUNS_PER_TURN: usize = 8;
+/// How many runs one turn may send, so that receiving gets its share: what a card sends to itself is received while it is
+/// still in the processor's cache.
+const RUNS_PER_TURN: usize = 4;
 /// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
@@ -140,9 +141,6 @@ pub struct Driver<M> {
     link_read_at: u64,
     errors_read_at: u64,
     turned_at: Instant,
-    /// How many turns acknowledgements wait for an answer to go with, and how many they waited.
-    patience: u32,
-    waited: u32,
     /// Something was sent between turns: the next one asks for the grants that it needs.
     owes_turn: bool,
 }
@@ -202,8 +200,6 @@ impl<M: Memory> Driver<M> {
             link_read_at: 0,
             errors_read_at: 0,
             turned_at: Instant::from_nanos(0),
-            patience: 0,
-            waited: 0,
             owes_turn: false,
         }
     }
@@ -419,28 +415,12 @@ impl<M: Memory> Driver<M> {
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
             self.hca.expire(&mut ctx);
         }
-        let sent = !self.waits_for_answers() && self.send(now)?;
+        let sent = self.send(now)?;
         let received = self.receive(now)?;
         self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
         Ok(sent || received || carried)
-    }
-
-    /// Lets acknowledgements of messages that applications were just given wait for so many turns: an answer that is
-    /// posted meanwhile takes them along, which saves a send and a receive.
-    pub fn wait_for_answers(&mut self, turns: u32) {
-        self.patience = turns;
-    }
-
-    /// Whether there is nothing to send in this turn that had not better wait.
-    fn waits_for_answers(&mut self) -> bool {
-        let waits = self.waited < self.patience
-            && self.unsent.is_none()
-            && self.faults.is_none()
-            && self.hca.awaits_answers();
-        self.waited = if waits { self.waited + 1 } else { 0 };
-        waits
     }
 
     /// Reads link control now and then, at once if somebody waits for a grant.

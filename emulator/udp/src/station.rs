@@ -18,9 +18,6 @@ const TAKE_OVER: Duration = Duration::from_micros(50);
 /// After so many turns without anything to do, a caller that drives lets others have its processor now and then.
 const EMPTY_TURNS: u32 = 64;
 
-/// How many turns of the thread, each with a chance for others to run, an acknowledgement waits for an answer.
-const ANSWER_TURNS: u32 = 8;
-
 /// How long a card that ends may take to send what it has.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -73,9 +70,6 @@ impl<M: Memory + Send + 'static> Station<M> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
         let bells = Arc::new(Bells::new()?);
         driver.ring_with(bells.clone())?;
-        if let Conduct::Thread { .. } = conduct {
-            driver.wait_for_answers(ANSWER_TURNS);
-        }
         let name = format!("softhca {}", driver.address());
         let started = driver.started();
         let core = Arc::new(Core {

@@ -172,13 +172,13 @@ fn take<M: Memory>(
         found.clear();
         let mut identified = Identified { chunk, address, check, limit, found };
         // Packets, from the present one on, whose payload is in its place already.
-        let mut placed = 0;
+        let (mut placed, segments) = (0, chunk.segments());
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (envelope, transport) = identified.packet(index, datagram.bytes);
             witness.frame(now, Passage::Received, &envelope, datagram.bytes);
             let mut events = Events(witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            if placed == 0 && ctx.memory.is_far() && held.is_empty() {
+            if placed == 0 && ctx.memory.is_far() && index + 1 < segments && held.is_empty() {
                 let following = (index..).zip(chunk.from(index).datagrams());
                 let mut packets =
                     following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);
