@@ -11,7 +11,7 @@ use crate::play::{Heard, Origin, Play, Seen};
 use crate::quantity::{Amount, Rate, Time};
 use crate::record::{Moment, Record, SwitchDeeds, Told};
 use crate::report::{Around, ExpectationOutcome, Outcome, RuleOutcome, Skipped, Verdict};
-use crate::sim::pattern;
+use crate::verbs::pattern;
 use softhca_engine::State;
 use softhca_fabric::{self as fabric, CableId, Direction, HostId, RuleId, Span, SwitchId};
 use softhca_queue::{Completion, Counters};

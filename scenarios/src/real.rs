@@ -9,7 +9,7 @@ use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome, Verdict};
-use crate::sim::{QUEUE_KEY, pattern, request_of};
+use crate::verbs::{QUEUE_KEY, pattern, request_of};
 use meeting::Meetings;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,

@@ -3,7 +3,7 @@
 use super::Stage;
 use crate::plan::PairPlan;
 use crate::play::{News, Play};
-use crate::sim::meeting::{parameters, space};
+use crate::verbs::{parameters, space};
 use softhca::rdma_cm::{CmOption, CmState, DATAGRAM_KEY, DatagramTarget, Event, EventChannel, Id};
 use softhca::{Error, Modify, QpKind, QueuePair, State};
 use softhca_engine::Resource;

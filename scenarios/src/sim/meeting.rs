@@ -3,12 +3,11 @@
 use super::{Side, Theatre};
 use crate::plan::{PairPlan, Plan};
 use crate::play::{News, Play};
+use crate::verbs::{parameters, space};
 use softhca_engine::{CmChannelId, CmId, Error, Modify, QpKind, State};
 use softhca_fabric::{Endpoint, Flow, HostId, World};
 use softhca_queue::Datagram;
-use softhca_queue::cm::{
-    Call, CmOption, DATAGRAM_KEY, DatagramTarget, Detail, Event, Parameters, PortSpace, Reply,
-};
+use softhca_queue::cm::{Call, CmOption, DATAGRAM_KEY, DatagramTarget, Detail, Event, Reply};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -48,28 +47,6 @@ pub(super) fn prepare(world: &mut World, host: HostId, qpn: Qpn, pair: &PairPlan
             let modify = Modify::default().state(State::Init).partition_index(0).port(1).access(pair.access);
             verbs.modify(qpn, modify).map(|_| ())
         }
-    }
-}
-
-/// The port space of queue pairs of this kind.
-pub(crate) const fn space(kind: QpKind) -> PortSpace {
-    match kind {
-        QpKind::Ud => PortSpace::Udp,
-        QpKind::Rc => PortSpace::Tcp,
-        _ => PortSpace::Ib,
-    }
-}
-
-/// What a side of a pair offers and asks for.
-pub(crate) fn parameters(pair: &PairPlan, queue_pair: Qpn, private_data: &[u8]) -> Parameters {
-    Parameters {
-        private_data: private_data.to_vec(),
-        responder_resources: pair.reads,
-        initiator_depth: pair.reads,
-        retry_count: pair.retry_count,
-        rnr_retry_count: pair.rnr_retry,
-        queue_pair,
-        ..Parameters::default()
     }
 }
 
