@@ -8,7 +8,7 @@ use crate::language::SwitchExpectation;
 use crate::plan::{
     Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, Node, OrderCheck, Plan,
 };
-use crate::play::{Heard, Origin, Play, Seen};
+use crate::play::{Account, Heard, Origin, Seen};
 use crate::quantity::{Amount, Time};
 use crate::record::{Record, SwitchDeeds};
 use crate::report::{Around, ExpectationOutcome, Outcome, RuleOutcome, Skipped, Verdict};
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 /// Everything that a driver found out.
 pub(crate) struct Evidence<'a> {
     pub record: &'a Record,
-    pub play: &'a Play<'a>,
+    pub account: &'a Account,
     /// Packets that each counting rule saw.
     pub counted: Vec<u64>,
     /// How often each fault happened.
@@ -152,7 +152,7 @@ pub(crate) fn judge(
             around: judge.somewhere(),
         });
     }
-    let error = evidence.play.broken.clone();
+    let error = evidence.account.broken.clone();
     let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
         (Some(_), _) => Verdict::Error,
         (None, true) => Verdict::Pass,
@@ -189,7 +189,7 @@ impl Judge<'_> {
 
     /// The end of the first connection, when nothing better is known.
     fn somewhere(&self) -> Option<Around> {
-        let last = self.evidence.play.seen.last().map_or(0, |seen| seen.time_ns);
+        let last = self.evidence.account.seen.last().map_or(0, |seen| seen.time_ns);
         (!self.plan.qps.is_empty()).then(|| Around { time_ns: last, qp: self.name(0).to_owned() })
     }
 
@@ -237,10 +237,10 @@ impl Judge<'_> {
                 Finding::new(times.holds(found), format!("{found} of them")).at(self.somewhere())
             }
             Check::Verbs { host, errno, times } => {
-                let failed = evidence.play.failed.iter().filter(|failed| failed.host == *host);
+                let failed = evidence.account.failed.iter().filter(|failed| failed.host == *host);
                 let found =
                     failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
-                let last = evidence.play.failed.last().map_or(0, |failed| failed.time_ns);
+                let last = evidence.account.failed.last().map_or(0, |failed| failed.time_ns);
                 let detail = match found {
                     0 => "no call failed so".to_owned(),
                     _ => format!("{found} calls failed so, the last at {}", Time(last)),
@@ -294,7 +294,7 @@ impl Judge<'_> {
     }
 
     fn completion(&self, check: &CompletionCheck) -> Finding {
-        let seen = &self.evidence.play.seen;
+        let seen = &self.evidence.account.seen;
         let matches = |seen: &&Seen| self.is_it(check, seen.qp, &seen.completion, seen.origin, seen.time_ns);
         let found = seen.iter().filter(matches).count() as u64;
         let times = check.times.unwrap_or(Amount::SOME);
@@ -322,7 +322,7 @@ impl Judge<'_> {
     }
 
     fn connection(&self, check: &ConnectionCheck) -> Finding {
-        let heard = &self.evidence.play.connections.heard;
+        let heard = &self.evidence.account.connections.heard;
         let near = |heard: &&Heard| {
             check.qp.is_none_or(|qp| heard.qp == Some(qp)) && check.host.is_none_or(|host| heard.host == host)
         };
@@ -347,7 +347,7 @@ impl Judge<'_> {
         if told.is_empty() {
             detail = "nothing was heard there".into();
         }
-        let failed = &self.evidence.play.failed;
+        let failed = &self.evidence.account.failed;
         if let (false, Some(last)) = (check.times.holds(found), failed.last()) {
             detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
         }
@@ -391,7 +391,7 @@ impl Judge<'_> {
         };
         let role = self.plan.counts[count].rule.selector.role;
         let fault = self.evidence.record.fired_at.values().next().map(|(first, _)| *first);
-        let time_ns = fault.or(self.evidence.play.seen.first().map(|seen| seen.time_ns)).unwrap_or(0);
+        let time_ns = fault.or(self.evidence.account.seen.first().map(|seen| seen.time_ns)).unwrap_or(0);
         Finding::new(times.holds(found), words).at(self.around(time_ns, role.map_or(0, Plan::of_role)))
     }
 
@@ -409,7 +409,7 @@ impl Judge<'_> {
         let around = || {
             let last = self
                 .evidence
-                .play
+                .account
                 .seen
                 .iter()
                 .rev()

@@ -7,20 +7,19 @@ mod connections;
 mod faults;
 mod flows;
 
-pub use connections::{Connections, Heard, News};
+pub use connections::{ConnectionManagers, Connections, Heard, News};
 pub use flows::Progress;
 
 use crate::language::{CallName, Errno};
-use crate::plan::{Area, Deed, Disturbance, FaultKind, FlowKind, Plan, Work};
+use crate::plan::{Area, Deed, FaultKind, FlowKind, Incident, Plan, StepPlan, Work};
 use faults::Count;
-use softhca_engine::{QpKind, State};
+use softhca_engine::State;
 use softhca_fabric::RuleId;
-use softhca_queue::cm::DatagramTarget;
 use softhca_queue::{Access, Completion, Status};
 use std::collections::BTreeMap;
 
 /// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
-pub trait Hosts {
+pub trait Hosts: ConnectionManagers {
     /// Posts a send work request.
     fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno>;
     /// Posts a receive, `offset` bytes into the queue pair's memory.
@@ -35,24 +34,8 @@ pub trait Hosts {
     fn deregister(&mut self, qp: usize) -> Result<(), String>;
     /// Changes what the memory of a queue pair allows.
     fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String>;
-    /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
-    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno>;
-    /// Asks the host of a queue pair's peer for a connection; returns the identifier.
-    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
-    /// Takes a queue pair to RTS and accepts the request that an identifier stands for.
-    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
-    /// Refuses a request.
-    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
-    /// Takes a queue pair whose request was accepted to RTS, and tells the other side.
-    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets a datagram queue pair send to the one that was found.
-    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno>;
-    /// Stops a queue pair and ends its connection, or agrees to its end.
-    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets go of everything that a host's program has of the connection manager.
-    fn close(&mut self, host: usize);
     /// Does something to a cable, a switch or a card.
-    fn disturb(&mut self, what: &Disturbance) -> Result<(), String>;
+    fn disturb(&mut self, what: Incident) -> Result<(), String>;
 }
 
 /// Whose work a completion ends.
@@ -96,11 +79,42 @@ pub struct Failed {
     pub errno: Errno,
 }
 
+/// What the programs of all hosts did and saw: what a judge hears of them.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    /// How far each flow has come.
+    pub progress: Vec<Progress>,
+    /// Completions that each step has still to wait for.
+    pub step_left: Vec<u32>,
+    /// How often each fault happened that is not about packets.
+    pub fired: BTreeMap<RuleId, u64>,
+    /// Every completion that a program got.
+    pub seen: Vec<Seen>,
+    /// Every call that failed.
+    pub failed: Vec<Failed>,
+    /// Their connections.
+    pub connections: Connections,
+    /// What the driver could not do.
+    pub broken: Option<String>,
+}
+
+impl Account {
+    /// Nothing was done yet.
+    pub fn new(plan: &Plan) -> Account {
+        let left = |step: &StepPlan| if step.deed.is_awaited() { step.repeat } else { 0 };
+        Account {
+            progress: vec![Progress::default(); plan.flows.len()],
+            step_left: plan.steps.iter().map(left).collect(),
+            ..Account::default()
+        }
+    }
+}
+
 /// What is done at a time.
 #[derive(Clone, Debug)]
 enum Cue {
     Fault(usize),
-    Undo(Disturbance),
+    Incident(Incident),
     Receives(usize),
     Step(usize),
     Flow(usize),
@@ -142,21 +156,9 @@ pub struct Play<'p> {
     serial: u64,
     sides: Vec<Side>,
     programs: Vec<Program>,
-    /// How far each flow has come.
-    pub progress: Vec<Progress>,
-    /// Completions that each step has still to wait for.
-    pub step_left: Vec<u32>,
     counts: BTreeMap<RuleId, Count>,
-    /// How often each fault happened that is not about packets.
-    pub fired: BTreeMap<RuleId, u64>,
-    /// Every completion that a program got.
-    pub seen: Vec<Seen>,
-    /// Every call that failed.
-    pub failed: Vec<Failed>,
-    /// Their connections.
-    pub connections: Connections,
-    /// What the driver could not do.
-    pub broken: Option<String>,
+    /// What they did and saw.
+    pub account: Account,
 }
 
 impl<'p> Play<'p> {
@@ -168,18 +170,8 @@ impl<'p> Play<'p> {
             serial: 0,
             sides: vec![Side { next_id: 1, next_receive: FIRST_STANDING, ..Side::default() }; plan.qps.len()],
             programs: vec![Program::default(); plan.hosts.len()],
-            progress: vec![Progress::default(); plan.flows.len()],
-            step_left: plan
-                .steps
-                .iter()
-                .map(|step| if step.deed.is_awaited() { step.repeat } else { 0 })
-                .collect(),
             counts: BTreeMap::new(),
-            fired: BTreeMap::new(),
-            seen: Vec::new(),
-            failed: Vec::new(),
-            connections: Connections::default(),
-            broken: None,
+            account: Account::new(plan),
         };
         // At one time, faults come first, then receives, then work.
         for (index, fault) in plan.faults.iter().enumerate() {
@@ -231,7 +223,7 @@ impl<'p> Play<'p> {
             Cue::Receives(qp) | Cue::HandOver(qp, _) => *qp,
             Cue::Step(step) => self.plan.steps[*step].qp,
             Cue::Flow(flow) => self.plan.flows[*flow].qp,
-            Cue::Fault(_) | Cue::Undo(_) => return None,
+            Cue::Fault(_) | Cue::Incident(_) => return None,
         };
         Some(self.plan.qps[qp].host)
     }
@@ -247,15 +239,15 @@ impl<'p> Play<'p> {
             Cue::Fault(index) => {
                 let fault = &self.plan.faults[index];
                 if let FaultKind::Timed { what, .. } = &fault.kind {
-                    *self.fired.entry(fault.id).or_default() += 1;
+                    *self.account.fired.entry(fault.id).or_default() += 1;
                     self.disturb(now_ns, what, hosts);
                 }
             }
-            Cue::Undo(what) => self.tell(&what, hosts),
+            Cue::Incident(what) => self.tell(what, hosts),
             Cue::Receives(qp) => self.post_receives(now_ns, qp, hosts),
             Cue::Step(step) => self.do_step(now_ns, step, hosts),
             Cue::Flow(flow) => {
-                self.progress[flow].waits = false;
+                self.account.progress[flow].waits = false;
                 self.pump(now_ns, flow, hosts);
             }
             Cue::HandOver(qp, completion) => self.take(now_ns, qp, completion, hosts),
@@ -321,7 +313,7 @@ impl<'p> Play<'p> {
                 true
             }
             Err(errno) => {
-                self.failed.push(Failed { time_ns: now_ns, host: self.plan.qps[qp].host, errno });
+                self.account.failed.push(Failed { time_ns: now_ns, host: self.plan.qps[qp].host, errno });
                 false
             }
         }
@@ -336,7 +328,7 @@ impl<'p> Play<'p> {
                 Deed::Post(work) => {
                     let posted = self.post(now_ns, step.qp, work, Origin::Step(index), hosts);
                     if !posted {
-                        self.step_left[index] = self.step_left[index].saturating_sub(1);
+                        self.account.step_left[index] = self.account.step_left[index].saturating_sub(1);
                     }
                     Ok(())
                 }
@@ -347,7 +339,7 @@ impl<'p> Play<'p> {
                     let posted =
                         self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
                     if !posted {
-                        self.step_left[index] = self.step_left[index].saturating_sub(1);
+                        self.account.step_left[index] = self.account.step_left[index].saturating_sub(1);
                     }
                     Ok(())
                 }
@@ -371,7 +363,7 @@ impl<'p> Play<'p> {
             };
             if let Err(why) = outcome {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
-                self.broken.get_or_insert(format!("{name}: {why}"));
+                self.account.broken.get_or_insert(format!("{name}: {why}"));
             }
         }
     }
@@ -393,13 +385,13 @@ impl<'p> Play<'p> {
         let is_receive = completion.operation.is_receive();
         let is_round = is_receive && self.ping_pong_of(qp).is_some();
         if !is_round || origin != Some(Origin::Standing) {
-            self.seen.push(Seen { time_ns: now_ns, qp, completion, origin, posted_ns, bytes });
+            self.account.seen.push(Seen { time_ns: now_ns, qp, completion, origin, posted_ns, bytes });
         }
         let success = completion.status == Status::Success;
         match origin {
             Some(Origin::Step(step)) => {
-                self.step_left[step] = self.step_left[step].saturating_sub(1);
-                if self.step_left[step] == 0 {
+                self.account.step_left[step] = self.account.step_left[step].saturating_sub(1);
+                if self.account.step_left[step] == 0 {
                     self.start_followers(now_ns, step);
                 }
             }

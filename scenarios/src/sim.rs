@@ -166,7 +166,7 @@ impl Theatre {
     fn run(&mut self, play: &mut Play<'_>, limit_ns: u64) -> bool {
         loop {
             self.hand_over(play);
-            if play.broken.is_some() {
+            if play.account.broken.is_some() {
                 return false;
             }
             let world_at = self.world.next_event_at().map(Instant::nanos);
@@ -213,7 +213,7 @@ impl Theatre {
                 .fold((0, 0), |sum, (_, tally)| (sum.0 + tally.matched, sum.1 + tally.fired))
         };
         let counted = plan.counts.iter().map(|count| tally(count.rule.id).0).collect();
-        let mut fired: BTreeMap<RuleId, u64> = play.fired.clone();
+        let mut fired: BTreeMap<RuleId, u64> = play.account.fired.clone();
         for fault in &plan.faults {
             if matches!(fault.kind, FaultKind::Packets { .. }) {
                 fired.insert(fault.id, tally(fault.id).1);
@@ -249,7 +249,7 @@ impl Theatre {
         let record = std::mem::take(&mut self.watcher.borrow_mut().record);
         let evidence = Evidence {
             record: &record,
-            play: &play,
+            account: &play.account,
             counted,
             fired,
             counters,

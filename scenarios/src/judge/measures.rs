@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 impl Judge<'_> {
     /// Completions of a subject that count as work done, in order.
     fn done<'b>(&'b self, of: &'b Subject) -> impl Iterator<Item = &'b Seen> {
-        self.evidence.play.seen.iter().filter(move |seen| {
+        self.evidence.account.seen.iter().filter(move |seen| {
             let mine = match seen.origin {
                 Some(Origin::Flow(flow)) => of.step.is_none() && of.workload.is_none_or(|w| self.plan.flows[flow].workload == w),
                 Some(Origin::Step(step)) => of.workload.is_none() && of.step.is_none_or(|wanted| wanted == step),
@@ -88,13 +88,13 @@ impl Judge<'_> {
     }
 
     pub(super) fn finish(&self, of: Option<&Subject>, bound: &Bound<u64>) -> Finding {
-        let play = self.evidence.play;
+        let account = self.evidence.account;
         let mut open = Vec::new();
         for (index, flow) in self.plan.flows.iter().enumerate() {
             let mine = of.is_none_or(|of| {
                 of.workload.map_or(of.step.is_none() && of.qps.contains(&flow.qp), |w| w == flow.workload)
             });
-            let done = play.progress[index].done;
+            let done = account.progress[index].done;
             if mine && flow.count.is_some_and(|count| done < count) {
                 open.push(format!(
                     "{} did {done} of {} messages",
@@ -107,12 +107,12 @@ impl Judge<'_> {
             let mine = of.is_none_or(|of| {
                 of.step.map_or(of.workload.is_none() && of.qps.contains(&step.qp), |wanted| wanted == index)
             });
-            if mine && play.step_left[index] > 0 {
+            if mine && account.step_left[index] > 0 {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
-                open.push(format!("{name} waits for {} completions", play.step_left[index]));
+                open.push(format!("{name} waits for {} completions", account.step_left[index]));
             }
         }
-        let last = play
+        let last = account
             .seen
             .iter()
             .filter(|seen| of.is_none_or(|of| of.qps.contains(&seen.qp)))

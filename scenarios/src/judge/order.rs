@@ -39,7 +39,7 @@ impl Judge<'_> {
             }
             (OrderCheck::Completion(check, _), Moment::Completed { completion }) => {
                 let Some(qp) = told.qp else { return false };
-                let seen = &self.evidence.play.seen;
+                let seen = &self.evidence.account.seen;
                 let same = |seen: &&Seen| {
                     seen.qp == qp
                         && seen.completion.id == completion.id
@@ -53,7 +53,7 @@ impl Judge<'_> {
                 told.host == Some(*host) && name == raised
             }
             (OrderCheck::Connection(check, _), Moment::Connection { id, kind, status }) => {
-                let qp = told.host.and_then(|host| self.evidence.play.connections.qp_of(host, *id));
+                let qp = told.host.and_then(|host| self.evidence.account.connections.qp_of(host, *id));
                 check.kind == *kind
                     && check.status.is_none_or(|wanted| wanted == *status)
                     && check.host.is_none_or(|host| told.host == Some(host))

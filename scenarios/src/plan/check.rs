@@ -248,20 +248,3 @@ pub struct PacketLook {
     /// What it is like; the direction is left out.
     pub selector: Selector,
 }
-
-/// The names of asynchronous events.
-pub(crate) const EVENTS: [&str; 13] = [
-    "CQ_ERR",
-    "QP_FATAL",
-    "QP_REQ_ERR",
-    "QP_ACCESS_ERR",
-    "COMM_EST",
-    "SQ_DRAINED",
-    "QP_LAST_WQE_REACHED",
-    "SRQ_ERR",
-    "SRQ_LIMIT_REACHED",
-    "PORT_ACTIVE",
-    "PORT_ERR",
-    "GID_CHANGE",
-    "DEVICE_FATAL",
-];

@@ -2,7 +2,7 @@
 
 use super::build::{Builder, state_of};
 use super::check::{
-    Check, CompletionCheck, ConnectionCheck, EVENTS, Expectation, MemoryClaim, OrderCheck, PacketLook,
+    Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook,
 };
 use super::{Area, CountPlan, FaultPlan, Node, measures, rules, words};
 use crate::language::{
@@ -12,6 +12,7 @@ use crate::language::{
 };
 use crate::quantity::Amount;
 use crate::source::{Problem, join};
+use softhca_engine::AsyncEvent;
 use softhca_fabric::{Action, Direction, Repeat, Rule, RuleId, Selector, Span};
 use softhca_queue::{CompletionOperation, Counters};
 
@@ -273,11 +274,11 @@ fn step_named(builder: &Builder<'_>, name: &str, path: &str) -> Result<usize, Pr
 fn event(builder: &Builder<'_>, spec: &EventExpectation, path: &str) -> Result<(usize, String), Problem> {
     let host = builder.network.host(&spec.host, builder.source, &join(path, "host"))?;
     let name = spec.name.replace('-', "_").to_uppercase();
-    match EVENTS.contains(&name.as_str()) {
+    match AsyncEvent::NAMES.contains(&name.as_str()) {
         true => Ok((host, name)),
         false => Err(builder
             .problem(&join(path, "name"), format!("there is no event {:?}", spec.name))
-            .suggest(&name, EVENTS)),
+            .suggest(&name, AsyncEvent::NAMES)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What goes wrong in a plan, with every name resolved.
 
 use crate::language::{CallName, Errno, RaisedName, StatusName};
-use softhca_fabric::{FlowControl, Marking, Repeat, Rule, RuleId};
+use softhca_fabric::{FlowControl, LinkState, Marking, Repeat, Rule, RuleId};
 
 /// Something that goes wrong.
 #[derive(Clone, Debug)]
@@ -68,32 +68,54 @@ pub enum Change {
 /// Something that happens at a time, outside of packets.
 #[derive(Clone, Debug)]
 pub enum Disturbance {
-    /// A cable goes down.
-    Down {
-        /// Which.
-        cable: usize,
-        /// Forward, backward.
-        ways: [bool; 2],
-        /// For how long.
+    /// To a cable, a switch or a card.
+    Incident {
+        /// What.
+        what: Incident,
+        /// After which the opposite happens.
         for_ns: Option<u64>,
     },
-    /// A cable comes up again.
-    Up {
+    /// A cable goes down and up.
+    Flap(Flap),
+    /// A host stands still, card and program.
+    Stall {
+        /// Which.
+        host: usize,
+        /// For how long.
+        for_ns: u64,
+    },
+    /// A program posts no receives.
+    NoReceives {
+        /// Whose.
+        host: usize,
+        /// For how long.
+        for_ns: u64,
+    },
+    /// A program takes its time.
+    SlowReceiver {
+        /// Whose.
+        host: usize,
+        /// How long each.
+        delay_ns: u64,
+    },
+    /// A program dies.
+    Kill {
+        /// Whose.
+        host: usize,
+    },
+}
+
+/// What a driver does to a cable, a switch or a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incident {
+    /// A cable goes down or comes up.
+    Link {
         /// Which.
         cable: usize,
         /// Forward, backward.
         ways: [bool; 2],
-    },
-    /// A cable goes down and up.
-    Flap {
-        /// Which.
-        cable: usize,
-        /// How long down.
-        down_ns: u64,
-        /// How long up.
-        up_ns: u64,
-        /// How often.
-        times: u32,
+        /// What it is from now on.
+        state: LinkState,
     },
     /// A cable has another rate.
     Rate {
@@ -120,8 +142,6 @@ pub enum Disturbance {
     PauseStorm {
         /// Whose.
         host: usize,
-        /// For how long.
-        for_ns: Option<u64>,
         /// On which priority.
         priority: u8,
     },
@@ -132,31 +152,12 @@ pub enum Disturbance {
         /// On which priority.
         priority: u8,
     },
-    /// A host stands still.
+    /// A card stands still.
     Stall {
-        /// Which.
-        host: usize,
-        /// For how long.
-        for_ns: u64,
-    },
-    /// A program posts no receives.
-    NoReceives {
         /// Whose.
         host: usize,
         /// For how long.
         for_ns: u64,
-    },
-    /// A program takes its time.
-    SlowReceiver {
-        /// Whose.
-        host: usize,
-        /// How long each.
-        delay_ns: u64,
-    },
-    /// A program dies.
-    Kill {
-        /// Whose.
-        host: usize,
     },
     /// An event is raised.
     Raise {
@@ -165,6 +166,43 @@ pub enum Disturbance {
         /// Which.
         event: RaisedName,
     },
+}
+
+impl Incident {
+    /// What ends it, if anything does.
+    pub const fn opposite(self) -> Option<Incident> {
+        match self {
+            Incident::Link { cable, ways, state: LinkState::Down } => {
+                Some(Incident::Link { cable, ways, state: LinkState::Up })
+            }
+            Incident::PauseStorm { host, priority } => Some(Incident::StormOver { host, priority }),
+            _ => None,
+        }
+    }
+}
+
+/// A cable that goes down and up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flap {
+    /// Which.
+    pub cable: usize,
+    /// How long down.
+    pub down_ns: u64,
+    /// How long up.
+    pub up_ns: u64,
+    /// How often.
+    pub times: u32,
+}
+
+impl Flap {
+    /// When the cable goes down and comes up, if it begins at this time.
+    pub fn turns(self, from_ns: u64) -> impl Iterator<Item = (u64, LinkState)> {
+        let Flap { down_ns, up_ns, times, .. } = self;
+        (0..u64::from(times)).flat_map(move |n| {
+            let at = from_ns + n * (down_ns + up_ns);
+            [(at, LinkState::Down), (at + down_ns, LinkState::Up)]
+        })
+    }
 }
 
 /// What a switch does differently from a time on.

@@ -15,11 +15,10 @@ mod work;
 mod workloads;
 
 pub(crate) use build::build;
-pub(crate) use check::EVENTS;
 pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject,
 };
-pub use fault::{Change, CountPlan, Disturbance, FaultKind, FaultPlan, SwitchChange};
+pub use fault::{Change, CountPlan, Disturbance, FaultKind, FaultPlan, Flap, Incident, SwitchChange};
 pub(crate) use network::usual_settings;
 pub use work::{Area, CommandPlan, Deed, FlowKind, FlowPlan, Job, StepPlan, Work};
 

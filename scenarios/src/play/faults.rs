@@ -2,7 +2,7 @@
 
 use super::{Cue, Hosts, Play};
 use crate::language::{CallName, Errno};
-use crate::plan::{Change, Disturbance, FaultKind};
+use crate::plan::{Change, Disturbance, FaultKind, Incident};
 use softhca_fabric::{Choice, Repeat, RuleId, Seed};
 use softhca_queue::Completion;
 
@@ -32,46 +32,37 @@ impl Count {
 
 impl Play<'_> {
     /// Has the driver do it.
-    pub(super) fn tell(&mut self, what: &Disturbance, hosts: &mut dyn Hosts) {
+    pub(super) fn tell(&mut self, what: Incident, hosts: &mut dyn Hosts) {
         if let Err(why) = hosts.disturb(what) {
-            self.broken.get_or_insert(why);
+            self.account.broken.get_or_insert(why);
         }
     }
 
     /// Something happens to programs, cards or cables.
     pub(super) fn disturb(&mut self, now_ns: u64, what: &Disturbance, hosts: &mut dyn Hosts) {
         match *what {
-            Disturbance::NoReceives { host, for_ns } => {
-                self.programs[host].no_receives_until = now_ns + for_ns
-            }
-            Disturbance::SlowReceiver { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
-            Disturbance::Kill { host } => self.kill(host, hosts),
-            Disturbance::Flap { cable, down_ns, up_ns, times } => {
-                let ways = [true, true];
-                for n in 0..u64::from(times) {
-                    let at = now_ns + n * (down_ns + up_ns);
-                    self.schedule(at, Cue::Undo(Disturbance::Down { cable, ways, for_ns: None }));
-                    self.schedule(at + down_ns, Cue::Undo(Disturbance::Up { cable, ways }));
+            Disturbance::Incident { what, for_ns } => {
+                self.tell(what, hosts);
+                if let (Some(for_ns), Some(opposite)) = (for_ns, what.opposite()) {
+                    self.schedule(now_ns + for_ns, Cue::Incident(opposite));
                 }
             }
-            Disturbance::Down { cable, ways, for_ns } => {
-                self.tell(what, hosts);
-                if let Some(for_ns) = for_ns {
-                    self.schedule(now_ns + for_ns, Cue::Undo(Disturbance::Up { cable, ways }));
+            Disturbance::Flap(flap) => {
+                let (cable, ways) = (flap.cable, [true, true]);
+                for (at_ns, state) in flap.turns(now_ns) {
+                    self.schedule(at_ns, Cue::Incident(Incident::Link { cable, ways, state }));
                 }
             }
             Disturbance::Stall { host, for_ns } => {
                 let until = &mut self.programs[host].stalled_until;
                 *until = (*until).max(now_ns + for_ns);
-                self.tell(what, hosts);
+                self.tell(Incident::Stall { host, for_ns }, hosts);
             }
-            Disturbance::PauseStorm { host, for_ns, priority } => {
-                self.tell(what, hosts);
-                if let Some(for_ns) = for_ns {
-                    self.schedule(now_ns + for_ns, Cue::Undo(Disturbance::StormOver { host, priority }));
-                }
+            Disturbance::NoReceives { host, for_ns } => {
+                self.programs[host].no_receives_until = now_ns + for_ns
             }
-            _ => self.tell(what, hosts),
+            Disturbance::SlowReceiver { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
+            Disturbance::Kill { host } => self.kill(host, hosts),
         }
     }
 
@@ -83,7 +74,7 @@ impl Play<'_> {
             }
         }
         hosts.close(host);
-        for (progress, flow) in self.progress.iter_mut().zip(&self.plan.flows) {
+        for (progress, flow) in self.account.progress.iter_mut().zip(&self.plan.flows) {
             progress.is_over |= self.plan.qps[flow.qp].host == host;
         }
     }
@@ -97,7 +88,7 @@ impl Play<'_> {
                 && *wanted == call
                 && self.counts.entry(fault.id).or_default().next(repeat, plan.seed, fault.id)
             {
-                *self.fired.entry(fault.id).or_default() += 1;
+                *self.account.fired.entry(fault.id).or_default() += 1;
                 return Some(*errno);
             }
         }
@@ -113,7 +104,7 @@ impl Play<'_> {
                 && *wanted == qp
                 && self.counts.entry(fault.id).or_default().next(repeat, plan.seed, fault.id)
             {
-                *self.fired.entry(fault.id).or_default() += 1;
+                *self.account.fired.entry(fault.id).or_default() += 1;
                 match change {
                     Change::Status(status) => completion.status = status.status(),
                     Change::Hold(ns) => hold_ns += ns,

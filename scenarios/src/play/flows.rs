@@ -24,14 +24,14 @@ impl Play<'_> {
     pub(super) fn pump(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
         let plan = self.plan;
         let flow = &plan.flows[index];
-        while !self.progress[index].is_over {
-            let progress = self.progress[index];
+        while !self.account.progress[index].is_over {
+            let progress = self.account.progress[index];
             if flow.count.is_some_and(|count| progress.posted >= count) {
                 return;
             }
             if flow.until_ns.is_some_and(|until| now_ns > until) {
                 // What is outstanding may still come back.
-                self.progress[index].is_over = true;
+                self.account.progress[index].is_over = true;
                 return;
             }
             if progress.outstanding >= flow.depth {
@@ -39,14 +39,14 @@ impl Play<'_> {
             }
             if progress.next_at_ns > now_ns {
                 if !progress.waits {
-                    self.progress[index].waits = true;
+                    self.account.progress[index].waits = true;
                     self.schedule(progress.next_at_ns, Cue::Flow(index));
                 }
                 return;
             }
             let work = self.work_of(index, progress.posted);
             let posted = self.post(now_ns, flow.qp, &work, Origin::Flow(index), hosts);
-            let progress = &mut self.progress[index];
+            let progress = &mut self.account.progress[index];
             progress.posted += 1;
             progress.next_at_ns = now_ns + flow.every_ns;
             match posted {
@@ -86,7 +86,7 @@ impl Play<'_> {
 
     /// A message of a flow ended.
     pub(super) fn advance(&mut self, now_ns: u64, flow: usize, success: bool, hosts: &mut dyn Hosts) {
-        let progress = &mut self.progress[flow];
+        let progress = &mut self.account.progress[flow];
         progress.outstanding = progress.outstanding.saturating_sub(1);
         match success {
             true => progress.done += 1,
@@ -106,12 +106,19 @@ impl Play<'_> {
     pub(super) fn bounce(&mut self, now_ns: u64, qp: usize, completion: &Completion, hosts: &mut dyn Hosts) {
         let Some(flow) = self.ping_pong_of(qp) else { return };
         if self.plan.flows[flow].qp == qp {
-            let progress = self.progress[flow];
+            let progress = self.account.progress[flow];
             // The latency of a round counts from its first message.
             let posted_ns = progress.next_at_ns;
             let bytes = self.plan.flows[flow].bytes;
             let origin = Some(Origin::Flow(flow));
-            self.seen.push(Seen { time_ns: now_ns, qp, completion: *completion, origin, posted_ns, bytes });
+            self.account.seen.push(Seen {
+                time_ns: now_ns,
+                qp,
+                completion: *completion,
+                origin,
+                posted_ns,
+                bytes,
+            });
             self.advance(now_ns, flow, true, hosts);
         } else {
             let work = self.work_of(flow, 0);

@@ -1,13 +1,12 @@
 //! What programs do to the cards and cables of a world.
 
-use super::{Theatre, meeting};
+use super::Theatre;
 use crate::language::{Errno, RaisedName};
-use crate::plan::{Disturbance, SwitchChange, Work};
+use crate::plan::{Incident, SwitchChange, Work};
 use crate::play::Hosts;
 use crate::verbs::request_of;
-use softhca_engine::{AsyncEvent, CmId, Instant, Modify, QpKind, State};
-use softhca_fabric::{CableId, Direction, HostId, LinkState, SwitchId};
-use softhca_queue::cm::{self, DatagramTarget, RejectReason};
+use softhca_engine::{AsyncEvent, Instant, Modify, State};
+use softhca_fabric::{CableId, Direction, HostId, SwitchId};
 use softhca_queue::{Access, Payload, Receive, Sge};
 use softhca_wire::{LocalKey, RemoteKey};
 use std::num::NonZeroU64;
@@ -25,10 +24,6 @@ impl Theatre {
         let side = &self.sides[qp];
         (side.base, side.key, side.area)
     }
-}
-
-fn refused(error: softhca_engine::Error) -> Errno {
-    Errno::of(error.errno())
 }
 
 impl Hosts for Theatre {
@@ -95,78 +90,32 @@ impl Hosts for Theatre {
         changed.map(|_| ()).map_err(|why| why.to_string())
     }
 
-    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
-        meeting::listen(self, host, kind, port).map_err(refused)
-    }
-
-    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
-        meeting::connect(self, qp, port, private_data).map_err(refused)
-    }
-
-    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
-        meeting::accept(self, qp, CmId(id), private_data).map_err(refused)
-    }
-
-    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
-        let (id, reason, private_data) = (CmId(id), RejectReason(reason), private_data.to_vec());
-        let call = cm::Call::Reject { id, reason, private_data };
-        self.world.on(self.sides[qp].host).cm(call).map(|_| ()).map_err(refused)
-    }
-
-    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
-        meeting::establish(self, qp, CmId(id)).map_err(refused)
-    }
-
-    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
-        meeting::aim(self, qp, target).map_err(refused)
-    }
-
-    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
-        let mut verbs = self.world.on(self.sides[qp].host);
-        // One that is in the error state already is as good.
-        let _ = verbs.modify(self.sides[qp].qpn, Modify::default().state(State::Error));
-        verbs.cm(cm::Call::Disconnect(CmId(id))).map(|_| ()).map_err(refused)
-    }
-
-    fn close(&mut self, host: usize) {
-        for id in self.meetings.forget(host) {
-            // A request that nobody answered went with its listener.
-            let _ = self.world.on(HostId(host as u32)).cm(cm::Call::Destroy(id));
-        }
-    }
-
-    fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {
-        let directions = |ways: [bool; 2]| {
-            [Direction::Forward, Direction::Backward].into_iter().zip(ways).filter(|(_, wanted)| *wanted)
-        };
-        match *what {
-            Disturbance::Down { cable, ways, .. } => {
-                for (direction, _) in directions(ways) {
-                    self.world.set_link(CableId(cable as u32), direction, LinkState::Down);
+    fn disturb(&mut self, what: Incident) -> Result<(), String> {
+        match what {
+            Incident::Link { cable, ways, state } => {
+                for (direction, wanted) in [Direction::Forward, Direction::Backward].into_iter().zip(ways) {
+                    if wanted {
+                        self.world.set_link(CableId(cable as u32), direction, state);
+                    }
                 }
             }
-            Disturbance::Up { cable, ways } => {
-                for (direction, _) in directions(ways) {
-                    self.world.set_link(CableId(cable as u32), direction, LinkState::Up);
-                }
-            }
-            Disturbance::Rate { cable, rate } => {
+            Incident::Rate { cable, rate } => {
                 let cable = self.world.cable_mut(CableId(cable as u32));
                 let mut line = *cable.line();
                 line.bits_per_second = NonZeroU64::new(rate);
                 cable.set_line(line);
             }
-            Disturbance::Mtu { cable, mtu } => {
+            Incident::Mtu { cable, mtu } => {
                 let cable = self.world.cable_mut(CableId(cable as u32));
                 let mut line = *cable.line();
                 line.mtu = mtu;
                 cable.set_line(line);
             }
-            Disturbance::Stall { host, for_ns } => {
+            Incident::Stall { host, for_ns } => {
                 let until = self.world.now().nanos() + for_ns;
                 self.world.stall(HostId(host as u32), Instant::from_nanos(until));
             }
-            Disturbance::Raise { host, event } => {
+            Incident::Raise { host, event } => {
                 let event = match event {
                     RaisedName::PortErr => AsyncEvent::PortDown,
                     RaisedName::PortActive => AsyncEvent::PortActive,
@@ -175,7 +124,7 @@ impl Hosts for Theatre {
                 };
                 self.world.with_card(HostId(host as u32), |hca, ctx| hca.raise(ctx, event));
             }
-            Disturbance::Switch { switch, change } => {
+            Incident::Switch { switch, change } => {
                 let id = SwitchId(switch as u32);
                 let mut settings = *self.world.switch(id).settings();
                 match change {
@@ -185,16 +134,12 @@ impl Hosts for Theatre {
                 }
                 self.world.set_switch(id, settings);
             }
-            Disturbance::PauseStorm { host, priority, .. } => {
+            Incident::PauseStorm { host, priority } => {
                 self.storm(host, |storm| storm | 1 << priority);
             }
-            Disturbance::StormOver { host, priority } => {
+            Incident::StormOver { host, priority } => {
                 self.storm(host, |storm| storm & !(1 << priority));
             }
-            Disturbance::Flap { .. }
-            | Disturbance::NoReceives { .. }
-            | Disturbance::SlowReceiver { .. }
-            | Disturbance::Kill { .. } => unreachable!("the program does these itself"),
         }
         Ok(())
     }
