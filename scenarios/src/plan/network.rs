@@ -145,10 +145,6 @@ impl Network {
         let (rate, buffer) =
             (host.receive_rate.or(device.receive_rate), host.receive_buffer.or(device.receive_buffer));
         let receiver = match (rate, buffer) {
-            (Some(Rate(0)), _) => {
-                let path = place(host.receive_rate.is_some(), "receive-rate");
-                return Err(source.problem(&path, "a card with rate 0 takes nothing"));
-            }
             (Some(rate), buffer) => Some(receiver(rate, buffer)),
             (None, None) => None,
             (None, Some(_)) => {

@@ -90,8 +90,7 @@ fn priorities_are_those_of_a_packet() {
 }
 
 #[test]
-fn what_carries_or_takes_nothing_is_refused() {
-    refused("[device]\nreceive-rate = \"0gbit\"\n", &["a card with rate 0 takes nothing"]);
+fn what_carries_nothing_is_refused() {
     refused(
         "[[fault]]\nlink = \"alice - bob\"\naction = { mtu = 0 }\n",
         &["a cable with MTU 0 carries nothing", "use down"],
