@@ -5,6 +5,7 @@ use softhca::{Entropy, Recovery};
 use softhca_daemon::{Config, Daemon, HostConfig, Signals};
 use softhca_udp::parse_addresses;
 use std::fs::File;
+use std::io::{self, Write};
 use std::net::Ipv6Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -123,10 +124,12 @@ fn serve(config: Config, arguments: &Arguments) -> Result<(), Box<dyn std::error
     if capture.is_some() || log.is_some() {
         daemon.record(capture, log)?;
     }
+    // Whoever reads this may go: the daemon stays.
+    let mut output = io::stdout();
     for host in daemon.status().hosts {
-        println!("{} {} {}", host.host.name, host.host.device, host.host.address);
+        let _ = writeln!(output, "{} {} {}", host.host.name, host.host.device, host.host.address);
     }
-    println!("ready: {}", daemon.socket().display());
+    let _ = writeln!(output, "ready: {}", daemon.socket().display());
     daemon.run(Some(signals.as_fd()))?;
     daemon.stop();
     Ok(())

@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         .unwrap_or_else(|| std::env::temp_dir().join(format!("softhca-demo-{}.pcapng", std::process::id())));
     match play(&path) {
         Ok(()) => {
-            println!("capture: {}", path.display());
+            say!("capture: {}", path.display());
             ExitCode::SUCCESS
         }
         Err(why) => {
@@ -167,11 +167,11 @@ impl Stage {
     /// Announces an act: what will be seen, and why.
     fn open(&mut self, title: &str, text: &str) {
         self.act += 1;
-        println!("{}. {title}\n", self.act);
+        say!("{}. {title}\n", self.act);
         for line in text.lines() {
-            println!("   {}", line.trim());
+            say!("   {}", line.trim());
         }
-        println!();
+        say!("");
     }
 
     /// Two queue pairs of the act, named for the ladder, connected if they can be.
@@ -209,7 +209,7 @@ impl Stage {
     fn close(&self) {
         let mut record = lock(&self.record);
         for ladder in record.ladders.ladders() {
-            println!("{}", ladder.draw(terminal::style()));
+            say!("{}", ladder.draw(terminal::style()));
         }
     }
 }
@@ -231,7 +231,7 @@ fn play(path: &std::path::Path) -> Result<(), Failure> {
     }));
     let alice = Host::new("alice", HostId(0), interfaces[0], &record)?;
     let bob = Host::new("bob", HostId(1), interfaces[1], &record)?;
-    println!(
+    say!(
         "Two RDMA cards made of software, in one process, talk RoCEv2 over real UDP sockets:\n\
          alice at {}, bob at {}, port 4791. A thick rail is a work request under way.\n",
         alice.device.address(),
@@ -385,7 +385,7 @@ fn loss(stage: &mut Stage) -> Result<(), Failure> {
     }
     let raised = bob.context.wait_event(PATIENCE);
     stage.close();
-    println!("   bob's program also hears of it: {raised:?}\n");
+    say!("   bob's program also hears of it: {raised:?}\n");
     std::io::stdout().flush()?;
     Ok(())
 }

@@ -29,11 +29,11 @@ pub fn run() -> ExitCode {
 }
 
 fn good(what: &str, text: &str) {
-    println!("ok      {what:<12} {text}");
+    say!("ok      {what:<12} {text}");
 }
 
 fn bad(what: &str, text: &str) {
-    println!("missing {what:<12} {text}");
+    say!("missing {what:<12} {text}");
 }
 
 fn tell_sockets(sockets: &HostSockets) {

@@ -3,7 +3,7 @@
 use crate::BAD_INPUT;
 use softhca_explorer::{Feed, LiveServer};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 #[cfg(target_os = "linux")]
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,8 @@ fn follow_daemon(_: &Arguments) -> Result<(), String> {
 fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u16) -> io::Result<()> {
     let feed = Feed::default();
     let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
-    println!("explore: {}", server.link());
+    // Whoever reads this may go: the page is served all the same.
+    let _ = writeln!(io::stdout(), "explore: {}", server.link());
     std::thread::spawn(move || {
         if let Err(error) = follow(log, may_grow, &feed) {
             eprintln!("softhca explore: {error}");

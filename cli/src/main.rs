@@ -2,6 +2,9 @@
 //!
 //! Exit codes: 0 all is well, 1 an expectation failed, 2 bad input; `exec` has those of env(1).
 
+#[macro_use]
+mod terminal;
+
 mod bench;
 #[cfg(target_os = "linux")]
 mod daemon;
@@ -20,7 +23,6 @@ mod run;
 mod shrink;
 #[cfg(target_os = "linux")]
 mod status;
-mod terminal;
 mod time;
 mod trace;
 

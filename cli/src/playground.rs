@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     };
     match write(Page::playground(module, scenarios), &arguments.output) {
         Ok(()) => {
-            println!("playground: {}", arguments.output.display());
+            say!("playground: {}", arguments.output.display());
             ExitCode::SUCCESS
         }
         Err(error) => refuse(&arguments.output, &error),

@@ -33,7 +33,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let output = arguments.output.display();
     match write(page, arguments) {
         Ok(()) => {
-            println!("report: {output}");
+            say!("report: {output}");
             ExitCode::SUCCESS
         }
         Err(error) => {

@@ -47,18 +47,18 @@ fn shrunk(arguments: &Arguments) -> Result<ExitCode, String> {
     let plan = scenario.plan(values, seed).map_err(|problem| problem.to_string())?;
     let mut runs = 0;
     let Some(found) = softhca_scenarios::shrink(&plan, |n| runs = n) else {
-        println!("{} does not fail with seed {seed}: there is nothing to shrink", scenario.name());
+        say!("{} does not fail with seed {seed}: there is nothing to shrink", scenario.name());
         return Ok(ExitCode::FAILURE);
     };
-    println!("{} of {} faults are enough ({runs} runs):", found.faults.len(), found.before);
+    say!("{} of {} faults are enough ({runs} runs):", found.faults.len(), found.before);
     for fault in &found.faults {
-        println!("  {fault}");
+        say!("  {fault}");
     }
     for failure in found.outcome.failures().filter(|failure| !failure.is_about_a_rule()) {
-        println!("then: {}: {}", failure.text, failure.detail);
+        say!("then: {}: {}", failure.text, failure.detail);
     }
     if let Some(error) = &found.outcome.error {
-        println!("then: {error}");
+        say!("then: {error}");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -71,7 +71,7 @@ pub fn status(target: &Target) -> ExitCode {
 fn tell_status(target: &Target) -> Outcome {
     let status = target.connect()?.status()?;
     if !target.json {
-        println!("daemon {} version {}, up {} s", status.process, status.version, status.uptime);
+        say!("daemon {} version {}, up {} s", status.process, status.version, status.uptime);
     }
     for host in status.hosts {
         let card = &host.host;
@@ -82,7 +82,7 @@ fn tell_status(target: &Target) -> Outcome {
                 json!({"process": client.process, "name": client.name, "resources": resources})
             });
             let clients: Vec<Value> = clients.collect();
-            println!(
+            say!(
                 "{}",
                 json!({"process": status.process, "version": status.version, "uptime": status.uptime,
                     "host": card.name, "device": card.device, "address": card.address.to_string(),
@@ -91,7 +91,7 @@ fn tell_status(target: &Target) -> Outcome {
             );
             continue;
         }
-        println!(
+        say!(
             "{} {} {} recovery {}, {} queue pairs, {} clients",
             card.name,
             card.device,
@@ -102,12 +102,12 @@ fn tell_status(target: &Target) -> Outcome {
         );
         if !host.listening.is_empty() {
             let ports: Vec<String> = host.listening.iter().map(u16::to_string).collect();
-            println!("  listening at {}", ports.join(", "));
+            say!("  listening at {}", ports.join(", "));
         }
         for client in host.clients {
             let used = client.resources.iter().filter(|(_, count)| *count > 0);
             let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();
-            println!("  process {} ({}): {}", client.process, client.name, used.join(", "));
+            say!("  process {} ({}): {}", client.process, client.name, used.join(", "));
         }
     }
     Ok(())
@@ -118,13 +118,13 @@ pub fn devices(target: &Target) -> ExitCode {
     finish(target.connect().map(|control| {
         for card in control.hosts() {
             if target.json {
-                println!(
+                say!(
                     "{}",
                     json!({"device": card.device, "host": card.name, "address": card.address.to_string(),
                         "guid": guid(card)})
                 );
             } else {
-                println!("{:<12} {:<12} {:<16} {}", card.device, card.name, card.address, guid(card));
+                say!("{:<12} {:<12} {:<16} {}", card.device, card.name, card.address, guid(card));
             }
         }
     }))
@@ -144,15 +144,15 @@ pub fn device_info(arguments: &DeviceInfo) -> ExitCode {
         };
         for card in control.hosts().iter().filter(wanted) {
             if arguments.target.json {
-                println!("{}", describe(card));
+                say!("{}", describe(card));
                 continue;
             }
             let Value::Object(fields) = describe(card) else { continue };
-            println!("{}", card.device);
+            say!("{}", card.device);
             for (name, value) in fields {
                 let shown = value.as_str().map_or_else(|| value.to_string(), String::from);
                 if arguments.verbose || !name.starts_with("max_") {
-                    println!("  {name:<24} {shown}");
+                    say!("  {name:<24} {shown}");
                 }
             }
         }
@@ -205,12 +205,12 @@ fn show(arguments: &Stats, host: &str, before: &Counters, now: &Counters) {
         let mut line = Map::new();
         line.insert("host".into(), host.into());
         line.extend(pairs.map(|(name, now, _)| (name.to_string(), json!(now))));
-        return println!("{}", Value::Object(line));
+        return say!("{}", Value::Object(line));
     }
     for (name, now, change) in pairs {
         if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
             let change = if arguments.watch { format!("  +{change}") } else { String::new() };
-            println!("{host:<12} {name:<32} {now}{change}");
+            say!("{host:<12} {name:<32} {now}{change}");
         }
     }
 }
@@ -227,10 +227,10 @@ fn tell_events(target: &Target) -> Outcome {
         let seen = control.next_event()?;
         if target.json {
             let event = format!("{:?}", seen.event);
-            println!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
+            say!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
         } else {
             let process = seen.process.map_or_else(|| "all".into(), |process| process.to_string());
-            println!("{:<12} {process:<8} {:?}", seen.host, seen.event);
+            say!("{:<12} {process:<8} {:?}", seen.host, seen.event);
         }
     }
 }

@@ -1,7 +1,26 @@
-//! What the terminal is like.
+//! What the terminal is like, and lines for it.
 
 use softhca_trace::{Paint, Style};
-use std::io::{self, IsTerminal};
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+
+/// Writes a line to standard output, as `println!` does, and ends the command when nobody reads it any more.
+macro_rules! say {
+    ($($text:tt)*) => {
+        $crate::terminal::line(format_args!($($text)*))
+    };
+}
+
+/// What [`say`] writes. A reader that has gone, as `head` does, is no error: there is nobody left to work for.
+pub fn line(text: fmt::Arguments<'_>) {
+    if let Err(error) = writeln!(io::stdout().lock(), "{text}") {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        eprintln!("softhca: cannot write to standard output: {error}");
+        std::process::exit(1);
+    }
+}
 
 /// As wide as the terminal, and in colour there unless NO_COLOR asks for none.
 pub fn style() -> Style {

@@ -285,6 +285,14 @@ qp = "alice.2"
 write = { bytes = 16000 }
 "#;
 
+/// `cargo run --example` looks at the default members only.
+#[test]
+fn examples_are_found_from_the_root() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("the workspace");
+    let members = manifest.lines().find(|line| line.starts_with("default-members")).expect("it has some");
+    assert!(members.contains("\"verbs-api\""), "{members}");
+}
+
 #[test]
 fn every_scenario_runs_and_holds() {
     let mut ran = 0;

@@ -138,6 +138,48 @@ fn bad_input_exits_with_two_before_anything_runs() {
 }
 
 #[test]
+fn what_cannot_be_written_is_said_before_anything_runs() {
+    let file = folder("unwritable").join("file");
+    fs::write(&file, "").expect("a file");
+    let below = file.join("below").display().to_string();
+    for option in ["--out", "--junit"] {
+        let output = softhca(&["run", &library(LOSS), option, &below]);
+        assert_eq!(code(&output), 2);
+        assert!(output.stdout.is_empty(), "{output:?}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(text.starts_with("softhca run: cannot write") && text.contains(&below), "{text}");
+    }
+}
+
+#[test]
+fn more_runs_than_anybody_could_wait_for_are_refused() {
+    let output = softhca(&["run", &library(LOSS), "--seeds", "0..18446744073709551615"]);
+    assert_eq!(code(&output), 2);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.ends_with("18446744073709551615 runs: at most 1000000 can be done at once\n"), "{text}");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_without_an_end_is_no_scenario_and_no_log() {
+    for command in ["run", "why", "lint"] {
+        let output = softhca(&[command, "/dev/zero"]);
+        assert_eq!(code(&output), 2, "{output:?}");
+    }
+}
+
+/// The end of the pipe is closed before the command writes.
+#[cfg(target_os = "linux")]
+#[test]
+fn nobody_reads_and_the_command_ends_in_silence() {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
+    let output = command.arg("doctor").stdout(writer).output().expect("the command starts");
+    assert_eq!((code(&output), String::from_utf8_lossy(&output.stderr)), (0, "".into()));
+}
+
+#[test]
 fn shards_are_a_partition() {
     let path = library("gbn-random-loss.toml");
     let run = |shard: &str| {

@@ -11,7 +11,7 @@ pub use connections::{ConnectionManagers, Connections, Heard, News};
 pub use flows::Progress;
 
 use crate::language::{CallName, Errno};
-use crate::plan::{Area, Deed, FaultKind, FlowKind, Incident, Plan, StepPlan, Work};
+use crate::plan::{Area, Deed, FaultKind, FlowKind, Incident, Plan, StepPlan, Work, limits};
 use faults::Count;
 use softhca_engine::State;
 use softhca_fabric::RuleId;
@@ -378,6 +378,11 @@ impl<'p> Play<'p> {
     }
 
     fn take(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut dyn Hosts) {
+        if self.account.seen.len() == limits::COMPLETIONS {
+            let why = format!("more than {} completions: make the run shorter", limits::COMPLETIONS);
+            self.account.broken.get_or_insert(why);
+            return;
+        }
         let posted = self.sides[qp].posted.remove(&completion.id);
         let (posted_ns, bytes) =
             posted.map_or((now_ns, completion.bytes), |posted| (posted.at_ns, posted.bytes));

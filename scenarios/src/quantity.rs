@@ -133,8 +133,16 @@ impl FromStr for Time {
             ("s", 1_000_000_000),
             ("min", 60_000_000_000),
         ];
-        scaled(text, &units).map(Time)
+        match scaled(text, &units)? {
+            ns if ns > Time::MOST.0 => Err("a run lasts a day at most".into()),
+            ns => Ok(Time(ns)),
+        }
     }
+}
+
+impl Time {
+    /// The longest: a day. Sums of such times, and many of them, are numbers still.
+    pub const MOST: Time = Time(86_400_000_000_000);
 }
 
 impl Notation for Time {

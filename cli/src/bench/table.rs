@@ -35,17 +35,17 @@ impl Output {
 
     pub fn row(&mut self, figure: &Figure) {
         if self.json {
-            println!("{}", serde_json::to_string(figure).expect("a figure is plain data"));
+            say!("{}", serde_json::to_string(figure).expect("a figure is plain data"));
             return;
         }
         if !self.any {
             let heads = ["benchmark", "mode", "unit", "value", "raw", "ratio", "p99"];
             let [name, mode, unit, value, raw, ratio, p99] = heads;
-            println!("{name:24} {mode:16} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
+            say!("{name:24} {mode:16} {unit:8} {value:>9} {raw:>9} {ratio:>6} {p99:>7}");
         }
         self.any = true;
         let Figure { name, mode, unit, value, raw, ratio, p99 } = figure;
         let p99 = p99.map_or(String::new(), |p99| format!("{p99:.2}"));
-        println!("{name:24} {mode:16} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
+        say!("{name:24} {mode:16} {unit:8} {value:>9.2} {raw:>9.2} {ratio:>6.2} {p99:>7}");
     }
 }

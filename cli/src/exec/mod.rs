@@ -274,7 +274,7 @@ pub fn environment(arguments: &EnvArguments) -> ExitCode {
         return failed(&message);
     }
     for (name, value) in arguments.place.variables(&folder) {
-        println!("export {name}={}", quoted(&value.to_string_lossy()));
+        say!("export {name}={}", quoted(&value.to_string_lossy()));
     }
     ExitCode::SUCCESS
 }

@@ -13,6 +13,7 @@ use clap::{Args, ValueEnum};
 use job::{Job, Ran};
 use softhca_scenarios::{Problem, Scenario, Verdict};
 use std::fs;
+use std::io::{self, Read};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -76,6 +77,11 @@ impl Place {
         }
     }
 }
+
+/// The most runs of one command: each of them is kept until the end.
+const MOST_RUNS: u64 = 1_000_000;
+/// The most bytes of a scenario file.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// Seeds from one to another, both included.
 #[derive(Clone, Debug)]
@@ -141,6 +147,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::from(BAD_INPUT);
         }
     };
+    if let Err(why) = check_outputs(arguments) {
+        eprintln!("softhca run: {why}");
+        return ExitCode::from(BAD_INPUT);
+    }
     let mut teller = tell::Teller::new(&jobs, arguments.json, arguments.out.clone());
     let mut ran = Vec::new();
     job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: Ran| {
@@ -167,12 +177,25 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
+/// Whether what comes of the runs can be written: better known before than after them.
+fn check_outputs(arguments: &Arguments) -> Result<(), String> {
+    if let Some(folder) = &arguments.out {
+        fs::create_dir_all(folder)
+            .map_err(|error| format!("cannot write to {}: {error}", folder.display()))?;
+    }
+    if let Some(path) = &arguments.junit {
+        fs::File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Every run that is asked for, in order: files, then parameters, then seeds.
 fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     let mut problems = Vec::new();
     let mut jobs = Vec::new();
     let set: Vec<(String, String)> =
         arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
+    let seeds_each = arguments.seeds.as_ref().map_or(0, |Seeds(seeds)| seeds.end() - seeds.start());
     for file in &arguments.files {
         let paths = match scenario_files(file) {
             Ok(paths) => paths,
@@ -188,6 +211,13 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
             }) {
                 Err(why) => problems.push(why),
                 Ok((scenario, sweep)) => {
+                    let runs = (sweep.len() as u64).saturating_mul(seeds_each.saturating_add(1));
+                    if runs > MOST_RUNS - jobs.len() as u64 {
+                        let path = path.display();
+                        problems
+                            .push(format!("{path}: {runs} runs: at most {MOST_RUNS} can be done at once"));
+                        continue;
+                    }
                     let seed = arguments.seed.unwrap_or(scenario.seed);
                     let seeds = arguments.seeds.as_ref().map_or(seed..=seed, |seeds| seeds.0.clone());
                     for values in sweep {
@@ -232,9 +262,19 @@ fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
 /// Reads and checks a scenario file.
 pub fn read(path: &Path) -> Result<Scenario, String> {
     let name = path.display().to_string();
-    let text = fs::read_to_string(path)
-        .map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
+    let text =
+        read_text(path).map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
     Scenario::read(&name, &text).map_err(|problem: Problem| problem.to_string())
+}
+
+/// The text of a file, if it is not longer than any scenario.
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MOST_BYTES {
+        true => Err(io::Error::other(format!("more than {} MiB", MOST_BYTES >> 20))),
+        false => Ok(text),
+    }
 }
 
 fn merge(arguments: &Arguments) -> ExitCode {

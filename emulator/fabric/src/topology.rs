@@ -119,7 +119,7 @@ impl Topology {
             Topology::LeafSpine { leaves, hosts_per_leaf, .. } => {
                 u64::from(leaves) * u64::from(hosts_per_leaf)
             }
-            Topology::FatTree { k } => u64::from(k).pow(3) / 4,
+            Topology::FatTree { k } => u64::from(k).saturating_pow(3) / 4,
             Topology::Ring { switches, hosts_per_switch } => {
                 u64::from(switches) * u64::from(hosts_per_switch)
             }
@@ -263,6 +263,8 @@ mod tests {
         assert_eq!(Topology::FatTree { k: 7 }.layout(), Err(BadTopology::OddPorts { k: 7 }));
         assert_eq!(Topology::Star { hosts: 0 }.layout(), Err(BadTopology::Empty));
         assert_eq!(Topology::Dumbbell { left: 3, right: 0 }.layout(), Err(BadTopology::Empty));
-        assert!(matches!(Topology::FatTree { k: 100 }.layout(), Err(BadTopology::TooLarge { .. })));
+        for k in [100, u32::MAX - 1] {
+            assert!(matches!(Topology::FatTree { k }.layout(), Err(BadTopology::TooLarge { .. })));
+        }
     }
 }

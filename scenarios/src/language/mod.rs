@@ -33,7 +33,22 @@ pub use workload::{
 use crate::quantity::Time;
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
 use std::collections::BTreeMap;
+
+/// Two of a thing. An array of the standard library takes what comes first and does not look at the rest.
+fn two<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<[T; 2], D::Error> {
+    let all = Vec::<T>::deserialize(deserializer)?;
+    let length = all.len();
+    all.try_into().map_err(|_| D::Error::invalid_length(length, &"an array of length 2"))
+}
+
+/// Two of a thing, where it is given.
+fn two_if_given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<[T; 2]>, D::Error> {
+    two(deserializer).map(Some)
+}
 
 /// A SoftHCA scenario: hosts, what they do, what goes wrong, and what must come of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]

@@ -153,6 +153,7 @@ pub struct Congestion {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Link {
     /// Its two ends: hosts or switches.
+    #[serde(deserialize_with = "super::two")]
     pub between: [String; 2],
     /// How long a bit takes from end to end.
     #[serde(default = "microsecond")]
@@ -362,6 +363,7 @@ pub struct ConnectionSpec {
     /// Reads and atomics outstanding, each way; 16 unless said.
     pub reads: Option<u8>,
     /// The first PSN of each side; drawn from the seed unless said.
+    #[serde(default, deserialize_with = "super::two_if_given")]
     pub first_psn: Option<[u32; 2]>,
     /// What each side's memory and queue pair allow; everything unless said.
     pub access: Option<Vec<AccessRight>>,
@@ -384,6 +386,7 @@ pub struct ConnectionSpec {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Pair {
     /// Their names: the host, a dot and a number.
+    #[serde(deserialize_with = "super::two")]
     pub qps: [String; 2],
     /// The transport; `rc` unless said.
     pub transport: Option<TransportName>,
@@ -400,6 +403,7 @@ pub struct Pair {
     /// Reads and atomics outstanding, each way.
     pub reads: Option<u8>,
     /// The first PSN of each side.
+    #[serde(default, deserialize_with = "super::two_if_given")]
     pub first_psn: Option<[u32; 2]>,
     /// What each side's memory and queue pair allow.
     pub access: Option<Vec<AccessRight>>,

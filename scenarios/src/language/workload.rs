@@ -322,6 +322,7 @@ pub struct Permutation {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PingPong {
     /// The queue pair that begins, and its peer.
+    #[serde(deserialize_with = "super::two")]
     pub between: [String; 2],
     /// Bytes of each message.
     pub bytes: Size,

@@ -204,7 +204,7 @@ impl Builder<'_> {
         Ok(qps)
     }
 
-    fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<(), Problem> {
+    pub(super) fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<(), Problem> {
         if let Some(mtu) = spec.mtu
             && Mtu::from_bytes(mtu).is_none()
         {
@@ -219,8 +219,15 @@ impl Builder<'_> {
             ("min-rnr-timer", spec.min_rnr_timer, 31),
             ("reads", spec.reads, Limits::CARD.reads),
             ("priority", spec.priority, 7),
+        ]
+        .map(|(name, value, limit)| (name, value.map(u64::from), u64::from(limit)));
+        let sizes = [
+            ("receives", spec.receives.map(u64::from), u64::from(Limits::CARD.work_requests)),
+            ("sends", spec.sends.map(u64::from), u64::from(Limits::CARD.work_requests)),
+            ("completions", spec.completions.map(u64::from), u64::from(Limits::CARD.completions)),
+            ("receive-bytes", spec.receive_bytes.map(|size| size.0), u64::from(u32::MAX)),
         ];
-        for (name, value, limit) in limits {
+        for (name, value, limit) in limits.into_iter().chain(sizes) {
             if let Some(value) = value.filter(|value| *value > limit) {
                 return Err(self
                     .problem(&join(path, name), format!("{name} is {value}, at most {limit} is possible")));
@@ -258,7 +265,7 @@ impl Builder<'_> {
             match flow.kind {
                 FlowKind::KeyValue { keys, .. } => area(pair, keys * u64::from(flow.bytes)),
                 FlowKind::Same(Job::Send { .. }) | FlowKind::PingPong if pair.receives == 0 => {
-                    pair.receives = (flow.depth * 2).max(16);
+                    pair.receives = (flow.depth * 2).clamp(16, Limits::CARD.work_requests);
                 }
                 _ => {}
             }

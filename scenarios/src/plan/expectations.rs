@@ -81,6 +81,9 @@ fn said(
         found.push(Expectation { text, is_timed, check: Check::Connection(check) });
     }
     if let Some(steps) = &expect.order {
+        if steps.is_empty() {
+            return Err(builder.problem(&join(path, "order"), "an order of nothing always holds"));
+        }
         let mut checks = Vec::new();
         for (index, step) in steps.iter().enumerate() {
             checks.push(order(builder, step, faults, &format!("{path}.order.{index}"))?);

@@ -31,6 +31,14 @@ pub(super) fn fairness(
             of.push(Subject { name: builder.qps[*qp].name.clone(), qps: vec![*qp], ..whole.clone() });
         }
     }
+    if of.is_empty() {
+        return Err(builder.problem(&join(path, "of"), "fairness is among some"));
+    }
+    for (key, share) in [("at-least", spec.at_least), ("at-most", spec.at_most)] {
+        if share.is_some_and(|share| !(0.0..=1.0).contains(&share)) {
+            return Err(builder.problem(&join(path, key), "fairness is between 0 and 1"));
+        }
+    }
     let bound = Bound { at_least: spec.at_least, at_most: spec.at_most };
     let names = spec.of.all().join(", ");
     let text = format!("fairness among {names} {}", bound_in_words(&bound, |index| index.to_string()));

@@ -5,6 +5,7 @@ mod check;
 mod connect;
 mod expectations;
 mod fault;
+pub(crate) mod limits;
 mod measures;
 mod network;
 mod reach;

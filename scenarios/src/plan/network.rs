@@ -1,6 +1,6 @@
 //! Hosts, switches and cables: from names to places.
 
-use super::{CablePlan, HostPlan, Node, RoutePlan, SwitchPlan};
+use super::{CablePlan, HostPlan, Node, RoutePlan, SwitchPlan, limits};
 use crate::language::{
     AcksName, CmSpec, Congestion, CongestionName, DeviceSpec, EcnSpec, File, Host, PayloadName, PfcSpec,
     RecoveryName, RemedyName, SwitchSpec, Topology,
@@ -13,13 +13,10 @@ use softhca_engine::{
 use softhca_fabric::{
     Direction, FlowControl, Line, Marking, PER_BILLION, Receiver, Remedy, SwitchSettings, Watchdog,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::{NonZeroU16, NonZeroU64};
 use std::time::Duration;
-
-/// The most hosts that a file may have.
-const MOST_HOSTS: usize = 4096;
 
 /// What stands where.
 pub(super) struct Network {
@@ -28,6 +25,8 @@ pub(super) struct Network {
     pub cables: Vec<CablePlan>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
+    /// What each is joined to.
+    neighbours: BTreeMap<Node, Vec<Node>>,
 }
 
 /// `h[1..4]` is h1, h2, h3, h4; anything else is itself.
@@ -37,8 +36,11 @@ pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
     let (range, tail) = rest.split_once(']').ok_or_else(bad)?;
     let (first, last) = range.split_once("..").ok_or_else(bad)?;
     let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else { return Err(bad()) };
-    if first > last || last - first >= MOST_HOSTS {
+    if first > last {
         return Err(bad());
+    }
+    if last - first >= limits::HOSTS {
+        return Err(format!("{name:?} are more than {} names", limits::HOSTS));
     }
     // Equal width keeps the order of names that of numbers.
     let width = last.to_string().len();
@@ -61,6 +63,7 @@ impl Network {
             cables: Vec::new(),
             routes: Vec::new(),
             nodes: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
         };
         for (key, host) in &file.hosts {
             let path = join("hosts", key);
@@ -97,6 +100,10 @@ impl Network {
             let line = Line { delay_ns: 1_000, ..Line::default() };
             network.cables.push(CablePlan { ends: [Node::Host(0), Node::Host(1)], line });
         }
+        for CablePlan { ends: [first, second], .. } in &network.cables {
+            network.neighbours.entry(*first).or_default().push(*second);
+            network.neighbours.entry(*second).or_default().push(*first);
+        }
         Ok(network)
     }
 
@@ -109,11 +116,16 @@ impl Network {
         path: &str,
     ) -> Result<(), Problem> {
         is_name(name, source, path)?;
-        if self.hosts.len() == MOST_HOSTS {
-            return Err(source.problem(path, format!("more than {MOST_HOSTS} hosts")));
+        if self.hosts.len() == limits::HOSTS {
+            return Err(source.problem(path, format!("more than {} hosts", limits::HOSTS)));
         }
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
+        if address.is_multicast() || address.is_unspecified() {
+            return Err(
+                source.problem(&join(path, "address"), format!("{address} is not the address of one host"))
+            );
+        }
         if self.hosts.iter().any(|other| other.address == address) {
             return Err(
                 source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
@@ -244,6 +256,7 @@ impl Network {
             }
             Topology::LeafSpine { leaves, spines, delay, rate, uplink } => {
                 let (line, up) = (line(rate, delay)?, line(&uplink.or(*rate), delay)?);
+                is_laid(u64::from(*leaves) * u64::from(*spines) + hosts.len() as u64, source)?;
                 let leaves = self.row("leaf", *leaves, source)?;
                 let spines = self.row("spine", *spines, source)?;
                 let each = hosts.len().div_ceil(leaves.len());
@@ -277,7 +290,9 @@ impl Network {
             }
             Topology::FatTree { k, delay, rate } => {
                 let (half, line) = (k / 2, line(rate, delay)?);
-                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > u64::from(*k).pow(3) / 4 {
+                let most_hosts = u64::from(*k).saturating_pow(3) / 4;
+                is_laid((2 * most_hosts).saturating_add(hosts.len() as u64), source)?;
+                if *k < 2 || k % 2 != 0 || hosts.len() as u64 > most_hosts {
                     let message = format!(
                         "a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}",
                         hosts.len()
@@ -307,8 +322,9 @@ impl Network {
     }
 
     fn row(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Problem> {
-        if count == 0 || count > 1024 {
-            return Err(source.problem("topology", format!("{count} switches: there are 1 to 1024 in a row")));
+        if count == 0 || count > limits::SWITCHES {
+            let message = format!("{count} switches: there are 1 to {} in a row", limits::SWITCHES);
+            return Err(source.problem("topology", message));
         }
         (1..=count).map(|n| self.switch(&format!("{stem}{n}"), source)).collect()
     }
@@ -394,23 +410,27 @@ impl Network {
 
     /// Whether packets find a way from one host to another.
     pub fn connects(&self, from: usize, to: usize) -> bool {
-        let mut seen = vec![Node::Host(from)];
-        let mut at = 0;
-        while at < seen.len() {
-            let node = seen[at];
-            // Hosts do not pass packets on.
-            if at == 0 || matches!(node, Node::Switch(_)) {
-                for cable in &self.cables {
-                    for [here, there] in [cable.ends, [cable.ends[1], cable.ends[0]]] {
-                        if here == node && !seen.contains(&there) {
-                            seen.push(there);
-                        }
-                    }
+        let (mut seen, mut left) = (BTreeSet::from([Node::Host(from)]), vec![Node::Host(from)]);
+        while let Some(node) = left.pop() {
+            for next in self.neighbours.get(&node).into_iter().flatten() {
+                // Hosts do not pass packets on.
+                if seen.insert(*next) && matches!(next, Node::Switch(_)) {
+                    left.push(*next);
                 }
             }
-            at += 1;
         }
-        from == to || seen.contains(&Node::Host(to))
+        seen.contains(&Node::Host(to))
+    }
+}
+
+/// Whether so many cables can be laid.
+fn is_laid(cables: u64, source: &Source) -> Result<(), Problem> {
+    match cables > limits::CABLES {
+        true => {
+            let message = format!("this has {cables} cables, at most {} are possible", limits::CABLES);
+            Err(source.problem("topology", message))
+        }
+        false => Ok(()),
     }
 }
 
@@ -436,6 +456,9 @@ fn line(
                 .ok_or_else(|| source.problem(&join(path, "rate"), "a cable with rate 0 carries nothing"))?,
         ),
     };
+    if mtu == Some(0) {
+        return Err(source.problem(&join(path, "mtu"), "a cable with MTU 0 carries nothing"));
+    }
     Ok(Line { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
 

@@ -2,7 +2,7 @@
 
 use super::build::Builder;
 use super::network::{flow_control, marking};
-use super::{Change, Disturbance, FaultKind, FaultPlan, Flap, Incident, Plan, SwitchChange, words};
+use super::{Change, Disturbance, FaultKind, FaultPlan, Flap, Incident, Plan, SwitchChange, limits, words};
 use crate::language::{Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways};
 use crate::quantity::Psns;
 use crate::source::{Problem, join};
@@ -242,11 +242,18 @@ fn link_disturbance(
             if flap.times == 0 {
                 return Err(builder.problem(path, "this can never happen: times is 0"));
             }
+            if flap.times > limits::FLAPS {
+                let message = format!("times is {}, at most {} is possible", flap.times, limits::FLAPS);
+                return Err(builder.problem(path, message));
+            }
             Disturbance::Flap(Flap { cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
         }
         Spoken::Rate(rate) if rate.0 > 0 => lasting(Incident::Rate { cable, rate: rate.0 }),
         Spoken::Rate(_) => {
             return Err(builder.problem(path, "a cable with rate 0 carries nothing").help("use down"));
+        }
+        Spoken::Mtu(0) => {
+            return Err(builder.problem(path, "a cable with MTU 0 carries nothing").help("use down"));
         }
         Spoken::Mtu(mtu) => lasting(Incident::Mtu { cable, mtu: *mtu }),
         _ => return Err(builder.problem(path, "this action is not about links").help(TARGETS)),
@@ -289,6 +296,10 @@ fn action(
         Spoken::Count => Action::Count,
         Spoken::Drop => Action::Drop,
         Spoken::Duplicate(0) => return Err(builder.problem(path, "duplicate = 0 does nothing")),
+        Spoken::Duplicate(copies) if *copies > limits::COPIES => {
+            let message = format!("{copies} copies of a packet, at most {} are possible", limits::COPIES);
+            return Err(builder.problem(path, message));
+        }
         Spoken::Duplicate(copies) => Action::Duplicate { copies: *copies },
         Spoken::Reorder(reorder) => Action::Reorder { by: reorder.by, within_ns: reorder.within.0 },
         Spoken::Delay(time) => Action::Delay { ns: time.0 },

@@ -1,7 +1,7 @@
 //! Steps: what each does, on which queue pair, and after which other.
 
 use super::build::{Builder, rights_of, state_of};
-use super::{Deed, Job, StepPlan, Work};
+use super::{Deed, Job, StepPlan, Work, limits};
 use crate::language::{AtomicSpec, Step, TransferSpec};
 use crate::source::{Problem, join};
 use softhca_engine::{Limits, QpKind};
@@ -46,8 +46,9 @@ impl Builder<'_> {
                 return Err(self.problem(&join(&path, "name"), format!("two steps are called {name:?}")));
             }
             let (name, at_ns, repeat) = (step.name.clone(), step.at.0, step.repeat);
-            if repeat == 0 || repeat > 100_000 {
-                return Err(self.problem(&join(&path, "repeat"), "a step is done 1 to 100000 times"));
+            if repeat == 0 || repeat > limits::REPEATS {
+                let message = format!("a step is done 1 to {} times", limits::REPEATS);
+                return Err(self.problem(&join(&path, "repeat"), message));
             }
             self.steps.push(StepPlan { name, at_ns, after, qp, repeat, deed });
         }
@@ -57,6 +58,8 @@ impl Builder<'_> {
     fn deed(&self, step: &Step, qp: usize, path: &str) -> Result<Deed, Problem> {
         let transfer = |spec: &TransferSpec, key: &str, job: Job| -> Result<Deed, Problem> {
             self.check_transfer(spec, qp, job, &join(path, key))?;
+            self.check_place(spec.offset, spec.bytes.0, &format!("{path}.{key}.offset"))?;
+            self.check_place(spec.remote_offset, spec.bytes.0, &format!("{path}.{key}.remote-offset"))?;
             Ok(Deed::Post(Work {
                 job,
                 bytes: spec.bytes.0 as u32,
@@ -71,6 +74,8 @@ impl Builder<'_> {
         };
         let atomic = |spec: &AtomicSpec, key: &str, job: Job| -> Result<Deed, Problem> {
             self.check_service(qp, job, &join(path, key))?;
+            self.check_place(spec.offset, 8, &format!("{path}.{key}.offset"))?;
+            self.check_place(spec.remote_offset, 8, &format!("{path}.{key}.remote-offset"))?;
             Ok(Deed::Post(Work {
                 job,
                 bytes: 8,
@@ -107,6 +112,7 @@ impl Builder<'_> {
             if spec.bytes.0 > u64::from(u32::MAX) {
                 return Err(self.problem(&join(path, "receive"), "a receive takes less than 4 GiB"));
             }
+            self.check_place(spec.offset, spec.bytes.0, &join(path, "receive.offset"))?;
             deeds.push(Deed::Receive { bytes: spec.bytes.0 as u32, offset: spec.offset });
         }
         if let Some(spec) = &step.modify {
@@ -130,6 +136,18 @@ impl Builder<'_> {
             (None, _) => Err(self.problem(path, "the step does nothing").help(DEEDS)),
             (Some(_), false) => {
                 Err(self.problem(path, "the step does two things").help("make two steps of it"))
+            }
+        }
+    }
+
+    /// Whether so many bytes from an offset on are in a memory of sensible size.
+    fn check_place(&self, offset: u64, bytes: u64, path: &str) -> Result<(), Problem> {
+        match offset.checked_add(bytes).is_some_and(|end| end <= limits::AREA) {
+            true => Ok(()),
+            false => {
+                let message =
+                    format!("{bytes} bytes from {offset} on: the memory has at most {} bytes", limits::AREA);
+                Err(self.problem(path, message))
             }
         }
     }

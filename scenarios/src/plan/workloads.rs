@@ -1,7 +1,7 @@
 //! Workloads: which queue pairs they use or make, and the flows and programs that they are.
 
 use super::build::Builder;
-use super::{CommandPlan, FlowKind, FlowPlan, Job};
+use super::{CommandPlan, FlowKind, FlowPlan, Job, limits};
 use crate::language::{
     CommandSpec, ConnectionSpec, Flavour, Incast, KeyValue, OperationName, Permutation, PingPong, Stream,
 };
@@ -68,10 +68,11 @@ impl Builder<'_> {
     fn add_incast(&mut self, workload: usize, incast: &Incast, path: &str) -> Result<(), Problem> {
         let to = self.network.host(&incast.to, self.source, &join(path, "to"))?;
         let senders = self.hosts_named(&incast.from, &join(path, "from"))?;
-        if let Some(priority) = incast.priority.filter(|priority| *priority > 7) {
-            return Err(self.problem(&join(path, "priority"), format!("{priority}: priorities are 0 to 7")));
+        if senders.is_empty() {
+            return Err(self.problem(&join(path, "from"), "an incast needs one sender at least"));
         }
         let own = ConnectionSpec { priority: incast.priority, ..ConnectionSpec::default() };
+        self.check_connection(&own, path)?;
         for (index, host) in senders.into_iter().enumerate() {
             let [qp, _] = self.own_pair([host, to], &own, path)?;
             let flow = FlowPlan {
@@ -109,6 +110,7 @@ impl Builder<'_> {
             return Err(self.problem(&join(path, "shift"), "every host would send to itself"));
         }
         let own = ConnectionSpec { priority: permutation.priority, ..ConnectionSpec::default() };
+        self.check_connection(&own, path)?;
         for (index, host) in hosts.iter().enumerate() {
             let [qp, _] = self.own_pair([*host, hosts[(index + shift) % count]], &own, path)?;
             let flow = FlowPlan {
@@ -256,6 +258,12 @@ impl Builder<'_> {
                 flow.depth, pair.sends
             );
             return Err(self.problem(&join(path, "depth"), message));
+        }
+        let posted: u64 = self.flows.iter().filter_map(|flow| flow.count).sum();
+        if flow.count.is_some_and(|count| count > limits::MESSAGES - posted) {
+            let message =
+                format!("more than {} messages in all: nobody could wait for their end", limits::MESSAGES);
+            return Err(self.problem(path, message));
         }
         let endless = flow.count.is_none() && flow.until_ns.is_none();
         if endless && self.file.ends.is_none() {

@@ -4,7 +4,7 @@ use crate::{pair, resolve};
 use softhca::rdma_cm::{
     CmOption, CmState, Connector, EventChannel, EventKind, Listener, Parameters, PortSpace, REQUEST_DATA,
 };
-use softhca::{Access, Error, Mtu, QpKind, ReceiveRequest, SendRequest, Settings, World, spawn};
+use softhca::{Access, Mtu, QpKind, ReceiveRequest, SendRequest, Settings, World, spawn};
 
 #[test]
 fn hosts_that_connect_to_each_other_at_once_get_a_connection_each_way() {

@@ -1,8 +1,11 @@
 //! Reads an event log again.
 
 use super::{Entry, FORMAT, Header, VERSION};
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read};
 use thiserror::Error;
+
+/// The most bytes of a line. No line of ours is as long; a file that is no log may have a longer one.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// Why a log cannot be read on, and where.
 #[derive(Debug, Error)]
@@ -38,17 +41,20 @@ pub enum LogCause {
 /// A log being read: an iterator of entries that ends at the first error.
 pub struct EventLogReader<R> {
     header: Header,
-    lines: io::Lines<R>,
+    input: R,
     line: u64,
     failed: bool,
 }
 
 impl<R: BufRead> EventLogReader<R> {
     /// Reads the first line.
-    pub fn new(input: R) -> Result<EventLogReader<R>, LogError> {
+    pub fn new(mut input: R) -> Result<EventLogReader<R>, LogError> {
         let wrong = |cause| LogError { line: 1, cause };
-        let mut lines = input.lines();
-        let first = lines.next().ok_or(wrong(LogCause::Format))?.map_err(|error| wrong(error.into()))?;
+        let first = match next_line(&mut input) {
+            Ok(line) => line.ok_or(wrong(LogCause::Format))?,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(wrong(LogCause::Format)),
+            Err(error) => return Err(wrong(error.into())),
+        };
         let header: Header = serde_json::from_str(&first).map_err(|_| wrong(LogCause::Format))?;
         if header.format != FORMAT {
             return Err(wrong(LogCause::Format));
@@ -56,12 +62,24 @@ impl<R: BufRead> EventLogReader<R> {
         if header.version != VERSION {
             return Err(wrong(LogCause::Version { found: header.version }));
         }
-        Ok(EventLogReader { header, lines, line: 1, failed: false })
+        Ok(EventLogReader { header, input, line: 1, failed: false })
     }
 
     /// The first line.
     pub fn header(&self) -> &Header {
         &self.header
+    }
+}
+
+/// The next line, if there is one. What is no text, or longer than any line of a log, is invalid data.
+fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = String::new();
+    match input.take(MOST_BYTES).read_line(&mut line)? {
+        0 => Ok(None),
+        read if read as u64 == MOST_BYTES && !line.ends_with('\n') => {
+            Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {MOST_BYTES} bytes")))
+        }
+        _ => Ok(Some(line)),
     }
 }
 
@@ -73,12 +91,24 @@ impl<R: BufRead> Iterator for EventLogReader<R> {
             return None;
         }
         self.line += 1;
-        let text = self.lines.next()?;
-        let entry = text
+        let entry = next_line(&mut self.input)
+            .transpose()?
             .map_err(LogCause::from)
             .and_then(|text| serde_json::from_str(&text).map_err(LogCause::from))
             .map_err(|cause| LogError { line: self.line, cause });
         self.failed = entry.is_err();
         Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_without_an_end_is_no_log() {
+        let endless = io::BufReader::new(io::repeat(b'{'));
+        let error = EventLogReader::new(endless).err().expect("it is refused");
+        assert!(matches!(error, LogError { line: 1, cause: LogCause::Format }), "{error}");
     }
 }

@@ -1,0 +1,120 @@
+//! Numbers that no run could be carried out with, and lists that say nothing.
+
+use crate::{read, refused};
+use softhca_scenarios::{Problem, Scenario};
+
+/// A file with four hosts on a star, and a workload.
+fn star(topology: &str, workload: &str) -> Result<Scenario, Problem> {
+    let text = format!(
+        "title = \"t\"\n[hosts]\n\"h[1..4]\" = {{}}\n[topology]\n{topology}\n[[workload]]\n{workload}\n"
+    );
+    Scenario::read("s.toml", &text)
+}
+
+#[track_caller]
+fn star_refused(topology: &str, workload: &str, sentence: &str) {
+    let message = match star(topology, workload) {
+        Err(problem) => problem.to_string(),
+        Ok(_) => panic!("this was accepted: {topology} {workload}"),
+    };
+    assert!(message.contains(sentence), "{message}");
+}
+
+const PERMUTATION: &str = "permutation = { hosts = [\"h[1..4]\"], bytes = 1, count = 1 }";
+
+#[test]
+fn queues_are_as_long_as_those_of_a_card() {
+    let pair =
+        |more: &str| format!("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\n{more}\n[[expect]]\nfinish = {{}}\n");
+    refused(&pair("sends = 4294967295"), &["sends is 4294967295, at most 16384 is possible"]);
+    refused(&pair("receives = 4294967295"), &["receives is 4294967295, at most 16384 is possible"]);
+    refused(&pair("completions = 4294967295"), &["completions is 4294967295, at most 131072"]);
+    refused(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, at most 4294967295"]);
+    assert!(read(&pair("sends = 16384\nreceives = 16384")).is_ok());
+}
+
+#[test]
+fn memory_is_of_sensible_size() {
+    let step = |what: &str| format!("[[step]]\nqp = \"alice.1\"\n{what}\n");
+    let huge = "9223372036854775807";
+    for what in [
+        format!("write = {{ bytes = 8, offset = {huge} }}"),
+        format!("write = {{ bytes = 8, remote-offset = {huge} }}"),
+        format!("receive = {{ bytes = 8, offset = {huge} }}"),
+        format!("fetch-add = {{ add = 1, remote-offset = {huge} }}"),
+    ] {
+        refused(
+            &step(&what),
+            &["8 bytes from 9223372036854775807 on: the memory has at most 4294967296 bytes"],
+        );
+    }
+}
+
+#[test]
+fn times_are_of_a_day_at_most() {
+    refused(
+        "[[step]]\nqp = \"alice.1\"\nat = \"1441min\"\nwrite = { bytes = 8 }\n",
+        &["lasts a day at most"],
+    );
+    let flap = "[[fault]]\nlink = \"alice - bob\"\naction = { flap = { down = \"1us\", up = \"1us\", times = 4294967295 } }\n";
+    refused(flap, &["times is 4294967295, at most 10000 is possible"]);
+}
+
+#[test]
+fn copies_and_messages_are_counted_before_they_are_made() {
+    refused(
+        "[[fault]]\non = \"alice -> bob\"\naction = { duplicate = 4294967295 }\n",
+        &["4294967295 copies of a packet, at most 1000"],
+    );
+    refused(
+        "[[workload]]\nstream = { qp = \"alice.1\", op = \"write\", bytes = 1, count = 9223372036854775807 }\n",
+        &["more than 4194304 messages in all"],
+    );
+}
+
+#[test]
+fn topologies_have_so_many_cables_that_they_can_be_laid() {
+    star_refused("fat-tree = { k = 4294967294 }", PERMUTATION, "cables, at most 16384 are possible");
+    star_refused("leaf-spine = { leaves = 1024, spines = 1024 }", PERMUTATION, "this has 1048580 cables");
+    assert!(star("fat-tree = { k = 4 }", PERMUTATION).is_ok());
+    let hosts = Scenario::read("s.toml", "title = \"t\"\n[hosts]\n\"h[1..999999]\" = {}\n").err().unwrap();
+    assert!(hosts.message.contains("more than 4096 names"), "{hosts}");
+}
+
+#[test]
+fn priorities_are_those_of_a_packet() {
+    let permutation = PERMUTATION.replace("count = 1", "count = 1, priority = 8");
+    star_refused("star = {}", &permutation, "priority is 8, at most 7 is possible");
+    let incast = "incast = { from = [\"h2\"], to = \"h1\", bytes = 1, count = 1, priority = 8 }";
+    star_refused("star = {}", incast, "priority is 8, at most 7 is possible");
+}
+
+#[test]
+fn what_carries_nothing_is_refused() {
+    refused(
+        "[[fault]]\nlink = \"alice - bob\"\naction = { mtu = 0 }\n",
+        &["a cable with MTU 0 carries nothing", "use down"],
+    );
+}
+
+#[test]
+fn addresses_are_of_one_host() {
+    for address in ["239.1.1.1", "0.0.0.0", "::", "ff02::1"] {
+        let text = format!("title = \"t\"\n[hosts]\nalice = {{ address = \"{address}\" }}\nbob = {{}}\n");
+        let problem = Scenario::read("s.toml", &text).err().unwrap();
+        assert_eq!((problem.line, problem.message), (3, format!("{address} is not the address of one host")));
+    }
+}
+
+#[test]
+fn lists_that_say_nothing_or_too_much_are_refused() {
+    refused("[[expect]]\norder = []\n", &["an order of nothing always holds"]);
+    refused("[[expect]]\nfairness = { of = [] }\n", &["fairness is among some"]);
+    refused("[[expect]]\nfairness = { of = [\"alice.1\"], at-least = nan }\n", &["between 0 and 1"]);
+    let incast = "incast = { from = [], to = \"h1\", bytes = 1, count = 1 }";
+    star_refused("star = {}", incast, "an incast needs one sender at least");
+    let three = "[[pair]]\nqps = [\"alice.2\", \"bob.2\", \"bob.3\"]\n";
+    refused(three, &["invalid length 3, expected an array of length 2"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nfirst-psn = [1, 2, 3]\n", &["invalid length 3"]);
+    refused("[[link]]\nbetween = [\"alice\", \"bob\", \"alice\"]\n", &["invalid length 3"]);
+}
