@@ -67,7 +67,7 @@ pub use completion::CompletionQueue;
 pub use context::Context;
 #[cfg(target_os = "linux")]
 pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostCard, HostStatus, SeenEvent};
-pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
+pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, PortSwitch};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
 pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
