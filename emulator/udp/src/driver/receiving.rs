@@ -3,7 +3,7 @@
 use super::{Driver, Events, IcrcCheck, Passage, Witness};
 use crate::backbone::Plug;
 use crate::hold::{FlowKey, Held, HoldBack};
-use crate::{Batch, Links, PeerState};
+use crate::{Batch, Chunk, Links, PeerState};
 use softhca_engine::{Context, Hca, Instant, Memory};
 use softhca_fabric::{Frame, Origin, OutsideNews};
 use softhca_wire::link::Pause;
@@ -18,6 +18,36 @@ struct Taker<'a, 'c> {
     held: &'a mut HoldBack,
     ctx: Context<'c>,
     now: u64,
+}
+
+/// The identifications of the datagrams of a chunk, each found when it is first asked for; none if an ICRC is wrong.
+struct Identified<'a, 'b> {
+    chunk: Chunk<'b>,
+    address: IpAddr,
+    check: IcrcCheck,
+    limit: u32,
+    found: &'a mut Vec<Option<u16>>,
+}
+
+impl<'b> Identified<'_, 'b> {
+    /// The envelope of a datagram, and the packet in it if its ICRC is right.
+    fn packet(&mut self, index: usize, bytes: &'b [u8]) -> (Envelope, Option<&'b [u8]>) {
+        let mut envelope = Envelope::between(self.chunk.source.ip(), self.address);
+        envelope.source_port = self.chunk.source.port();
+        envelope.traffic_class = self.chunk.traffic_class;
+        if index == self.found.len() {
+            // The most likely: that of a run that was kept together.
+            envelope.identification = index as u16;
+            self.found.push(match self.check {
+                IcrcCheck::Ignore => Some(0),
+                _ => Icrc::identify(&envelope, bytes, self.limit),
+            });
+        }
+        let identification = self.found[index];
+        envelope.identification = identification.unwrap_or(0);
+        let transport = Icrc::split(bytes).ok().filter(|_| identification.is_some());
+        (envelope, transport.map(|(transport, _)| transport))
+    }
 }
 
 impl Taker<'_, '_> {
@@ -68,14 +98,16 @@ impl<M: Memory> Driver<M> {
     /// Takes one batch of each socket.
     fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
         let (mut received, mut drained) = (false, true);
-        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, plug, .. } = self;
+        let Driver { hca, memory, links, witness, batch, sockets, memberships, .. } = self;
+        let Driver { icrc, held, plug, identified, .. } = self;
         let ports = sockets.ports().map(|port| (port.address(), &port.roce));
         for (address, socket) in ports.chain(memberships.sockets()) {
             socket.receive(batch)?;
             let granted = !address.is_multicast();
             received |= !batch.is_empty();
             drained &= !batch.is_full() || !granted;
-            take(now, batch, address, hca, memory, links, held, plug.as_ref(), &mut **witness, *icrc);
+            let plug = plug.as_ref();
+            take(now, batch, address, hca, memory, links, held, plug, &mut **witness, *icrc, identified);
         }
         if drained {
             self.links.socket_empty(now.nanos());
@@ -146,7 +178,8 @@ fn take<M: Memory>(
     held: &mut HoldBack,
     plug: Option<&Plug>,
     witness: &mut dyn Witness,
-    icrc: IcrcCheck,
+    check: IcrcCheck,
+    found: &mut Vec<Option<u16>>,
 ) {
     for chunk in batch.chunks() {
         let peer = chunk.source.ip();
@@ -156,23 +189,18 @@ fn take<M: Memory>(
         }
         // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
         let plug = plug.filter(|_| !address.is_multicast() && links.answers(peer));
-        let limit = match (icrc, links.state(peer)) {
+        let limit = match (check, links.state(peer)) {
             (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
             _ => crate::MAX_RUN_SEGMENTS as u32,
         };
         let keeps_order = links.keeps_order(peer);
+        found.clear();
+        let mut identified = Identified { chunk, address, check, limit, found };
+        // Packets, from the present one on, whose payload is in its place already.
+        let (mut placed, segments) = (0, chunk.segments());
         for (index, datagram) in chunk.datagrams().enumerate() {
-            let mut envelope = Envelope::between(peer, address);
-            // The most likely: that of a run that was kept together.
-            envelope.identification = index as u16;
-            envelope.source_port = datagram.source.port();
-            envelope.traffic_class = datagram.traffic_class;
-            let identification = match icrc {
-                IcrcCheck::Ignore => Some(0),
-                _ => Icrc::identify(&envelope, datagram.bytes, limit),
-            };
-            envelope.identification = identification.unwrap_or(0);
-            if let (Some(plug), Some(_), Ok(_)) = (plug, identification, Icrc::split(datagram.bytes)) {
+            let (envelope, transport) = identified.packet(index, datagram.bytes);
+            if let (Some(plug), Some(_)) = (plug, transport) {
                 let frame = Frame::new(envelope, datagram.bytes.to_vec());
                 if plug.enter(frame, links.granter().budget()).is_ok() {
                     // Until it is in the network it takes room that was granted.
@@ -183,14 +211,25 @@ fn take<M: Memory>(
             witness.frame(now, Passage::Received, &envelope, datagram.bytes);
             let mut events = Events(witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            match (Icrc::split(datagram.bytes), identification) {
-                (Ok((transport, _)), Some(_)) if keeps_order => {
+            if placed == 0 && plug.is_none() && ctx.memory.is_far() && index + 1 < segments && held.is_empty()
+            {
+                let following = (index..).zip(chunk.from(index).datagrams());
+                let mut packets =
+                    following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);
+                placed = hca.place_ahead(&mut ctx, &envelope, &mut packets);
+            }
+            match transport {
+                Some(transport) if placed > 0 => {
+                    placed -= 1;
+                    hca.receive_placed(&mut ctx, &envelope, transport);
+                }
+                Some(transport) if keeps_order => {
                     let taker = Taker { hca, held, ctx, now: now.nanos() };
                     taker.take_in_order(&envelope, transport);
                 }
-                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
-                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
-                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
+                Some(transport) => hca.receive(&mut ctx, &envelope, transport),
+                None if Icrc::split(datagram.bytes).is_ok() => hca.note_bad_icrc(&mut ctx),
+                None => hca.receive(&mut ctx, &envelope, datagram.bytes),
             }
         }
     }
