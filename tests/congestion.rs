@@ -1,19 +1,23 @@
-//! What a log and a capture tell of a congested switch: pauses, queue depths, marks and rates.
+//! What a log and a capture tell of a congested switch: pauses, queue depths, marks and rates; and a switch before an
+//! embedded card.
 
-use softhca_engine::{Congestion, QpKind, Settings};
+use softhca::{Device, EmbeddedOptions, Passage, Path, PortSwitch, Receiver, Witness};
+use softhca_engine::{Congestion, Instant, QpKind, Settings};
 use softhca_fabric::{
-    Connection, FlowControl, HostId, Line, Marking, Observer, PER_BILLION, QpOptions, SwitchSettings,
-    Topology, World,
+    Connection, FabricEvent, FlowControl, HostId, Line, Marking, Observer, PER_BILLION, QpOptions,
+    SwitchSettings, Topology, World,
 };
 use softhca_queue::{Access, Operation, RemoteAddress, SendRequest, Sge};
+use softhca_tests::process::PATIENCE;
 use softhca_trace::log::{Entry, What};
 use softhca_trace::{
     Capture, CaptureWriter, Cast, Contents, EventLog, EventLogReader, Packet, Points, Record, Tap,
 };
-use softhca_wire::{LocalKey, Mtu};
+use softhca_wire::{LocalKey, Mtu, Pfc};
 use std::cell::RefCell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 
 const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 const BYTES: u32 = 400_000;
@@ -130,4 +134,65 @@ fn pause_frames_stand_in_captures_as_real_frames() {
     // Where packets leave hosts, where they leave the switch too, and where they arrive.
     let (_, senders) = incast(Points::Senders);
     assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), told));
+}
+
+/// The pauses of priority 3 that passed a card's port, and what they did.
+#[derive(Clone, Default)]
+struct Pauses(Arc<Mutex<Vec<(Passage, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
+
+impl Witness for Pauses {
+    fn pause(&mut self, _: Instant, passage: Passage, pause: &Pfc) {
+        self.0.lock().unwrap().extend(pause.pause[3].map(|quanta| (passage, quanta)));
+    }
+
+    fn fabric(&mut self, _: Instant, event: &FabricEvent) {
+        self.1.lock().unwrap().push(*event);
+    }
+}
+
+/// Bob's card has a switch of its own and a port that takes 20 Mb/s. Alice's card is stopped and goes on, over real
+/// sockets and without any loss, which would be fatal.
+#[test]
+fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
+    let pauses = [Pauses::default(), Pauses::default()];
+    let slow = PortSwitch {
+        line: Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() },
+        settings: SwitchSettings {
+            flow_control: Some(FlowControl { xoff: 16_384, xon: 14_336, ..FlowControl::default() }),
+            ..SwitchSettings::default()
+        },
+        receiver: Receiver { bits_per_second: Some(20_000_000), ..Receiver::default() },
+    };
+    let ends = [None, Some(slow)].into_iter().zip(&pauses).map(|(switch, pauses)| {
+        let witness = Box::new(pauses.clone());
+        let options = EmbeddedOptions { switch, witness, ..EmbeddedOptions::default() };
+        let context = Device::embedded_with(options).unwrap().open();
+        let domain = context.allocate_domain().unwrap();
+        let queue = context.create_completion_queue(16).unwrap();
+        let pair = domain.queue_pair(softhca::QpKind::Rc, &queue).create().unwrap();
+        (context, domain.register(1 << 19, RIGHTS).unwrap(), queue, pair)
+    });
+    let ends: Vec<_> = ends.collect();
+    let [(alice, from, queue, sender), (bob, to, _, receiver)] = &ends[..] else { unreachable!() };
+    let path = Path { traffic_class: 3 << 5, ..Path::default() };
+    sender.connect(&receiver.endpoint(), &path).unwrap();
+    receiver.connect(&sender.endpoint(), &path).unwrap();
+    let deadline = std::time::Instant::now() + PATIENCE;
+    let (mut id, is_end) = (0, |event: &FabricEvent| matches!(event, FabricEvent::PauseEnded { .. }));
+    // A sender that seldom has a processor fills no queue: it tries until it does.
+    while !pauses[0].1.lock().unwrap().iter().any(is_end) {
+        assert!(std::time::Instant::now() < deadline, "no queue fills");
+        let bytes = vec![id as u8 + 1; 1 << 19];
+        from.write_at(0, &bytes);
+        sender.post(&softhca::SendRequest::write(id, &[from.entry(0, 1 << 19)], to.remote(0))).unwrap();
+        let completion = queue.wait_for(PATIENCE).expect("a completion");
+        assert!(completion.status.is_success(), "{completion:?}");
+        assert!(to.read_at(0, 1 << 19) == bytes, "it arrived as it was");
+        id += 1;
+    }
+    assert!(alice.counters().rx_pause_frames > 0);
+    assert_eq!((alice.counters().retransmitted_pkts, bob.counters().out_of_sequence), (0, 0));
+    let [heard, sent] = [&pauses[0], &pauses[1]].map(|pauses| pauses.0.lock().unwrap().clone());
+    assert_eq!(sent.first(), Some(&(Passage::Sent, u16::MAX)), "Bob's side asks Alice to stop");
+    assert_eq!(heard.first(), Some(&(Passage::Received, u16::MAX)), "and she hears it");
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use softhca::{Counters, DaemonControl, Error, Gid, HostCard};
+use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostCard};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -186,12 +186,17 @@ fn tell_stats(arguments: &Stats) -> Outcome {
         None => control.hosts().iter().map(|card| card.name.clone()).collect(),
     };
     let mut before: Vec<Counters> = vec![Counters::default(); names.len()];
+    let mut ports_before = Vec::new();
     loop {
         for (name, before) in names.iter().zip(&mut before) {
             let counters = control.counters(Some(name))?;
             show(arguments, name, before, &counters);
             *before = counters;
         }
+        let mut ports = control.ports()?;
+        ports.retain(|port| is_of(port, arguments.host.as_deref()));
+        ports.iter().for_each(|port| show_port(arguments, &ports_before, port));
+        ports_before = ports;
         if !arguments.watch {
             return Ok(());
         }
@@ -208,9 +213,42 @@ fn show(arguments: &Stats, host: &str, before: &Counters, now: &Counters) {
         return say!("{}", Value::Object(line));
     }
     for (name, now, change) in pairs {
-        if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
-            let change = if arguments.watch { format!("  +{change}") } else { String::new() };
-            say!("{host:<12} {name:<32} {now}{change}");
+        show_line(arguments, host, name, now, change);
+    }
+}
+
+fn show_line(arguments: &Stats, whose: &str, name: &str, now: u64, change: u64) {
+    if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
+        let change = if arguments.watch { format!("  +{change}") } else { String::new() };
+        say!("{whose:<12} {name:<32} {now}{change}");
+    }
+}
+
+/// Whether a port is the host's own, leads to it, or sends to it.
+fn is_of(port: &FabricPort, host: Option<&str>) -> bool {
+    host.is_none_or(|host| port.at == host || port.to == host || port.host.as_deref() == Some(host))
+}
+
+fn show_port(arguments: &Stats, before: &[FabricPort], port: &FabricPort) {
+    let FabricPort { at, to, host, counts } = port;
+    if arguments.target.json {
+        let mut line = Map::new();
+        line.insert("port".into(), at.as_str().into());
+        line.insert("to".into(), to.as_str().into());
+        line.extend(host.iter().map(|host| ("for".into(), host.as_str().into())));
+        line.extend(counts.iter().map(|(name, values)| match values[..] {
+            [value] => (name.clone(), json!(value)),
+            _ => (name.clone(), json!(values)),
+        }));
+        return say!("{}", Value::Object(line));
+    }
+    let is_same = |other: &&FabricPort| (&other.at, &other.to, &other.host) == (at, to, host);
+    let before = before.iter().find(is_same);
+    for (index, (name, values)) in counts.iter().enumerate() {
+        for (priority, now) in values.iter().enumerate() {
+            let earlier = before.map_or(0, |port| port.counts[index].1[priority]);
+            let name = if values.len() > 1 { format!("{name}.{priority}") } else { name.clone() };
+            show_line(arguments, &format!("{at}:{to}"), &name, *now, now - earlier);
         }
     }
 }

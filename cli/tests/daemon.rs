@@ -69,6 +69,29 @@ fn a_daemon_tells_of_its_hosts_and_stops_when_asked() {
 }
 
 #[test]
+fn stats_show_the_ports_of_the_network_between_hosts() {
+    let folder = std::env::temp_dir().join(format!("softhca-cli-fabric-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("fabric.toml");
+    let subnet = format!("127.98.{}", std::process::id() % 250 + 1);
+    let text = format!("[hosts]\nalice = '{subnet}.2'\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\n");
+    std::fs::write(&file, text).unwrap();
+    let daemon = Daemon::start("fabric", &["daemon", "--config", file.to_str().unwrap()]);
+    let stats = daemon.lines(&["stats", "--json"]);
+    assert_eq!(stats.len(), 6, "two hosts, two ports of the switch, two ports of hosts: {stats:?}");
+    let [switch, port] = [&stats[2], &stats[4]];
+    assert_eq!((&port["port"], &port["to"]), (&switch["to"], &switch["port"]), "both ends of one cable");
+    assert_eq!((&port["port"], &switch["deepest"]), (&"alice".into(), &0.into()));
+    assert_eq!(switch["pauses_sent"].as_array().unwrap().len(), 8);
+    assert!(port.get("marked").is_none(), "hosts do not mark");
+    assert_eq!(daemon.lines(&["stats", "--json", "--host", "bob"]).len(), 3);
+    let all = String::from_utf8(daemon.run(&["stats", "--all"]).stdout).unwrap();
+    assert!(all.lines().any(|line| line.contains(":bob") && line.contains("pauses_received.7")), "{all}");
+    assert!(daemon.run(&["stats"]).stdout.is_empty(), "nothing was counted yet");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn a_second_daemon_of_the_same_name_is_refused_with_what_to_do() {
     let daemon = Daemon::start("second", &["daemon", "--name", "lab"]);
     let second = daemon.run(&["daemon", "--name", "lab"]);

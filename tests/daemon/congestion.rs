@@ -1,10 +1,10 @@
-//! Congestion on the hosts of daemons: a switch between those of one, marks between those of two.
+//! Congestion on the hosts of daemons: a switch between those of one, marks and pauses between those of two.
 
 use crate::data::End;
 use crate::process::{PATIENCE, TestDaemon};
 use softhca::{Action, Classes, DaemonControl, Path, Repeat, Rule, RuleId, Selector, SendRequest};
-use softhca_trace::log::What;
-use softhca_trace::{Capture, Contents, EventLogReader, Packet};
+use softhca_trace::log::{Entry, What};
+use softhca_trace::{Capture, Contents, EventLogReader, Packet, Record};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -113,4 +113,98 @@ fn a_mark_crosses_from_one_daemon_to_another_and_its_notification_comes_back() {
     wait_for(&mut controls[0], "alice", "rp_cnp_handled");
     assert_eq!(counter(&mut controls[1], "bob", "np_ecn_marked_roce_packets"), 1);
     assert_eq!(counter(&mut controls[1], "bob", "np_cnp_sent"), 1);
+}
+
+/// The entries of a log.
+fn entries(path: &std::path::Path) -> Vec<Entry> {
+    let log = std::fs::read(path).unwrap();
+    EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect()
+}
+
+/// How many pause frames for priority 3 a capture has.
+fn pause_frames(path: &std::path::Path) -> usize {
+    let bytes = std::fs::read(path).unwrap();
+    let is_pause = |record: &Record| match Packet::new(record, 0).contents {
+        Contents::Pause(pause) => pause.pause[3].is_some(),
+        _ => false,
+    };
+    Capture::new(&bytes[..]).unwrap().filter(|record| is_pause(record.as_ref().unwrap())).count()
+}
+
+/// Bob's daemon has a switch before him, and he takes what arrives fifty times more slowly than it can come; Alice is a
+/// host of another daemon. The switch marks what waits and pauses its line to Alice: her port stops that priority towards
+/// Bob and goes on when it is told to, and her rate falls. Nothing is lost: loss would be fatal.
+#[test]
+fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
+    let subnet = format!("127.99.{}", std::process::id() % 250 + 1);
+    let config = format!(
+        "congestion = 'dcqcn'\n[hosts]\nbob = '{subnet}.3'\n[fabric]\ntopology = 'star'\nrate_gbit = 1\n\
+         receive_gbit = {{ bob = 0.02 }}\necn = {{ kmin = 1000, kmax = 2000, pmax = 1.0 }}\npfc = {{ xoff = 16384 }}\n"
+    );
+    let daemons = ["congestion = 'dcqcn'", &config].map(|text| TestDaemon::with(&[("TEST_CONFIG", text)]));
+    let mut controls = daemons.each_ref().map(TestDaemon::control);
+    let folder = std::env::temp_dir();
+    let path = |n: usize, kind: &str| folder.join(format!("softhca-{}.{kind}", daemons[n].name));
+    for (n, control) in controls.iter_mut().enumerate() {
+        let [capture, log] = ["pcapng", "jsonl"].map(|kind| File::create(path(n, kind)).unwrap());
+        control.record(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+    }
+    let ends = [End::new(&daemons[0].open("alice"), 1 << 20), End::new(&daemons[1].open("bob"), 1 << 20)];
+    connect(&ends);
+    // A sender that seldom has a processor fills no queue: it tries until it does.
+    let deadline = Instant::now() + PATIENCE;
+    let signs = [(1, "bob", "np_cnp_sent"), (0, "alice", "rp_cnp_handled"), (0, "alice", "rx_pause_frames")];
+    while signs.iter().any(|(n, host, name)| counter(&mut controls[*n], host, name) == 0) {
+        assert!(Instant::now() < deadline, "no queue fills");
+        for id in 0..16 {
+            let gather = [ends[0].region.entry(id * 65_536, 65_536)];
+            let remote = ends[1].region.remote(id * 65_536);
+            ends[0].pair.post(&SendRequest::write(id, &gather, remote)).unwrap();
+        }
+        (0..16).for_each(|_| ends[0].finish());
+    }
+    let alice = ends[0].context.address().to_string();
+    let ports = controls[1].ports().unwrap();
+    let [stopped, lost] = ["pauses_sent", "lost_frames"].map(|wanted| {
+        let counts =
+            ports.iter().flat_map(|port| port.counts.iter().map(move |(name, values)| (port, name, values)));
+        counts
+            .filter(|(_, name, _)| *name == wanted)
+            .map(|(port, _, values)| (port, values))
+            .collect::<Vec<_>>()
+    });
+    let to_alice = stopped.iter().find(|(port, _)| port.to == alice && port.host.as_deref() == Some("bob"));
+    assert!(
+        to_alice.is_some_and(|(_, values)| values[3] > 0),
+        "the switch paused its line to Alice: {ports:?}"
+    );
+    assert!(lost.iter().all(|(_, values)| values[0] == 0), "{ports:?}");
+    for (control, host) in controls.iter_mut().zip(["alice", "bob"]) {
+        for name in ["retransmitted_pkts", "out_of_sequence", "packet_seq_err"] {
+            assert_eq!(counter(control, host, name), 0, "{name} of {host}");
+        }
+        control.end_records().unwrap();
+    }
+
+    let [sender, receiver] = [0, 1].map(|n| entries(&path(n, "jsonl")));
+    let count = |entries: &[Entry], host: &str, wanted: fn(&What) -> bool| {
+        entries.iter().filter(|entry| entry.host == host && wanted(&entry.what)).count()
+    };
+    let switch = receiver.iter().find(|entry| matches!(entry.what, What::EcnMarked { .. })).expect("a mark");
+    let stops = |what: &What| matches!(what, What::PauseSent { quanta: 1.., priority: 3, .. });
+    assert!(count(&receiver, "bob", stops) > 0, "Bob's port pauses the switch");
+    assert!(count(&receiver, &switch.host, stops) > 1, "the switch pauses Alice");
+    assert!(count(&receiver, &alice, |what| matches!(what, What::PauseReceived { priority: 3, .. })) > 0);
+    assert!(receiver.iter().all(|entry| !matches!(entry.what, What::FrameLost { .. })));
+    let first = |wanted: fn(&What) -> bool| {
+        sender.iter().position(|entry| entry.host == "alice" && wanted(&entry.what))
+    };
+    let stopped = first(|what| matches!(what, What::PauseReceived { quanta: 1.., priority: 3, .. }));
+    let resumed = first(|what| matches!(what, What::PauseEnded { priority: 3, .. }));
+    assert!(stopped.is_some() && stopped < resumed, "stopped at {stopped:?}, on again at {resumed:?}");
+    assert!(count(&sender, "alice", |what| matches!(what, What::RateChanged { .. })) > 0);
+    for n in [0, 1] {
+        assert!(pause_frames(&path(n, "pcapng")) > 0, "the capture of daemon {n} has no pause frame");
+        ["pcapng", "jsonl"].iter().for_each(|kind| std::fs::remove_file(path(n, kind)).unwrap());
+    }
 }

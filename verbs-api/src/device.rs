@@ -7,13 +7,24 @@ use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
 use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Limits, PortState};
-use softhca_fabric::{Flow, Rule, Tally};
+use softhca_fabric::{Flow, Line, Receiver, Rule, SwitchSettings, Tally};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// A switch before the port of an embedded card, of its own: what arrives passes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortSwitch {
+    /// The cables to the card and to whoever sends to it.
+    pub line: Line,
+    /// When the switch marks and pauses.
+    pub settings: SwitchSettings,
+    /// How fast the card's port takes what arrives; it pauses the switch before it loses anything.
+    pub receiver: Receiver,
+}
 
 /// What an embedded card may differ in.
 pub struct EmbeddedOptions {
@@ -31,6 +42,8 @@ pub struct EmbeddedOptions {
     /// How many bytes of receive buffer to ask for. Linux doubles it, and gives less where it is above the
     /// system's limit (`net.core.rmem_max`) and the process has no CAP_NET_ADMIN.
     pub receive_buffer: usize,
+    /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
+    pub switch: Option<PortSwitch>,
     /// Sees every event and every packet.
     pub witness: Box<dyn Witness>,
 }
@@ -48,6 +61,7 @@ impl Default for EmbeddedOptions {
             },
             icrc: IcrcCheck::default(),
             receive_buffer: SocketOptions::default().receive_buffer,
+            switch: None,
             witness: Box::new(()),
         }
     }
@@ -89,7 +103,7 @@ impl Device {
         };
         let driver =
             DriverOptions { settings: options.settings, icrc: options.icrc, entropy: options.entropy };
-        let card = embedded::start(sockets, driver, options.witness)?;
+        let card = embedded::start(sockets, driver, options.switch, options.witness)?;
         let address = card.seat.address();
         Ok(Device { card: Card::Embedded(Arc::new(card)), address })
     }

@@ -5,16 +5,17 @@ use crate::local::{Board, Local, Seat};
 use crate::memory::{Block, HostMemory};
 use crate::notifier::Notifier;
 use crate::time::real_now;
-use crate::{Error, Rendezvous};
+use crate::{Error, PortSwitch, Rendezvous};
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
-use softhca_fabric::{Fault, Flow, Rule, Tally};
+use softhca_fabric::{FabricEvent, Fault, Flow, Rule, Tally, Topology};
 use softhca_queue::Words;
 use softhca_udp::{
-    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, ReceiveMemory, Station,
-    Witness,
+    Backbone, Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, ReceiveMemory,
+    Station, Witness,
 };
-use softhca_wire::{Envelope, Gid, Mtu};
+use softhca_wire::{Envelope, Gid, Mtu, Pfc};
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,6 +46,14 @@ impl Witness for Reader {
     fn link(&mut self, now: Instant, event: &LinkEvent) {
         self.next.link(now, event);
     }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.next.fabric(now, event);
+    }
+
+    fn pause(&mut self, now: Instant, passage: Passage, pause: &Pfc) {
+        self.next.pause(now, passage, pause);
+    }
 }
 
 /// A card in this process, on real sockets.
@@ -56,17 +65,38 @@ pub(crate) struct Stand {
     process: ProcessMark,
 }
 
+/// Builds the switch before the card with this address.
+fn build(switch: &PortSwitch, address: IpAddr) -> Result<Arc<Backbone>> {
+    let topology = Topology::Star { hosts: 1 };
+    let backbone =
+        Backbone::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
+            Error::System { what: "building the card's switch", source: io::Error::other(error) }
+        })?;
+    backbone.set_receiver(address, switch.receiver);
+    Ok(backbone)
+}
+
 /// Starts a card on these sockets.
 pub(crate) fn start(
     sockets: HostSockets,
     options: DriverOptions,
+    switch: Option<PortSwitch>,
     witness: Box<dyn Witness>,
 ) -> Result<Embedded> {
     let board = Arc::new(Board::default());
     let reader = Reader { board: board.clone(), next: witness };
-    let driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
+    let address = sockets.address();
+    let backbone = switch.map(|switch| build(&switch, address)).transpose()?;
+    let mut driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
+    if let Some(backbone) = &backbone {
+        driver.plug_in(backbone.clone());
+    }
     let station = Station::start(driver, Conduct::Callers, Words::heap(1))
         .map_err(|source| Error::System { what: "starting the card's thread", source })?;
+    if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.bell(address)) {
+        let listen = station.listen(bell);
+        listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
+    }
     Local::new(Stand { station, process: ProcessMark::current() }, board)
 }
 

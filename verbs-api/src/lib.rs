@@ -66,8 +66,8 @@ pub use channel::CompletionChannel;
 pub use completion::CompletionQueue;
 pub use context::Context;
 #[cfg(target_os = "linux")]
-pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, HostCard, HostStatus, SeenEvent};
-pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes};
+pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostCard, HostStatus, SeenEvent};
+pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, PortSwitch};
 pub use domain::{AddressHandle, ProtectionDomain};
 pub use error::Error;
 pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
@@ -87,8 +87,8 @@ pub use softhca_engine::{
     PortState, QpKind, QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
-    Action, Census, Choice, Class, Classes, CmMessage, Fault, Line, Observer, Pattern, Repeat, Role, Rule,
-    RuleId, Selector, Span, Tally,
+    Action, Census, Choice, Class, Classes, CmMessage, Fault, FlowControl, Line, Marking, Observer, Pattern,
+    Receiver, Repeat, Role, Rule, RuleId, Selector, Span, SwitchSettings, Tally,
 };
 #[cfg(target_os = "linux")]
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};

@@ -4,7 +4,7 @@
 //! repeated or reordered: amounts are cumulative, so that the last word is the whole truth. They count from
 //! when the two [`Incarnation`]s named in a message met.
 
-use crate::Malformed;
+use crate::{MacAddress, Malformed, Pfc};
 use core::fmt;
 use core::num::NonZeroU64;
 
@@ -112,6 +112,38 @@ pub struct Pause {
     pub classes: u16,
     /// For how long, in units of 512 bit times; zero means go on.
     pub quanta: [u16; 8],
+    /// The rate of the line whose bit times are meant, in bits per second; zero for 100 Gb/s. The two ends of a real
+    /// cable have one rate, those of a link need not.
+    pub rate: u64,
+}
+
+impl Pause {
+    /// What a priority flow control frame asks for, on a line of this rate.
+    pub fn of(frame: &Pfc, rate: u64) -> Pause {
+        let mut pause = Pause { rate, ..Pause::default() };
+        for (priority, quanta) in frame.pause.iter().enumerate() {
+            if let Some(quanta) = quanta {
+                pause.classes |= 1 << priority;
+                pause.quanta[priority] = *quanta;
+            }
+        }
+        pause
+    }
+
+    /// The frame that asks for this, from the port with that address.
+    pub fn frame(&self, source: MacAddress) -> Pfc {
+        let quanta = |priority: usize| (self.classes >> priority & 1 == 1).then(|| self.quanta[priority]);
+        Pfc { source, pause: core::array::from_fn(quanta) }
+    }
+
+    /// Asks for what `later` asks for too, which has the last word.
+    pub fn add(&mut self, later: &Pause) {
+        self.rate = later.rate;
+        self.classes |= later.classes;
+        for priority in (0..8).filter(|priority| later.classes >> priority & 1 == 1) {
+            self.quanta[priority] = later.quanta[priority];
+        }
+    }
 }
 
 /// Whether a port's frames leave in the order of their PSNs.
@@ -199,6 +231,7 @@ impl Message {
             5 => Body::Pause(Pause {
                 classes: u16::from_be_bytes(fields.take()),
                 quanta: core::array::from_fn(|_| u16::from_be_bytes(fields.take())),
+                rate: fields.u64(),
             }),
             _ => return Err(Malformed::Field { what: "link message kind", value: kind.into() }),
         };
@@ -241,6 +274,7 @@ impl Message {
                 for quanta in pause.quanta {
                     put(&quanta.to_be_bytes());
                 }
+                put(&pause.rate.to_be_bytes());
                 5
             }
         };
@@ -335,7 +369,11 @@ mod tests {
                 .prop_map(|[granted, returned, keep]| { Body::Grant(Grant { granted, returned, keep }) }),
             (exchange, any::<u64>())
                 .prop_map(|(exchange, stamp)| Body::Heartbeat(Heartbeat { exchange, stamp })),
-            any::<(u16, [u16; 8])>().prop_map(|(classes, quanta)| Body::Pause(Pause { classes, quanta })),
+            any::<(u16, [u16; 8], u64)>().prop_map(|(classes, quanta, rate)| Body::Pause(Pause {
+                classes,
+                quanta,
+                rate
+            })),
         ]
     }
 
@@ -383,7 +421,20 @@ mod tests {
         assert_eq!(say(Body::Hello(Exchange::Ask)), "HELLO? bee");
         let grant = Grant { granted: 8448, returned: 0, keep: 8448 };
         assert_eq!(say(Body::Grant(grant)), "GRANT granted=8448 returned=0 keep=8448");
-        let pause = Pause { classes: 0b1001, quanta: [0xffff, 1, 1, 0, 1, 1, 1, 1] };
+        let pause = Pause { classes: 0b1001, quanta: [0xffff, 1, 1, 0, 1, 1, 1, 1], rate: 0 };
         assert_eq!(say(Body::Pause(pause)), "PAUSE 0:65535 3:0");
+    }
+    #[test]
+    fn a_pause_is_what_its_frame_asks_for() {
+        let source = MacAddress([2, 0, 0, 0, 0, 1]);
+        let frame = |pause| Pfc { source, pause };
+        let stop = frame([None, Some(9), None, Some(7), None, None, None, None]);
+        let go = frame([None, None, None, Some(0), None, None, None, Some(1)]);
+        let mut pause = Pause::of(&stop, 1_000);
+        assert_eq!(pause.frame(source), stop);
+        pause.add(&Pause::of(&go, 2_000));
+        assert_eq!((pause.classes, pause.rate), (0b1000_1010, 2_000));
+        let both = [None, Some(9), None, Some(0), None, None, None, Some(1)];
+        assert_eq!(pause.frame(source), frame(both));
     }
 }

@@ -7,14 +7,15 @@ use crate::record::Records;
 use crate::server::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
-use softhca_fabric::{Fault, HostId};
+use softhca_fabric::{FabricEvent, Fault, HostId};
 use softhca_queue::control::{HostCard, News};
 use softhca_queue::{Rights, SharedMemory};
+use softhca_trace::Heading;
 use softhca_udp::{
     Backbone, Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, Passage, SocketOptions, Station,
     Witness, bind_host,
 };
-use softhca_wire::Envelope;
+use softhca_wire::{Envelope, Pfc};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -135,6 +136,15 @@ impl Witness for Herald {
 
     fn fault(&mut self, _: Instant, fault: &Fault) {
         self.records.fault(self.host, fault);
+    }
+
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        self.records.port(self.host, now, event);
+    }
+
+    fn pause(&mut self, _: Instant, passage: Passage, pause: &Pfc) {
+        let heading = if passage == Passage::Sent { Heading::Out } else { Heading::In };
+        self.records.link_pause(self.host, heading, pause);
     }
 }
 

@@ -12,6 +12,7 @@ mod faults;
 mod host;
 mod outbox;
 mod peer;
+mod ports;
 mod quota;
 mod reach;
 mod record;

@@ -102,6 +102,23 @@ impl Records {
         cables.into_iter().for_each(|(CableId(id), ends)| cast.name_cable(CableId(hosts + id), ends));
     }
 
+    /// Names the port of another machine and its cable, in the records that there are and those to come.
+    fn name_port(&self, port: HostId, address: std::net::IpAddr, CableId(cable): CableId, ends: [Node; 2]) {
+        let name = |cast: &mut Cast| {
+            cast.name_port(port, &address.to_string());
+            let hosts = cast.hosts().count() as u32;
+            cast.name_cable(CableId(hosts + cable), ends);
+        };
+        let mut cast = self.cast.lock();
+        name(&mut cast);
+        for record in self.all.lock().iter_mut() {
+            name(&mut record.cast);
+            if let Some(log) = &mut record.log {
+                name(log.cast_mut());
+            }
+        }
+    }
+
     /// Names a rule, in the records that there are and those to come.
     pub fn name_rule(&self, id: RuleId, name: &str) {
         self.cast.lock().name_rule(id, name);
@@ -115,7 +132,9 @@ impl Records {
 
     /// Starts a record.
     pub fn start(&self, owner: u64, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        let cast = self.cast.lock().clone();
+        // Nobody gets a name between here and there that the record would not hear of.
+        let names = self.cast.lock();
+        let cast = names.clone();
         let capture = match capture {
             None => None,
             Some(file) => {
@@ -128,6 +147,7 @@ impl Records {
         };
         let log = log.map(|file| EventLog::new(BufWriter::new(file), "softhca daemon", cast.clone()));
         self.all.lock().push(Record { owner, cast, capture, log, broken: None });
+        drop(names);
         self.any.store(true, Ordering::Release);
         Ok(())
     }
@@ -197,15 +217,39 @@ impl Records {
     fn fabric(&self, at: Instant, event: &FabricEvent) {
         self.each(|record, now| {
             if let Some(log) = &mut record.log {
-                let mut event = *event;
-                if let FabricEvent::PauseReceived { until_ns, .. } = &mut event {
-                    *until_ns = *until_ns - at.nanos() + now.nanos();
-                }
+                let mut event = retimed(event, at, now);
                 // The cables of the fabric are numbered behind those of the hosts.
                 cable_of(&mut event).0 += record.cast.hosts().count() as u32;
                 log.fabric(now, &event);
             }
             Ok(())
+        });
+    }
+
+    /// A pause that came over a link changed what a host may send; told at a time of its driver's clock.
+    pub fn port(&self, host: HostId, at: Instant, event: &FabricEvent) {
+        self.each(|record, now| {
+            if let Some(log) = &mut record.log {
+                let mut event = retimed(event, at, now);
+                *cable_of(&mut event) = CableId(host.0);
+                if let FabricEvent::PauseReceived { at, .. } | FabricEvent::PauseEnded { at, .. } = &mut event
+                {
+                    *at = Node::Host(host);
+                }
+                log.fabric(now, &event);
+            }
+            Ok(())
+        });
+    }
+
+    /// A pause frame left a host over a link, or came over one.
+    pub fn link_pause(&self, host: HostId, heading: Heading, pause: &Pfc) {
+        self.each(|record, now| match &mut record.capture {
+            Some(Capture { writer, taps, interfaces }) => {
+                taps[host.0 as usize].release(writer)?;
+                writer.pause(now.nanos(), interfaces[host.0 as usize], heading, pause, None)
+            }
+            None => Ok(()),
         });
     }
 
@@ -217,6 +261,11 @@ impl Records {
             };
             let cable = CableId(cable + interfaces.len() as u32);
             let Some([from, to]) = cast.nodes(cable, direction) else { return Ok(()) };
+            // What goes to another machine is recorded when it leaves over the link.
+            let is_outside = |end: Node| end.host().is_some_and(|host| interfaces.len() <= host.0 as usize);
+            if is_outside(from) || is_outside(to) {
+                return Ok(());
+            }
             let end = if heading == Heading::Out { from } else { to };
             match end.host().and_then(|host| interfaces.get(host.0 as usize)) {
                 Some(interface) => writer.pause(now.nanos(), *interface, heading, pause, None),
@@ -224,6 +273,15 @@ impl Records {
             }
         });
     }
+}
+
+/// The event with the end of a pause in the records' time, where `at` is `now`.
+fn retimed(event: &FabricEvent, at: Instant, now: Instant) -> FabricEvent {
+    let mut event = *event;
+    if let FabricEvent::PauseReceived { until_ns, .. } = &mut event {
+        *until_ns = now.nanos().saturating_add(until_ns.saturating_sub(at.nanos()));
+    }
+    event
 }
 
 /// The cable that an event happened at.
@@ -254,5 +312,9 @@ impl Observer for Lookout {
             Stage::Delivered => self.0.pause(cable, direction, Heading::In, pause),
             Stage::Forwarded => {}
         }
+    }
+
+    fn attached(&mut self, port: HostId, address: std::net::IpAddr, cable: CableId, ends: [Node; 2]) {
+        self.0.name_port(port, address, cable, ends);
     }
 }

@@ -68,6 +68,8 @@ pub(crate) struct Shared {
     pub records: Arc<Records>,
     pub names: Names,
     pub mappings: Arc<AtomicUsize>,
+    /// The network between the hosts.
+    pub backbone: Option<Arc<Backbone>>,
     /// Readable when every connection is to end.
     pub stopping: Waker,
     asked_to_stop: Waker,
@@ -130,7 +132,11 @@ pub struct Daemon {
 }
 
 /// Puts a network between hosts.
-fn join(config: &FabricConfig, hosts: &[Arc<Host>], records: &Arc<Records>) -> Result<(), StartError> {
+fn join(
+    config: &FabricConfig,
+    hosts: &[Arc<Host>],
+    records: &Arc<Records>,
+) -> Result<Arc<Backbone>, StartError> {
     let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
     let FabricConfig { topology, line, settings, .. } = *config;
     let lookout = Box::new(Lookout(records.clone()));
@@ -147,7 +153,7 @@ fn join(config: &FabricConfig, hosts: &[Arc<Host>], records: &Arc<Records>) -> R
         }
         host.plug_in(&backbone)?;
     }
-    Ok(())
+    Ok(backbone)
 }
 
 impl Daemon {
@@ -176,9 +182,10 @@ impl Daemon {
             .map(|(index, host)| Host::start(&config, index, host, &watchers, &records).map(Arc::new))
             .collect();
         let hosts = hosts?;
-        if let Some(fabric) = &config.fabric {
-            join(fabric, &hosts, &records)?;
-        }
+        let backbone = match &config.fabric {
+            Some(fabric) => Some(join(fabric, &hosts, &records)?),
+            None => None,
+        };
         // Whoever had this socket does not live: the lock is ours.
         let socket = folder.socket(&config.name);
         let _ = std::fs::remove_file(&socket);
@@ -194,6 +201,7 @@ impl Daemon {
             records,
             names: Names::default(),
             mappings: Arc::default(),
+            backbone,
             stopping: Waker::new()?,
             asked_to_stop: Waker::new()?,
             has_stopped: AtomicBool::new(false),

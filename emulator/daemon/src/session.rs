@@ -5,6 +5,7 @@ use crate::faults;
 use crate::host::Host;
 use crate::outbox::Outbox;
 use crate::peer::Peer;
+use crate::ports;
 use crate::refusal::Refusal;
 use crate::server::Shared;
 use parking_lot::Mutex;
@@ -305,6 +306,11 @@ impl Session {
             Call::Counters { host } => {
                 let host = self.host(host)?;
                 Reply::Counters(host.station.control(|driver| *driver.card().counters()))
+            }
+            Call::Ports => {
+                let names: Vec<_> = self.shared.hosts.iter().map(|host| host.card.name.as_str()).collect();
+                let ports = self.shared.backbone.as_ref().map(|backbone| ports::count(backbone, &names));
+                Reply::Ports(ports.unwrap_or_default())
             }
             Call::Watch => {
                 self.shared.watchers.remove(&self.outbox);

@@ -275,7 +275,7 @@ impl Hca {
         while let Some(owing) = self.card.owing.pop_front() {
             let Owing { queue_pair, destination, envelope } = owing;
             let paused = self.card.paused >> priority(&envelope, 0) & 1 == 1;
-            if paused || gate.packets(envelope.destination, Bth::LEN + BODY + ICRC_LEN) == 0 {
+            if paused || gate.packets(&envelope, Bth::LEN + BODY + ICRC_LEN) == 0 {
                 self.card.owing_held.push(owing);
                 continue;
             }

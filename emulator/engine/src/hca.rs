@@ -38,13 +38,13 @@ impl Context<'_> {
 /// Says whether the driver may send to a destination now. A queue pair that may not is parked until
 /// [`Hca::unpark`].
 pub trait Gate {
-    /// How many packets of up to `size` bytes, IP headers excluded, may go to `destination` now; zero parks.
-    fn packets(&mut self, destination: IpAddr, size: usize) -> usize;
+    /// How many packets of up to `size` bytes, IP headers excluded, may go in this envelope now; zero parks.
+    fn packets(&mut self, envelope: &Envelope, size: usize) -> usize;
 }
 
 /// Lets everything through.
 impl Gate for () {
-    fn packets(&mut self, _: IpAddr, _: usize) -> usize {
+    fn packets(&mut self, _: &Envelope, _: usize) -> usize {
         usize::MAX
     }
 }
@@ -500,7 +500,7 @@ impl QueuePair {
                 if card.paused != 0 && self.is_paused(card, &plan) {
                     return None;
                 }
-                most = most.min(gate.packets(plan.envelope.destination, largest));
+                most = most.min(gate.packets(&plan.envelope, largest));
                 if most == 0 {
                     self.park(card, plan.envelope.destination);
                     return None;

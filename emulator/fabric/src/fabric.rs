@@ -1,10 +1,12 @@
 //! The same network under a clock that somebody else keeps: between cards in real time.
 
+use crate::agenda::Happening;
 use crate::network::{Network, Output};
+use crate::outside::{Border, Outside};
 use crate::world::Observer;
 use crate::{
-    BadTopology, CableId, Census, Frame, HostId, HostPortCounters, Laid, Line, Node, Receiver, Seed, Switch,
-    SwitchId, SwitchSettings, Topology,
+    BadTopology, CableId, Census, Frame, HostId, HostPortCounters, Laid, Line, Node, Origin, OutsideNews,
+    Receiver, Seed, Switch, SwitchId, SwitchSettings, Topology,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -14,9 +16,12 @@ use softhca_engine::Instant;
 /// Cables and switches between hosts whose cards somebody else drives.
 ///
 /// Frames go in with [`Fabric::send`], time passes with [`Fabric::advance`], and what has arrived by then is taken
-/// out with [`Fabric::take`]. Who sends waits until [`Fabric::free_at`], as a port does.
+/// out with [`Fabric::take`]. Who sends waits until [`Fabric::free_at`], as a port does. What comes from other
+/// machines enters with [`Fabric::enter`], each over a cable of its own, and what the network asks of them is told by
+/// [`Fabric::news`].
 pub struct Fabric {
     network: Network,
+    outside: Outside,
     /// What has arrived at each host.
     arrived: Vec<VecDeque<Frame>>,
     /// Hosts that have something to look at: frames, or other pauses than before.
@@ -40,7 +45,7 @@ impl Fabric {
         let hosts: Vec<_> = addresses.iter().map(|address| network.add_host(*address)).collect();
         let laid = network.lay(&layout, &hosts, line, settings);
         let arrived = hosts.iter().map(|_| VecDeque::new()).collect();
-        Ok((Fabric { network, arrived, woken: Vec::new() }, laid))
+        Ok((Fabric { network, outside: Outside::new(line), arrived, woken: Vec::new() }, laid))
     }
 
     /// The host with this address.
@@ -77,15 +82,69 @@ impl Fabric {
     /// Lets everything happen that was to happen by `now`, each at its own time.
     pub fn advance(&mut self, now: Instant, observer: &mut dyn Observer) {
         while let Some((at, happening)) = self.network.agenda.pop_until(now.nanos()) {
-            match self.network.happen(Instant::from_nanos(at), happening, observer) {
-                Output::Nothing => {}
-                Output::Arrived { host, frame } => {
-                    self.arrived[host.0 as usize].push_back(frame);
-                    self.woken.push(host);
+            let at = Instant::from_nanos(at);
+            let Fabric { network, outside, arrived, woken } = self;
+            match network.happen(at, happening, &mut Border { observer, outside }) {
+                Output::Nothing => {
+                    if let Happening::HostLine { host } = happening {
+                        outside.line_is_free(at, host, network, woken, observer);
+                    }
                 }
-                Output::Paused { host, .. } => self.woken.push(host),
+                Output::Arrived { host, frame } => {
+                    arrived[host.0 as usize].push_back(frame);
+                    woken.push(host);
+                }
+                Output::Paused { host, .. } if outside.is_port(host) => {
+                    outside.pauses_changed(at, host, network, woken, observer);
+                }
+                Output::Paused { host, .. } => woken.push(host),
             }
         }
+    }
+
+    /// Takes a frame that came from another machine for a host. It waits for the line that its sender's port has to
+    /// the switch of the host, behind at most `most` bytes of the same sender: what is beyond that is lost. Gives the
+    /// frame back if there are too many such ports already.
+    pub fn enter(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        frame: Frame,
+        most: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Frame> {
+        let Fabric { network, outside, woken, .. } = self;
+        let index = match outside.find(host, frame.envelope.source) {
+            Some(index) => index,
+            None => match outside.attach(host, &frame.envelope, network, observer) {
+                Some(index) => index,
+                None => return Err(frame),
+            },
+        };
+        outside.enter(now, index, frame, most, network, woken, observer);
+        Ok(())
+    }
+
+    /// What changed at one of the ports of other machines that send to a host, since it was last told here.
+    pub fn news(&mut self, host: HostId) -> Option<OutsideNews> {
+        self.outside.news(host)
+    }
+
+    /// Whether frames of another machine are on their way to a host.
+    pub fn carries(&self, host: HostId, peer: IpAddr) -> bool {
+        self.outside.carries(host, peer)
+    }
+
+    /// Another machine is gone: what it sent to a host and what still waits for its line is dropped.
+    pub fn forget(&mut self, host: HostId, peer: IpAddr) {
+        self.outside.forget(host, peer);
+    }
+
+    /// The ports of other machines: the host that each sends to, its address, the cable, and its own counters.
+    pub fn outside(&self) -> impl Iterator<Item = (HostId, IpAddr, CableId, HostPortCounters)> {
+        self.outside
+            .ports()
+            .map(|(host, address, cable, port)| (host, address, cable, self.port_counters(port)))
     }
 
     /// A host that has something to look at since it was last told here.
@@ -93,9 +152,11 @@ impl Fabric {
         self.woken.pop()
     }
 
-    /// The oldest frame that has arrived at a host.
-    pub fn take(&mut self, host: HostId) -> Option<Frame> {
-        self.arrived[host.0 as usize].pop_front()
+    /// The oldest frame that has arrived at a host, and whether another machine sent it.
+    pub fn take(&mut self, host: HostId) -> Option<(Frame, Origin)> {
+        let frame = self.arrived[host.0 as usize].pop_front()?;
+        let origin = self.outside.note_left(host, frame.envelope.source);
+        Some((frame, origin))
     }
 
     /// The priorities that a host may not send now, as a mask.

@@ -218,9 +218,15 @@ impl Network {
     }
 
     pub fn add_host(&mut self, address: IpAddr) -> HostId {
+        let id = self.add_port(address);
+        self.addresses.insert(address, id);
+        id
+    }
+
+    /// A port that nothing is sent to: it has no place among the addresses.
+    pub fn add_port(&mut self, address: IpAddr) -> HostId {
         let id = HostId(self.hosts.len() as u32);
         self.hosts.push(HostPort::new(address));
-        self.addresses.insert(address, id);
         self.routes_are_stale = true;
         id
     }
@@ -348,6 +354,23 @@ impl Network {
             }
             _ => self.spare.push(frame.bytes),
         }
+    }
+
+    /// Takes a frame for a host at one of a cable's ends.
+    pub fn send_over(
+        &mut self,
+        now: Instant,
+        (cable, direction): (CableId, Direction),
+        to: HostId,
+        frame: Frame,
+        observer: &mut dyn Observer,
+    ) {
+        if self.routes_are_stale {
+            self.find_routes();
+        }
+        let flow = flow_of(&frame.envelope);
+        let slot = self.transits.insert(Transit { frame, host: to.0, flow });
+        self.put(now, cable, direction, slot, Stage::Admitted, observer);
     }
 
     /// Puts a frame on a cable.

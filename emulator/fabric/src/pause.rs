@@ -66,7 +66,7 @@ impl Default for FlowControl {
 
 /// What a pause frame changed for one priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PauseChange {
+pub enum PauseChange {
     /// It stops now, or stays stopped for longer.
     Stopped,
     /// It goes on.
@@ -77,7 +77,7 @@ pub(crate) enum PauseChange {
 
 /// The priorities of a port that may not send, and until when.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Pauses {
+pub struct Pauses {
     mask: u8,
     /// Apart, because most ports are never paused, and every frame asks for the mask.
     past: Option<Box<PausePast>>,
@@ -93,6 +93,7 @@ struct PausePast {
 }
 
 impl Pauses {
+    /// The priorities that are stopped.
     #[inline]
     pub fn mask(&self) -> u8 {
         self.mask
@@ -119,6 +120,11 @@ impl Pauses {
     /// When a priority that is stopped goes on.
     pub fn until(&self, priority: u8) -> u64 {
         self.past.as_ref().map_or(0, |past| past.until[usize::from(priority)])
+    }
+
+    /// When the first of the pauses ends, if there is one.
+    pub fn next_end(&self) -> Option<u64> {
+        (0..8).filter(|priority| self.mask >> priority & 1 == 1).map(|priority| self.until(priority)).min()
     }
 
     /// How long each priority was stopped in all.
@@ -247,6 +253,7 @@ mod tests {
         assert_eq!(pauses.apply(10, 3, 100), PauseChange::Stopped);
         assert_eq!(pauses.apply(20, 3, 100), PauseChange::Stopped);
         assert_eq!((pauses.mask(), pauses.until(3)), (0b1000, 120));
+        assert_eq!(pauses.next_end(), Some(120));
         assert_eq!(pauses.expire(119), 0);
         assert_eq!(pauses.expire(120), 0b1000);
         assert_eq!(pauses.apply(130, 3, 0), PauseChange::Nothing);

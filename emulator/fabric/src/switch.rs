@@ -10,6 +10,7 @@ use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
+use softhca_queue::PortCounters;
 
 /// Random early marking of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,31 +116,6 @@ impl Default for SwitchSettings {
             sample_step: 0,
         }
     }
-}
-
-/// What a port of a switch counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PortCounters {
-    /// Frames sent, pause frames excluded.
-    pub sent_frames: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Frames that came, pause frames excluded.
-    pub received_frames: u64,
-    /// Frames that came here and were lost in the switch.
-    pub lost_frames: u64,
-    /// Packets that got a mark on their way out.
-    pub marked: u64,
-    /// Pause frames sent, for each priority; those that let the peer go on included.
-    pub pauses_sent: [u64; 8],
-    /// Pause frames that came, for each priority.
-    pub pauses_received: [u64; 8],
-    /// How long each priority was stopped, in nanoseconds.
-    pub paused_ns: [u64; 8],
-    /// The most bytes that ever waited in one queue.
-    pub deepest: u64,
-    /// How often the watchdog acted.
-    pub watchdog_fired: u64,
 }
 
 /// A frame in a queue.

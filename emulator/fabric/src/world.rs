@@ -62,6 +62,11 @@ pub trait Observer {
     fn fabric(&mut self, now: Instant, event: &FabricEvent) {
         let _ = (now, event);
     }
+
+    /// A port of another machine was connected, whose frames come over this cable from its first end.
+    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
+        let _ = (port, address, cable, ends);
+    }
 }
 
 impl Observer for () {}
@@ -87,6 +92,10 @@ impl Observer for Vec<Box<dyn Observer>> {
     fn fabric(&mut self, now: Instant, event: &FabricEvent) {
         self.iter_mut().for_each(|observer| observer.fabric(now, event));
     }
+
+    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
+        self.iter_mut().for_each(|observer| observer.attached(port, address, cable, ends));
+    }
 }
 
 /// Shown to one that somebody else keeps, to ask it afterwards.
@@ -110,6 +119,10 @@ impl<O: Observer> Observer for Rc<RefCell<O>> {
     fn fabric(&mut self, now: Instant, event: &FabricEvent) {
         self.borrow_mut().fabric(now, event);
     }
+
+    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
+        self.borrow_mut().attached(port, address, cable, ends);
+    }
 }
 
 /// Shown to whatever is in the box.
@@ -132,6 +145,10 @@ impl<O: Observer + ?Sized> Observer for Box<O> {
 
     fn fabric(&mut self, now: Instant, event: &FabricEvent) {
         (**self).fabric(now, event);
+    }
+
+    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
+        (**self).attached(port, address, cable, ends);
     }
 }
 

@@ -99,3 +99,64 @@ counters! {
     /// Priority pause frames received, those that end a pause included.
     rx_pause_frames,
 }
+
+/// What was counted: one number, or one for each priority.
+trait Values {
+    fn values(&self) -> &[u64];
+}
+
+impl Values for u64 {
+    fn values(&self) -> &[u64] {
+        core::slice::from_ref(self)
+    }
+}
+
+impl Values for [u64; 8] {
+    fn values(&self) -> &[u64] {
+        self
+    }
+}
+
+macro_rules! port_counters {
+    ($($(#[doc = $doc:literal])+ $field:ident: $kind:ty,)*) => {
+        /// What a port of a switch counted.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct PortCounters {
+            $($(#[doc = $doc])+ pub $field: $kind,)*
+        }
+
+        impl PortCounters {
+            /// The names with what they mean, in the same order as [`PortCounters::iter`].
+            pub const MEANINGS: &'static [(&'static str, &'static str)] =
+                &[$((stringify!($field), concat!($($doc),+)),)*];
+
+            /// Names and values, in a fixed order; what is counted for each priority has eight.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, &[u64])> {
+                [$((stringify!($field), self.$field.values()),)*].into_iter()
+            }
+        }
+    };
+}
+
+port_counters! {
+    /// Frames sent, pause frames excluded.
+    sent_frames: u64,
+    /// Their bytes.
+    sent_bytes: u64,
+    /// Frames that came, pause frames excluded.
+    received_frames: u64,
+    /// Frames that came here and were lost in the switch.
+    lost_frames: u64,
+    /// Packets that got a mark on their way out.
+    marked: u64,
+    /// Pause frames sent, for each priority; those that let the peer go on included.
+    pauses_sent: [u64; 8],
+    /// Pause frames that came, for each priority.
+    pauses_received: [u64; 8],
+    /// How long each priority was stopped, in nanoseconds.
+    paused_ns: [u64; 8],
+    /// The most bytes that ever waited in one queue.
+    deepest: u64,
+    /// How often the watchdog acted.
+    watchdog_fired: u64,
+}

@@ -42,7 +42,7 @@ pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOperation, CompletionProducer, Notify, Status,
     completion_ring,
 };
-pub use counters::Counters;
+pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::Limits;

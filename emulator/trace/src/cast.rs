@@ -10,6 +10,8 @@ use std::net::IpAddr;
 pub struct Cast {
     hosts: BTreeMap<HostId, (String, IpAddr)>,
     by_address: BTreeMap<IpAddr, HostId>,
+    /// Ports of machines that are no hosts of this run.
+    ports: BTreeMap<HostId, String>,
     switches: BTreeMap<SwitchId, String>,
     cables: BTreeMap<CableId, [Node; 2]>,
     queue_pairs: BTreeMap<Endpoint, String>,
@@ -60,6 +62,11 @@ impl Cast {
         self.by_address.insert(address, id);
     }
 
+    /// Names the port of another machine, which is no host of this run and no vantage point.
+    pub fn name_port(&mut self, id: HostId, name: &str) {
+        self.ports.insert(id, name.to_owned());
+    }
+
     /// Says which hosts or switches a cable joins; its forward direction leads from the first to the second.
     pub fn name_cable(&mut self, id: CableId, ends: [impl Into<Node>; 2]) {
         self.cables.insert(id, ends.map(Into::into));
@@ -103,7 +110,8 @@ impl Cast {
 
     /// What a host is called.
     pub fn host(&self, id: HostId) -> String {
-        self.hosts.get(&id).map_or_else(|| format!("host{}", id.0), |(name, _)| name.clone())
+        let host = self.hosts.get(&id).map(|(name, _)| name);
+        host.or_else(|| self.ports.get(&id)).map_or_else(|| format!("host{}", id.0), String::clone)
     }
 
     /// What the host with this address is called.

@@ -1,13 +1,16 @@
 //! The network between the hosts of one process: their frames pass its switches in place of sockets.
 //!
 //! Whoever drives a host that is plugged in lets the network catch up with the clock, takes what has arrived for
-//! the host, and wakes the others for whom something has.
+//! the host, and wakes the others for whom something has. What comes from other machines enters it too, each over a
+//! line of its own, so that its switches queue, mark and pause them as they do the hosts of the process.
 
 use crate::Waker;
 use parking_lot::Mutex;
 use softhca_fabric::{
-    BadTopology, Census, Fabric, Frame, HostId, Laid, Line, Observer, Receiver, SwitchSettings, Topology,
+    BadTopology, Census, Fabric, Frame, HostId, Laid, Line, Observer, Origin, OutsideNews, Receiver,
+    SwitchSettings, Topology,
 };
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
@@ -42,6 +45,8 @@ pub struct Backbone {
 struct Inner {
     fabric: Fabric,
     observer: Box<dyn Observer + Send>,
+    /// Hosts that let something happen for themselves and did not look since: nobody else wakes them.
+    unseen: BTreeSet<HostId>,
 }
 
 impl Backbone {
@@ -67,13 +72,13 @@ impl Backbone {
     ) -> Result<Arc<Backbone>, BackboneError> {
         let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
-        let inner = Mutex::new(Inner { fabric, observer });
+        let inner = Mutex::new(Inner { fabric, observer, unseen: BTreeSet::new() });
         Ok(Arc::new(Backbone { inner, laid, line, started: Instant::now(), wakers }))
     }
 
     /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
     pub fn set_receiver(&self, address: IpAddr, receiver: Receiver) -> bool {
-        let Inner { fabric, observer } = &mut *self.inner.lock();
+        let Inner { fabric, observer, .. } = &mut *self.inner.lock();
         let Some(host) = fabric.host_at(address) else { return false };
         fabric.set_receiver(self.now(), host, receiver, &mut **observer);
         true
@@ -89,7 +94,9 @@ impl Backbone {
         let now = self.now();
         inner.fabric.advance(now, &mut *inner.observer);
         while let Some(host) = inner.fabric.woken() {
-            if host != except {
+            if host == except {
+                inner.unseen.insert(host);
+            } else {
                 self.wakers[host.0 as usize].wake();
             }
         }
@@ -124,7 +131,9 @@ impl Backbone {
 
 /// What a host finds when it looks.
 pub(crate) struct Glance {
-    pub frames: Vec<Frame>,
+    pub frames: Vec<(Frame, Origin)>,
+    /// What changed at the lines of other machines.
+    pub news: Vec<OutsideNews>,
     /// Priorities that it may not send.
     pub paused: u8,
     /// Pause frames that came so far.
@@ -160,19 +169,48 @@ impl Plug {
     }
 
     pub fn send(&self, frame: Frame) {
-        let Inner { fabric, observer } = &mut *self.backbone.inner.lock();
+        let Inner { fabric, observer, .. } = &mut *self.backbone.inner.lock();
         fabric.send(self.backbone.now(), self.host, frame, &mut **observer);
+    }
+
+    /// Takes a frame that came from another machine, behind at most `most` bytes of the same one. Gives it back if the
+    /// network has no line for that machine.
+    pub fn enter(&self, frame: Frame, most: u64) -> Result<(), Frame> {
+        let mut inner = self.backbone.inner.lock();
+        if inner.fabric.host_at(frame.envelope.source).is_some() {
+            return Err(frame);
+        }
+        let now = self.backbone.catch_up(&mut inner, self.host);
+        let Inner { fabric, observer, .. } = &mut *inner;
+        fabric.enter(now, self.host, frame, most, &mut **observer)
+    }
+
+    /// Whether frames of another machine are on their way to the host.
+    pub fn carries(&self, peer: IpAddr) -> bool {
+        self.backbone.inner.lock().fabric.carries(self.host, peer)
+    }
+
+    /// Drops what waits of another machine that is gone.
+    pub fn forget(&self, peer: IpAddr) {
+        self.backbone.inner.lock().fabric.forget(self.host, peer);
+    }
+
+    /// The rate of every line.
+    pub fn line_rate(&self) -> Option<NonZeroU64> {
+        self.backbone.line_rate()
     }
 
     /// Lets the network catch up, and takes what is there for the host.
     pub fn look(&self) -> Glance {
         let mut inner = self.backbone.inner.lock();
         let now = self.backbone.catch_up(&mut inner, self.host);
+        inner.unseen.remove(&self.host);
         let fabric = &mut inner.fabric;
         let frames = std::iter::from_fn(|| fabric.take(self.host)).take(BATCH).collect();
+        let news = std::iter::from_fn(|| fabric.news(self.host)).collect();
         let pause_frames = fabric.port_counters(self.host).pauses_received.iter().sum();
         let is_free = fabric.free_at(self.host) <= now;
-        Glance { frames, paused: fabric.paused(self.host), pause_frames, is_free }
+        Glance { frames, news, paused: fabric.paused(self.host), pause_frames, is_free }
     }
 
     /// How long until the line takes a frame, in nanoseconds.
@@ -181,9 +219,14 @@ impl Plug {
         at.since(self.backbone.now()).as_nanos() as u64
     }
 
-    /// How long until something happens in the network, in nanoseconds.
+    /// How long until something happens in the network, in nanoseconds; nothing if something has that the host did not
+    /// look at.
     pub fn next_in(&self) -> Option<u64> {
-        let at = self.backbone.inner.lock().fabric.next_at()?;
+        let inner = self.backbone.inner.lock();
+        if inner.unseen.contains(&self.host) {
+            return Some(0);
+        }
+        let at = inner.fabric.next_at()?;
         Some(at.since(self.backbone.now()).as_nanos() as u64)
     }
 }

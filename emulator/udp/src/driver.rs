@@ -12,20 +12,19 @@ use crate::entropy::FlowSockets;
 use crate::faults::Faults;
 use crate::hold::HoldBack;
 use crate::multicast::Memberships;
-use crate::pauses::Pauses;
+use crate::pauses::PeerPauses;
 use crate::system::Bells;
 use crate::{
     Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
     UnreachablePort, budget,
 };
 use softhca_engine::{Context, Event, Hca, Instant, Memory, PortState, Run, Settings};
-use softhca_fabric::{Fault, Flow, LinkState, Rule, Tally};
+use softhca_fabric::{FabricEvent, Fault, Flow, LinkState, Rule, Tally};
 use softhca_wire::link::{Incarnation, Message, Pause};
-use softhca_wire::{Envelope, Gid};
+use softhca_wire::{Envelope, Gid, MacAddress, Pfc};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -69,6 +68,16 @@ pub trait Witness: Send {
     /// A link to another port changed.
     fn link(&mut self, now: Instant, event: &LinkEvent) {
         let _ = (now, event);
+    }
+
+    /// A peer's pause changed what may be sent to it. A driver has one host and one cable, whose numbers are zero.
+    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+        let _ = (now, event);
+    }
+
+    /// A priority pause frame passed the port, over a link.
+    fn pause(&mut self, now: Instant, passage: Passage, pause: &Pfc) {
+        let _ = (now, passage, pause);
     }
 }
 
@@ -131,10 +140,11 @@ pub struct Driver<M> {
     waiting: BTreeMap<IpAddr, u64>,
     faults: Option<Faults>,
     held: HoldBack,
-    pauses: Pauses,
+    pauses: PeerPauses,
+    /// Destinations that wait for a pause to end.
+    at_pause: BTreeSet<IpAddr>,
     plug: Option<Plug>,
-    /// Priorities that the backbone paused, and the pause frames that it brought so far.
-    backbone_paused: u8,
+    /// The pause frames that the backbone brought so far.
     backbone_pause_frames: u64,
     /// Destinations that wait for the line to the backbone.
     at_line: BTreeSet<IpAddr>,
@@ -172,7 +182,6 @@ impl<M: Memory> Driver<M> {
         if let Some(control) = &mut settings.congestion.control {
             control.slack = control.slack.max(PACING_SLACK);
         }
-        let rate = settings.congestion.control.and_then(|control| NonZeroU64::new(control.line_rate));
         Driver {
             hca: Hca::new(settings, sockets.gids()),
             memory,
@@ -192,9 +201,9 @@ impl<M: Memory> Driver<M> {
             waiting: BTreeMap::new(),
             faults: None,
             held: HoldBack::default(),
-            pauses: Pauses::new(rate),
+            pauses: PeerPauses::default(),
+            at_pause: BTreeSet::new(),
             plug: None,
-            backbone_paused: 0,
             backbone_pause_frames: 0,
             at_line: BTreeSet::new(),
             link_read_at: 0,
@@ -333,7 +342,8 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Puts a network between this host and the others that are plugged in: frames to them pass its switches and
-    /// no socket. False if the network has no place for this host. Datagrams for groups stay on sockets.
+    /// no socket. What comes from other machines that speak link control passes the switch of this host. False if the
+    /// network has no place for this host. Datagrams for groups stay on sockets.
     pub fn plug_in(&mut self, backbone: Arc<Backbone>) -> bool {
         let rate = backbone.line_rate();
         self.plug = Plug::new(backbone, self.address());
@@ -343,16 +353,26 @@ impl<M: Memory> Driver<M> {
         self.plug.is_some()
     }
 
-    /// Stops the priorities that peers or the backbone paused, and no others.
-    fn heed_pauses(&mut self) {
-        self.hca.pause(self.pauses.mask() | self.backbone_paused);
+    /// Sends a priority flow control frame to a peer: its port stops these priorities towards this host, or lets them go
+    /// on. It goes over the link once, and may be lost.
+    pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
+        let now = self.now();
+        self.witness.pause(now, Passage::Sent, &pause.frame(MacAddress::of(self.sockets.address())));
+        self.links.pause(peer, pause, now.nanos());
     }
 
-    /// Sends a priority flow control frame to a peer: its port stops these priorities, or lets them go on. It
-    /// goes over the link once, and may be lost.
-    pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
-        let now = self.now().nanos();
-        self.links.pause(peer, pause, now);
+    /// The priorities that a peer paused: nothing of them goes to it now.
+    pub fn paused_by(&self, peer: IpAddr) -> u8 {
+        self.pauses.mask(peer)
+    }
+
+    /// Lets queue pairs try again that waited for a pause of these peers to end.
+    fn end_pauses(&mut self, now: Instant, peers: Vec<IpAddr>) {
+        let Driver { hca, memory, witness, at_pause, .. } = self;
+        for peer in peers.into_iter().filter(|peer| at_pause.remove(peer)) {
+            let mut events = Events(&mut **witness);
+            hca.unpark(&mut Context { now, memory, events: &mut events }, peer);
+        }
     }
 
     /// The descriptors that become readable when something arrives for the first address.
@@ -405,8 +425,9 @@ impl<M: Memory> Driver<M> {
         self.turned_at = now;
         self.owes_turn = false;
         if self.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            self.pauses.expire(now.nanos());
-            self.heed_pauses();
+            let Driver { pauses, witness, .. } = self;
+            let resumed = pauses.expire(now.nanos(), |event| witness.fabric(now, &event));
+            self.end_pauses(now, resumed);
         }
         let carried = self.heed_backbone(now);
         let mut events = Events(&mut *self.witness);
@@ -480,7 +501,8 @@ impl<M: Memory> Driver<M> {
 
     /// Acts on what changed on the links.
     fn heed_links(&mut self, now: Instant) {
-        let Driver { hca, memory, links, witness, waiting, unsent, held, pauses, .. } = self;
+        let mut resumed = Vec::new();
+        let Driver { hca, memory, links, witness, waiting, unsent, held, pauses, plug, .. } = self;
         while let Some(event) = links.poll_event() {
             witness.link(now, &event);
             let mut events = Events(&mut **witness);
@@ -490,14 +512,23 @@ impl<M: Memory> Driver<M> {
                 LinkChange::Became(PeerState::Dead) => {
                     held.forget(event.peer);
                     unsent.take_if(|unsent| unsent.run.envelope.destination == event.peer);
-                    pauses.forget(event.peer);
+                    if pauses.forget(event.peer) {
+                        resumed.push(event.peer);
+                    }
+                    if let Some(plug) = plug {
+                        plug.forget(event.peer);
+                    }
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
                 LinkChange::Paused(pause) => {
-                    pauses.apply(event.peer, &pause, now.nanos());
                     hca.note_pause_frames(1);
+                    witness.pause(now, Passage::Received, &pause.frame(MacAddress::of(event.peer)));
+                    let tell = |event| witness.fabric(now, &event);
+                    if pauses.apply(event.peer, &pause, now.nanos(), tell) {
+                        resumed.push(event.peer);
+                    }
                 }
             }
         }
@@ -510,7 +541,7 @@ impl<M: Memory> Driver<M> {
             }
             !granted
         });
-        self.heed_pauses();
+        self.end_pauses(now, resumed);
     }
 
     fn send_link_messages(&mut self, now: Instant) -> io::Result<()> {

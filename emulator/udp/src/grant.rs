@@ -93,6 +93,8 @@ pub struct Granter {
     /// What forgotten senders may still have in the socket, and when the last was forgotten.
     retired: BTreeMap<IpAddr, u64>,
     retired_at: u64,
+    /// What was granted, was taken out of the socket, and still waits to enter the network of this process.
+    held: BTreeMap<IpAddr, u64>,
     /// The next claim that an empty socket may settle.
     settle_at: Option<u64>,
     /// When to tell senders again that others wait.
@@ -112,6 +114,7 @@ impl Granter {
             outstanding: 0,
             retired: BTreeMap::new(),
             retired_at: 0,
+            held: BTreeMap::new(),
             settle_at: None,
             press_at: None,
             share: budget,
@@ -125,9 +128,27 @@ impl Granter {
         self.budget
     }
 
-    /// How much of it is in senders' hands or in the socket.
+    /// How much of it is in senders' hands, in the socket, or held behind it.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding + self.retired.values().sum::<u64>()
+        self.outstanding + self.retired.values().sum::<u64>() + self.held.values().sum::<u64>()
+    }
+
+    /// So much of what was received is kept: it does not make room for more.
+    pub fn hold(&mut self, from: IpAddr, granted: u64) {
+        if granted > 0 {
+            *self.held.entry(from).or_default() += granted;
+        }
+    }
+
+    /// At most so much of what was received from a sender is still kept.
+    pub fn let_go(&mut self, from: IpAddr, kept: u64) {
+        if let Some(held) = self.held.get_mut(&from) {
+            self.changed |= kept < *held;
+            *held = kept.min(*held);
+            if *held == 0 {
+                self.held.remove(&from);
+            }
+        }
     }
 
     /// Takes in what a sender says.
@@ -166,13 +187,15 @@ impl Granter {
         self.changed = true;
     }
 
-    /// Counts a chunk that was taken out of the socket.
-    pub fn received(&mut self, from: IpAddr, mut charge: u64) {
+    /// Counts a chunk that was taken out of the socket. Returns how much of it had been granted.
+    pub fn received(&mut self, from: IpAddr, mut charge: u64) -> u64 {
+        let mut granted = 0;
         // What was there when the sender was forgotten comes first.
         if let Some(retired) = self.retired.get_mut(&from) {
             let old = charge.min(*retired);
             *retired -= old;
             charge -= old;
+            granted += old;
             self.changed = true;
         }
         if let Some(sender) = self.senders.get_mut(&from) {
@@ -181,8 +204,10 @@ impl Granter {
             let drained = (charge - stray).min(sender.outstanding());
             sender.drained += drained;
             self.outstanding -= drained;
+            granted += drained;
             self.changed = true;
         }
+        granted
     }
 
     /// Forgets a sender: it restarted, or it is dead. What it had is granted to others when the socket
@@ -261,7 +286,8 @@ impl Granter {
             if need > free {
                 break;
             }
-            let room = self.share.saturating_sub(sender.outstanding()).min(free);
+            let held = self.held.get(address).copied().unwrap_or(0);
+            let room = self.share.saturating_sub(sender.outstanding() + held).min(free);
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
             sender.granted += amount;
             self.outstanding += amount;
@@ -283,8 +309,9 @@ impl Granter {
         let worth_a_message = (self.share / 4).max(LARGEST_CHARGE);
         let reserve = (self.budget / 8).max(LARGEST_CHARGE);
         let mut free = (self.budget - self.outstanding()).saturating_sub(reserve);
-        for sender in self.senders.values_mut().filter(|sender| sender.wants()) {
-            let room = self.share.saturating_sub(sender.outstanding());
+        for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants()) {
+            let held = self.held.get(address).copied().unwrap_or(0);
+            let room = self.share.saturating_sub(sender.outstanding() + held);
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(free);
             if amount >= worth_a_message {
                 sender.granted += amount;
@@ -486,5 +513,38 @@ impl Holder {
             needed: self.spent() + self.need,
             wanted: self.wanted,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    /// What a sender that wants all that it can get is granted in all.
+    fn granted(granter: &mut Granter, consumed: u64, now: u64) -> u64 {
+        let request = Request { consumed, returned: 0, needed: consumed + 1, wanted: u64::MAX };
+        granter.request(PEER, &request, now);
+        granter.transmit(now).expect("an answer").1.granted
+    }
+
+    #[test]
+    fn what_is_held_behind_the_socket_makes_no_room_for_more() {
+        const BUDGET: u64 = 100_000;
+        let mut granter = Granter::new(BUDGET);
+        let first = granted(&mut granter, 0, 0);
+        assert_eq!(granter.received(PEER, first), first);
+        granter.hold(PEER, first);
+        assert_eq!(granter.outstanding(), first);
+        // The socket is empty, and yet there is no more room than before.
+        granter.socket_empty(0);
+        let second = granted(&mut granter, first, 0);
+        assert!(second <= BUDGET, "{second} in all, while {first} are held");
+        granter.let_go(PEER, 0);
+        assert!(granted(&mut granter, first, 0) > BUDGET);
+        let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
+        assert_eq!(granter.received(stranger, BUDGET), 0, "what nobody granted is held against nobody");
     }
 }

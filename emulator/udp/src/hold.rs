@@ -98,6 +98,13 @@ impl HoldBack {
         self.flows.iter().find(|(_, flow)| now >= flow.since + LONGEST).map(|(key, _)| *key)
     }
 
+    /// Frames of some peers are still on their way, and those that are missing may be among them: the time starts anew.
+    pub fn postpone(&mut self, now: u64, is_under_way: impl Fn(IpAddr) -> bool) {
+        for (_, flow) in self.flows.iter_mut().filter(|(key, _)| is_under_way(key.peer)) {
+            flow.since = now;
+        }
+    }
+
     pub fn next_timeout(&self) -> Option<u64> {
         self.flows.values().map(|flow| flow.since + LONGEST).min()
     }
@@ -242,5 +249,17 @@ mod tests {
         receiver.arrive(7, 0);
         receiver.held.forget(PEER);
         assert!(receiver.held.is_empty());
+    }
+
+    #[test]
+    fn time_does_not_run_while_more_is_on_its_way() {
+        let mut held = HoldBack::default();
+        let early = frame(1, true);
+        let key = FlowKey::of(PEER, &early.bth);
+        held.hold(key, early, 0);
+        held.postpone(LONGEST, |peer| peer == PEER);
+        assert_eq!((held.overdue(LONGEST), held.next_timeout()), (None, Some(2 * LONGEST)));
+        held.postpone(2 * LONGEST, |_| false);
+        assert_eq!(held.overdue(2 * LONGEST), Some(key));
     }
 }

@@ -168,6 +168,7 @@ impl Peer {
         self.order = Order::Kept;
         self.holder.restart(now);
         self.leased_at = None;
+        self.pause_due = None;
         self.listening = false;
         (self.beat_due, self.beat_answer) = (false, None);
     }
@@ -386,16 +387,31 @@ impl Links {
         }
     }
 
-    /// Sends a priority flow control frame, once.
+    /// Sends a priority flow control frame, once; together with one that was not sent yet.
     pub fn pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
         if let Some(peer) = self.peer(peer, now) {
-            peer.pause_due = Some(pause);
+            peer.pause_due.get_or_insert_default().add(&pause);
         }
     }
 
-    /// Counts a chunk that was taken out of the RoCE socket.
-    pub fn received(&mut self, peer: IpAddr, charge: u64, now: u64) {
-        self.granter.received(peer, charge);
+    /// Whether link control is spoken with `peer` now.
+    pub fn answers(&self, peer: IpAddr) -> bool {
+        self.peers.get(&peer).is_some_and(Peer::answers)
+    }
+
+    /// So much of what was granted to `peer`, and received from it, is kept: it does not make room for more.
+    pub fn hold(&mut self, peer: IpAddr, granted: u64) {
+        self.granter.hold(peer, granted);
+    }
+
+    /// At most so much of what was received from `peer` is still kept.
+    pub fn let_go(&mut self, peer: IpAddr, kept: u64) {
+        self.granter.let_go(peer, kept);
+    }
+
+    /// Counts a chunk that was taken out of the RoCE socket. Returns how much of it had been granted.
+    pub fn received(&mut self, peer: IpAddr, charge: u64, now: u64) -> u64 {
+        let granted = self.granter.received(peer, charge);
         match self.peers.get_mut(&peer) {
             Some(known) if known.state != PeerState::Dead => {
                 known.active_at = now;
@@ -407,6 +423,7 @@ impl Links {
             // It may take us for another make; tell it better.
             _ => self.watch(peer, now),
         }
+        granted
     }
 
     /// Learns that the RoCE socket had nothing more.

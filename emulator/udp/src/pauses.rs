@@ -1,55 +1,79 @@
-//! The priorities that the port may not send now, because peers paused them.
+//! The priorities that the port may not send to each peer now, because the peer paused them.
+//!
+//! A link is a cable of its own: what a peer asks for stops what goes to that peer, and nothing else.
 
-use softhca_fabric::pause_ns;
+use softhca_fabric::{CableId, FabricEvent, HostId, Node, PauseChange, PauseEnd, Pauses, pause_ns};
 use softhca_wire::link::Pause;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 
-/// Who paused which priority, and until when.
-#[derive(Debug)]
-pub(crate) struct Pauses {
-    until: BTreeMap<(IpAddr, u8), u64>,
-    /// The rate at which quanta count.
-    rate: Option<NonZeroU64>,
+/// The one host and the one cable of a driver, as its events know them.
+const AT: Node = Node::Host(HostId(0));
+const CABLE: CableId = CableId(0);
+
+/// Who paused which priorities, and until when.
+#[derive(Debug, Default)]
+pub(crate) struct PeerPauses {
+    peers: BTreeMap<IpAddr, Pauses>,
 }
 
-impl Pauses {
-    pub fn new(rate: Option<NonZeroU64>) -> Pauses {
-        Pauses { until: BTreeMap::new(), rate }
-    }
-
-    /// A pause of a peer: quanta of zero let a priority go on.
-    pub fn apply(&mut self, peer: IpAddr, pause: &Pause, now: u64) {
+impl PeerPauses {
+    /// Heeds a pause of a peer, and tells what it changed. True if something may go on.
+    pub fn apply(
+        &mut self,
+        peer: IpAddr,
+        pause: &Pause,
+        now: u64,
+        mut tell: impl FnMut(FabricEvent),
+    ) -> bool {
+        let mut resumed = false;
+        let pauses = self.peers.entry(peer).or_default();
         for (priority, quanta) in (0..8u8).zip(pause.quanta) {
             if pause.classes >> priority & 1 == 0 {
                 continue;
             }
-            match quanta {
-                0 => self.until.remove(&(peer, priority)),
-                _ => self.until.insert((peer, priority), now + pause_ns(quanta, self.rate)),
-            };
+            let for_ns = pause_ns(quanta, NonZeroU64::new(pause.rate));
+            let change = pauses.apply(now, priority, for_ns);
+            let until_ns = now.saturating_add(for_ns);
+            tell(FabricEvent::PauseReceived { at: AT, cable: CABLE, priority, quanta, until_ns });
+            if change == PauseChange::Resumed {
+                resumed = true;
+                let how = PauseEnd::Resumed;
+                tell(FabricEvent::PauseEnded { at: AT, cable: CABLE, priority, how });
+            }
         }
+        resumed
     }
 
-    /// A peer is gone, and its pauses with it.
-    pub fn forget(&mut self, peer: IpAddr) {
-        self.until.retain(|(by, _), _| *by != peer);
+    /// Forgets the pauses of a peer that is gone. True if there were any.
+    pub fn forget(&mut self, peer: IpAddr) -> bool {
+        self.peers.remove(&peer).is_some_and(|pauses| pauses.mask() != 0)
     }
 
-    /// Lets go what has waited long enough.
-    pub fn expire(&mut self, now: u64) {
-        self.until.retain(|_, until| *until > now);
+    /// Ends the pauses whose time is over, and tells of them. Returns whom something may go to again.
+    pub fn expire(&mut self, now: u64, mut tell: impl FnMut(FabricEvent)) -> Vec<IpAddr> {
+        let mut resumed = Vec::new();
+        for (peer, pauses) in &mut self.peers {
+            let over = pauses.expire(now);
+            for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
+                tell(FabricEvent::PauseEnded { at: AT, cable: CABLE, priority, how: PauseEnd::Expired });
+            }
+            if over != 0 {
+                resumed.push(*peer);
+            }
+        }
+        resumed
     }
 
-    /// The priorities that are stopped.
-    pub fn mask(&self) -> u8 {
-        self.until.keys().fold(0, |mask, (_, priority)| mask | 1 << priority)
+    /// The priorities that may not go to a peer now, as a mask.
+    pub fn mask(&self, peer: IpAddr) -> u8 {
+        self.peers.get(&peer).map_or(0, Pauses::mask)
     }
 
     /// When the first pause is over.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.until.values().min().copied()
+        self.peers.values().filter_map(Pauses::next_end).min()
     }
 }
 
@@ -58,25 +82,39 @@ mod tests {
     use super::*;
     use std::net::Ipv4Addr;
 
+    fn peer(last: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(127, 0, 0, last))
+    }
+
+    fn pause(priority: usize, quanta: u16) -> Pause {
+        let mut pause = Pause { classes: 1 << priority, quanta: [9; 8], rate: 1_000_000_000 };
+        pause.quanta[priority] = quanta;
+        pause
+    }
+
     #[test]
-    fn a_priority_goes_on_when_nobody_pauses_it_any_more() {
-        let peer = |last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last));
-        let pause = |priority: usize, quanta| {
-            let mut pause = Pause { classes: 1 << priority, quanta: [9; 8] };
-            pause.quanta[priority] = quanta;
-            pause
-        };
-        let mut pauses = Pauses::new(NonZeroU64::new(1_000_000_000));
-        pauses.apply(peer(2), &pause(3, 10), 0);
-        pauses.apply(peer(3), &pause(3, 20), 0);
-        pauses.apply(peer(3), &pause(5, 1), 0);
-        assert_eq!((pauses.mask(), pauses.next_timeout()), (0b10_1000, Some(512)));
-        pauses.expire(5_120);
-        assert_eq!(pauses.mask(), 0b1000);
-        pauses.apply(peer(3), &pause(3, 0), 6_000);
-        assert_eq!((pauses.mask(), pauses.next_timeout()), (0, None));
-        pauses.apply(peer(3), &pause(0, 10), 6_000);
-        pauses.forget(peer(3));
-        assert_eq!(pauses.mask(), 0);
+    fn a_peer_stops_what_goes_to_itself_and_nothing_else() {
+        let mut pauses = PeerPauses::default();
+        let mut told = Vec::new();
+        assert!(!pauses.apply(peer(2), &pause(3, 10), 0, |event| told.push(event)));
+        assert!(!pauses.apply(peer(3), &pause(3, 20), 0, |event| told.push(event)));
+        assert_eq!([2, 3, 4].map(|last| pauses.mask(peer(last))), [0b1000, 0b1000, 0]);
+        assert_eq!(pauses.next_timeout(), Some(5_120));
+        assert_eq!(pauses.expire(5_120, |event| told.push(event)), [peer(2)]);
+        assert_eq!([2, 3].map(|last| pauses.mask(peer(last))), [0, 0b1000]);
+        assert!(pauses.apply(peer(3), &pause(3, 0), 6_000, |event| told.push(event)));
+        assert_eq!((pauses.mask(peer(3)), pauses.next_timeout()), (0, None));
+        let ends = |event: &&FabricEvent| matches!(event, FabricEvent::PauseEnded { .. });
+        assert_eq!((told.len(), told.iter().filter(ends).count()), (5, 2));
+    }
+
+    #[test]
+    fn the_longest_pause_that_can_be_asked_for_ends_with_its_peer() {
+        let mut pauses = PeerPauses::default();
+        let stop = Pause { classes: 0xffff, quanta: [u16::MAX; 8], rate: 1 };
+        pauses.apply(peer(2), &stop, u64::MAX - 1, |_| ());
+        assert_eq!(pauses.mask(peer(2)), 0xff);
+        assert!(pauses.forget(peer(2)) && !pauses.forget(peer(2)));
+        assert_eq!((pauses.mask(peer(2)), pauses.next_timeout()), (0, None));
     }
 }

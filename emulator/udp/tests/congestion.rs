@@ -5,7 +5,8 @@ use softhca_engine::{
     QpInit, QpKind, QpRings, Region, Settings, State,
 };
 use softhca_fabric::{
-    Action, Classes, FlowControl, Line, Receiver, Repeat, Rule, RuleId, Selector, SwitchSettings, Topology,
+    Action, Classes, FlowControl, Line, Marking, PER_BILLION, Receiver, Repeat, Rule, RuleId, Selector,
+    SwitchSettings, Topology,
 };
 use softhca_queue::{
     Access, DoorbellProducer, Operation, RemoteAddress, SendProducer, SendRequest, Sge, completion_ring,
@@ -55,6 +56,7 @@ impl Witness for Seen {
 struct Host {
     driver: Driver<Blank>,
     client: ClientId,
+    init: QpInit,
     qp: Qpn,
     send: SendProducer,
     doorbell: DoorbellProducer,
@@ -75,7 +77,7 @@ impl Host {
         let (completed, completions) = completion_ring(64);
         let (send, taken) = send_ring(64, 1, 0);
         let (_, receive) = receive_ring(1, 1);
-        let (client, qp, key) = driver.control(|hca, _| {
+        let (client, init, qp, key) = driver.control(|hca, _| {
             let client = hca.open_client(heard).unwrap();
             let domain: PdId = hca.allocate_domain(client).unwrap();
             let cq: CqId = hca.create_completion_queue(client, completed).unwrap();
@@ -93,15 +95,29 @@ impl Host {
             let memory = MemoryId(0);
             let length = LENGTH.into();
             let region = Region { client, domain, base: 0, length, access: RIGHTS, memory };
-            (client, qp, hca.register(region).unwrap())
+            (client, init, qp, hca.register(region).unwrap())
         });
-        Host { driver, client, qp, send, doorbell, key, seen, completions }
+        Host { driver, client, init, qp, send, doorbell, key, seen, completions }
+    }
+
+    /// Another queue pair, with its ring.
+    fn add_queue_pair(&mut self) -> (Qpn, SendProducer) {
+        let (send, taken) = send_ring(64, 1, 0);
+        let (_, receive) = receive_ring(1, 1);
+        let (client, init) = (self.client, self.init);
+        let rings = QpRings { send: Some(taken), receive: Some(receive) };
+        let qp = self.driver.control(|hca, _| hca.create_queue_pair(client, init, rings).unwrap());
+        (qp, send)
     }
 
     fn connect(&mut self, peer: (IpAddr, Qpn)) {
+        self.connect_from(self.qp, peer);
+    }
+
+    fn connect_from(&mut self, qp: Qpn, peer: (IpAddr, Qpn)) {
         let modify = Modify::default();
         let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(Gid::from(peer.0)) };
-        let (client, qp) = (self.client, self.qp);
+        let client = self.client;
         self.driver.control(|hca, ctx| {
             for step in [
                 modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
@@ -127,13 +143,28 @@ impl Host {
     }
 
     fn write(&mut self, to: RemoteKey, length: u32) {
-        let sge = [Sge { address: 0, length, key: LocalKey(self.key.0) }];
-        let remote = RemoteAddress { address: 0, key: to };
-        let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
-        self.send.place(&request).unwrap();
-        self.send.publish();
-        self.send.ring(&self.doorbell, self.qp);
+        post(&mut self.send, &self.doorbell, self.qp, self.key, to, length);
     }
+
+    fn write_on(&mut self, (qp, send): &mut (Qpn, SendProducer), to: RemoteKey, length: u32) {
+        post(send, &self.doorbell, *qp, self.key, to, length);
+    }
+}
+
+fn post(
+    send: &mut SendProducer,
+    doorbell: &DoorbellProducer,
+    qp: Qpn,
+    from: RemoteKey,
+    to: RemoteKey,
+    length: u32,
+) {
+    let sge = [Sge { address: 0, length, key: LocalKey(from.0) }];
+    let remote = RemoteAddress { address: 0, key: to };
+    let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
+    send.place(&request).unwrap();
+    send.publish();
+    send.ring(doorbell, qp);
 }
 
 fn pair(first: u8) -> [Host; 2] {
@@ -144,8 +175,8 @@ fn pair(first: u8) -> [Host; 2] {
     hosts
 }
 
-/// Turns both hosts until `done`; a busy machine has a minute.
-fn drive(hosts: &mut [Host; 2], mut done: impl FnMut(&mut [Host; 2]) -> bool) {
+/// Turns all hosts until `done`; a busy machine has a minute.
+fn drive(hosts: &mut [Host], mut done: impl FnMut(&mut [Host]) -> bool) {
     let deadline = Clock::now() + Duration::from_secs(60);
     while !done(hosts) {
         assert!(Clock::now() < deadline, "nothing happened for a minute");
@@ -205,19 +236,93 @@ fn frames_between_hosts_on_a_backbone_pass_its_switch_and_no_socket() {
 }
 
 #[test]
-fn a_pause_stops_a_priority_of_the_other_port_until_it_is_lifted() {
+fn a_pause_stops_a_priority_towards_its_sender_until_it_is_over() {
     let mut hosts = pair(20);
-    let (key, peer) = (hosts[1].key, hosts[0].driver.address());
+    let (key, [alice, bob]) = (hosts[1].key, [0, 1].map(|n: usize| hosts[n].driver.address()));
     // The link has to know its peer first.
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    let stop = Pause { classes: 1 << 3, quanta: [0xffff; 8] };
-    hosts[1].driver.pause_peer(peer, stop);
-    drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 1 << 3);
-    // The pause of 65535 quanta at 100 Gb/s is over after 336 µs, by itself.
-    drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 0);
+    // 65535 quanta at 1 Gb/s: 33.6 ms.
+    let stop = Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 1_000_000_000 };
+    hosts[1].driver.pause_peer(alice, stop);
+    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 1 << 3);
     hosts[0].write(key, 1_000);
+    drive(&mut hosts, |hosts| {
+        let is_over = hosts[0].driver.paused_by(bob) == 0;
+        assert!(is_over || hosts[0].completions.pop().is_none(), "it went in spite of the pause");
+        is_over
+    });
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    assert_eq!(hosts[0].driver.card().counters().rx_pause_frames, 1);
+}
+
+/// Mallory pauses all priorities for a year, again and again. She stops what goes to her, and only that.
+#[test]
+fn a_peer_that_pauses_for_ever_stops_its_own_link_and_no_other() {
+    let mut hosts = [50, 51, 52].map(Host::new);
+    let ends = [0, 1, 2].map(|n: usize| (hosts[n].driver.address(), hosts[n].qp));
+    let [(alice, _), _, (mallory, _)] = ends;
+    let mut second = hosts[0].add_queue_pair();
+    hosts[0].connect(ends[1]);
+    hosts[1].connect(ends[0]);
+    hosts[0].connect_from(second.0, ends[2]);
+    hosts[2].connect((alice, second.0));
+    let keys = [1, 2].map(|n: usize| hosts[n].key);
+    hosts[0].write_on(&mut second, keys[1], 1_000);
+    drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    let stop = Pause { classes: 0xff, quanta: [0xffff; 8], rate: 1 };
+    hosts[2].driver.pause_peer(alice, stop);
+    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(mallory) == 0xff);
+    hosts[0].write_on(&mut second, keys[1], 1_000);
+    for _ in 0..20 {
+        hosts[2].driver.pause_peer(alice, stop);
+        hosts[0].write(keys[0], 100_000);
+        drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    }
+    assert_eq!(hosts[1].driver.card().counters().rcvd_bytes, 20 * 100_000);
+    assert_eq!(hosts[2].driver.card().counters().rcvd_bytes, 1_000, "what goes to Mallory waits");
+    let go = Pause { classes: 0xff, quanta: [0; 8], rate: 1 };
+    hosts[2].driver.pause_peer(alice, go);
+    drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    assert_eq!(hosts[2].driver.card().counters().rcvd_bytes, 2_000);
+}
+
+/// Bob's port is slow and behind a switch of his own; Alice is another machine. The switch marks what waits and pauses
+/// its line to Alice, which stops; nothing is lost, and everything arrives in its order.
+#[test]
+fn a_slow_port_behind_a_switch_pauses_another_machine() {
+    let mut hosts = pair(60);
+    let [alice, bob] = [0, 1].map(|n: usize| hosts[n].driver.address());
+    let line = Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() };
+    let settings = SwitchSettings {
+        flow_control: Some(FlowControl { xoff: 16 << 10, xon: 14 << 10, ..FlowControl::default() }),
+        marking: Some(Marking { least: 1_000, most: 2_000, per_billion: PER_BILLION }),
+        ..SwitchSettings::default()
+    };
+    let backbone = Backbone::new(1, &[bob], &Topology::Star { hosts: 1 }, line, settings).unwrap();
+    assert!(hosts[1].driver.plug_in(backbone.clone()));
+    let stalled = Receiver { bits_per_second: Some(0), ..Receiver::default() };
+    assert!(backbone.set_receiver(bob, stalled));
+    let key = hosts[1].key;
+    hosts[0].write(key, 900_000);
+    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 1 << 3);
+    assert_eq!(hosts[1].driver.card().counters().rcvd_bytes, 0, "Bob's card has nothing yet");
+    assert!(backbone.set_receiver(bob, Receiver { bits_per_second: Some(100_000_000), ..stalled }));
+    drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
+    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 0);
+    let (census, [sender, receiver]) =
+        (backbone.census(), [0, 1].map(|n: usize| *hosts[n].driver.card().counters()));
+    assert!(census.balances() && census.dropped == 0, "{census:?}");
+    assert_eq!((receiver.rcvd_bytes, receiver.out_of_sequence, sender.retransmitted_pkts), (900_000, 0, 0));
+    assert!(sender.rx_pause_frames >= 2, "stopped, and let go");
+    assert!(receiver.np_ecn_marked_roce_packets > 0 && sender.rp_cnp_handled > 0);
+    let ports: Vec<_> = backbone.ask(|fabric| fabric.outside().collect());
+    let [(_, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
+    assert_eq!((peer, port.lost_frames), (alice, 0));
+    let switch = backbone.laid().switches[0];
+    let counters = backbone.ask(|fabric| fabric.switch(switch).counters(cable)).unwrap();
+    assert_eq!(counters.pauses_sent[3], port.pauses_received[3]);
+    assert!(counters.pauses_sent[3] >= sender.rx_pause_frames);
 }
 
 #[test]
@@ -240,11 +345,10 @@ fn a_pause_of_a_peer_does_not_end_that_of_the_backbone() {
     assert!(backbone.set_receiver(addresses[1], receiver));
     hosts[0].write(key, 400_000);
     drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 1 << 3);
-    hosts[1].driver.pause_peer(peer, Pause { classes: 1 << 5, quanta: [0xffff; 8] });
+    hosts[1].driver.pause_peer(peer, Pause { classes: 1 << 5, quanta: [0xffff; 8], rate: 1_000_000_000 });
     drive(&mut hosts, |hosts| {
-        let paused = hosts[0].driver.card().paused();
-        assert_eq!(paused >> 3 & 1, 1, "the backbone did not let it go on");
-        paused == 1 << 3 | 1 << 5
+        assert_eq!(hosts[0].driver.card().paused(), 1 << 3, "the backbone did not let it go on");
+        hosts[0].driver.paused_by(addresses[1]) == 1 << 5
     });
     assert!(backbone.set_receiver(addresses[1], Receiver::default()));
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());

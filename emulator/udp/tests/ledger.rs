@@ -405,7 +405,7 @@ fn a_pause_reaches_the_peer() {
     world.faulty_until = 0;
     world.ports[0].backlog[1] = 1;
     world.run(2 * SECOND);
-    let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0] };
+    let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0], rate: 0 };
     world.ports[0].links.pause(address(1), pause, world.now);
     let end = world.now + 10 * MILLISECOND;
     while world.now < end {

@@ -4,7 +4,8 @@ use crate::backend::Result;
 use crate::daemon::connection::Greeted;
 use crate::{Counters, Error, QpKind, Role, Rule, Tally};
 use softhca_queue::control::{
-    Call, DEFAULT_NAME, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status, decode, encode,
+    Call, DEFAULT_NAME, FabricPort, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status,
+    decode, encode,
 };
 use softhca_queue::{AsyncEvent, PortState};
 use std::os::fd::BorrowedFd;
@@ -61,6 +62,14 @@ impl DaemonControl {
     pub fn counters(&mut self, host: Option<&str>) -> Result<Counters> {
         match self.line.ask(&Call::Counters { host: host.map(Into::into) }, &[])?.0 {
             Reply::Counters(counters) => Ok(counters),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// What the ports of the network between the hosts counted; nothing if the daemon has none.
+    pub fn ports(&mut self) -> Result<Vec<FabricPort>> {
+        match self.line.ask(&Call::Ports, &[])?.0 {
+            Reply::Ports(ports) => Ok(ports),
             other => Err(unexpected(&other)),
         }
     }

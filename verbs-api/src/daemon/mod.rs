@@ -6,7 +6,7 @@ mod fatal;
 mod inbox;
 
 pub use control::{DaemonControl, SeenEvent};
-pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
+pub use softhca_queue::control::{ClientStatus, FabricPort, HostCard, HostStatus, Status as DaemonStatus};
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
 use crate::events::EventQueue;

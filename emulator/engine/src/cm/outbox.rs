@@ -80,7 +80,7 @@ impl Outbox {
             match &run {
                 None => {
                     let held = self.parked.contains_key(&destination);
-                    most = if held { 0 } else { most.min(gate.packets(destination, SEGMENT)) };
+                    most = if held { 0 } else { most.min(gate.packets(&envelope, SEGMENT)) };
                     if most == 0 {
                         if !held {
                             card.parked.entry(destination).or_default().push(Qpn::GSI);

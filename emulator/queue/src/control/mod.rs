@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -113,6 +113,19 @@ pub struct Translation {
     pub place: Place,
 }
 
+/// What a port of the network between the hosts of a daemon counted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FabricPort {
+    /// The switch, host or other machine that it belongs to.
+    pub at: String,
+    /// What is at the other end of its cable.
+    pub to: String,
+    /// The host that another machine's port sends to.
+    pub host: Option<String>,
+    /// Names and values; what is counted for each priority has eight.
+    pub counts: Vec<(String, Vec<u64>)>,
+}
+
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
@@ -127,6 +140,8 @@ pub enum Call {
     Counters {
         host: Option<String>,
     },
+    /// What the ports of the network between the hosts counted.
+    Ports,
     /// Tell every asynchronous event of every host from now on.
     Watch,
     /// End the daemon.
@@ -285,6 +300,7 @@ pub enum Reply {
     State(State),
     View(QpView),
     Counters(Counters),
+    Ports(Vec<FabricPort>),
     Status(Status),
     /// The rules and their tallies, as the fabric writes them down.
     Rules(Vec<u8>),

@@ -5,9 +5,12 @@ use crate::backbone::Plug;
 use crate::hold::{FlowKey, Held, HoldBack};
 use crate::{Batch, Chunk, Links, PeerState};
 use softhca_engine::{Context, Hca, Instant, Memory};
+use softhca_fabric::{Frame, Origin, OutsideNews};
+use softhca_wire::link::Pause;
 use softhca_wire::{Bth, Envelope, Icrc};
 use std::io;
 use std::net::IpAddr;
+use std::num::NonZeroU64;
 
 /// Hands frames to the card in the order of their PSNs.
 struct Taker<'a, 'c> {
@@ -78,6 +81,9 @@ impl<M: Memory> Driver<M> {
     pub(super) fn receive(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = self.receive_batches(now)?;
         while !self.held.is_empty() {
+            if let Some(plug) = &self.plug {
+                self.held.postpone(self.now().nanos(), |peer| plug.carries(peer));
+            }
             if let Some(key) = self.held.overdue(self.now().nanos()) {
                 self.release(now, key);
             } else if self.receive_batches(now)? {
@@ -92,16 +98,16 @@ impl<M: Memory> Driver<M> {
     /// Takes one batch of each socket.
     fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
         let (mut received, mut drained) = (false, true);
-        let Driver {
-            hca, memory, links, witness, batch, sockets, memberships, icrc, held, identified, ..
-        } = self;
+        let Driver { hca, memory, links, witness, batch, sockets, memberships, .. } = self;
+        let Driver { icrc, held, plug, identified, .. } = self;
         let ports = sockets.ports().map(|port| (port.address(), &port.roce));
         for (address, socket) in ports.chain(memberships.sockets()) {
             socket.receive(batch)?;
             let granted = !address.is_multicast();
             received |= !batch.is_empty();
             drained &= !batch.is_full() || !granted;
-            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc, identified);
+            let plug = plug.as_ref();
+            take(now, batch, address, hca, memory, links, held, plug, &mut **witness, *icrc, identified);
         }
         if drained {
             self.links.socket_empty(now.nanos());
@@ -120,21 +126,36 @@ impl<M: Memory> Driver<M> {
     /// Takes what the backbone has for this host. Says whether that is anything.
     pub(super) fn heed_backbone(&mut self, now: Instant) -> bool {
         let Some(glance) = self.plug.as_ref().map(Plug::look) else { return false };
-        self.backbone_paused = glance.paused;
         let before = core::mem::replace(&mut self.backbone_pause_frames, glance.pause_frames);
         self.hca.note_pause_frames(glance.pause_frames - before);
-        self.heed_pauses();
-        let Driver { hca, memory, witness, at_line, .. } = self;
+        self.hca.pause(glance.paused);
+        for OutsideNews { peer, waiting, pause } in &glance.news {
+            self.links.let_go(*peer, *waiting);
+            if let Some(pause) = pause {
+                let rate = self.plug.as_ref().and_then(Plug::line_rate).map_or(0, NonZeroU64::get);
+                self.pause_peer(*peer, Pause::of(pause, rate));
+            }
+        }
+        let Driver { hca, memory, links, held, witness, at_line, .. } = self;
         if glance.is_free {
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
             core::mem::take(at_line).into_iter().for_each(|destination| hca.unpark(&mut ctx, destination));
         }
-        for frame in &glance.frames {
+        for (frame, origin) in &glance.frames {
             witness.frame(now, Passage::Received, &frame.envelope, &frame.bytes);
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
             match Icrc::split(&frame.bytes) {
+                // What came from outside was checked when it came; its host may have mixed it up.
+                Ok((transport, _)) if *origin == Origin::Outside => {
+                    if links.keeps_order(frame.envelope.source) {
+                        let taker = Taker { hca, held, ctx, now: now.nanos() };
+                        taker.take_in_order(&frame.envelope, transport);
+                    } else {
+                        hca.receive(&mut ctx, &frame.envelope, transport);
+                    }
+                }
                 Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
                     hca.receive(&mut ctx, &frame.envelope, transport);
                 }
@@ -155,15 +176,19 @@ fn take<M: Memory>(
     memory: &mut M,
     links: &mut Links,
     held: &mut HoldBack,
+    plug: Option<&Plug>,
     witness: &mut dyn Witness,
     check: IcrcCheck,
     found: &mut Vec<Option<u16>>,
 ) {
     for chunk in batch.chunks() {
         let peer = chunk.source.ip();
+        let mut granted = 0;
         if !address.is_multicast() {
-            links.received(peer, chunk.charge(), now.nanos());
+            granted = links.received(peer, chunk.charge(), now.nanos());
         }
+        // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
+        let plug = plug.filter(|_| !address.is_multicast() && links.answers(peer));
         let limit = match (check, links.state(peer)) {
             (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
             _ => crate::MAX_RUN_SEGMENTS as u32,
@@ -175,10 +200,19 @@ fn take<M: Memory>(
         let (mut placed, segments) = (0, chunk.segments());
         for (index, datagram) in chunk.datagrams().enumerate() {
             let (envelope, transport) = identified.packet(index, datagram.bytes);
+            if let (Some(plug), Some(_)) = (plug, transport) {
+                let frame = Frame::new(envelope, datagram.bytes.to_vec());
+                if plug.enter(frame, links.granter().budget()).is_ok() {
+                    // Until it is in the network it takes room that was granted.
+                    links.hold(peer, std::mem::take(&mut granted));
+                    continue;
+                }
+            }
             witness.frame(now, Passage::Received, &envelope, datagram.bytes);
             let mut events = Events(witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            if placed == 0 && ctx.memory.is_far() && index + 1 < segments && held.is_empty() {
+            if placed == 0 && plug.is_none() && ctx.memory.is_far() && index + 1 < segments && held.is_empty()
+            {
                 let following = (index..).zip(chunk.from(index).datagrams());
                 let mut packets =
                     following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);

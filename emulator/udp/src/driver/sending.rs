@@ -3,6 +3,7 @@
 use super::{Driver, Events, Passage, RUNS_PER_TURN, Unsent, is_of_one_peer};
 use crate::backbone::Plug;
 use crate::entropy::FlowSockets;
+use crate::pauses::PeerPauses;
 use crate::{HostSockets, Links, SendError, charge};
 use softhca_engine::{Context, Gate, Instant, Memory, Run};
 use softhca_fabric::Frame;
@@ -16,6 +17,8 @@ struct Permission<'a> {
     sockets: &'a HostSockets,
     links: &'a mut Links,
     waiting: &'a mut BTreeMap<IpAddr, u64>,
+    pauses: &'a PeerPauses,
+    at_pause: &'a mut BTreeSet<IpAddr>,
     plug: Option<&'a Plug>,
     /// Priorities that the card knows to be paused.
     paused: u8,
@@ -24,7 +27,8 @@ struct Permission<'a> {
 }
 
 impl Gate for Permission<'_> {
-    fn packets(&mut self, destination: IpAddr, size: usize) -> usize {
+    fn packets(&mut self, envelope: &Envelope, size: usize) -> usize {
+        let destination = envelope.destination;
         if destination.is_multicast() {
             return usize::MAX;
         }
@@ -33,6 +37,11 @@ impl Gate for Permission<'_> {
                 return 1;
             }
             self.at_line.insert(destination);
+            return 0;
+        }
+        // A service level does not travel: to a peer, the priority of a packet is that of its DSCP.
+        if self.pauses.mask(destination) >> (envelope.traffic_class >> 5) & 1 == 1 {
+            self.at_pause.insert(destination);
             return 0;
         }
         let price = charge(size, 1);
@@ -64,11 +73,13 @@ impl<M: Memory> Driver<M> {
         }
         let mut moved = false;
         for _ in 0..RUNS_PER_TURN {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
+            let Driver { hca, memory, links, waiting, pauses, at_pause, plug, at_line, .. } = self;
+            let Driver { witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
             let (plug, paused, now_ns) = (plug.as_ref(), hca.paused(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, paused, at_line, now: now_ns };
+            let mut gate =
+                Permission { sockets, links, waiting, pauses, at_pause, plug, paused, at_line, now: now_ns };
             let most = crate::MAX_RUN_SEGMENTS;
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
@@ -153,11 +164,13 @@ impl<M: Memory> Driver<M> {
     fn send_through_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
         for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver { hca, memory, links, waiting, witness, buffer, sockets, plug, at_line, .. } = self;
+            let Driver { hca, memory, links, waiting, pauses, at_pause, plug, at_line, .. } = self;
+            let Driver { witness, buffer, sockets, .. } = self;
             let mut events = Events(&mut **witness);
             let mut ctx = Context { now, memory, events: &mut events };
             let (plug, paused, now_ns) = (plug.as_ref(), hca.paused(), now.nanos());
-            let mut gate = Permission { sockets, links, waiting, plug, paused, at_line, now: now_ns };
+            let mut gate =
+                Permission { sockets, links, waiting, pauses, at_pause, plug, paused, at_line, now: now_ns };
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
             moved = true;
             self.choose_port(&mut run.envelope);
