@@ -4,7 +4,7 @@ import { el, replace, svg } from "./dom.js";
 import { plural, timeText, timeUnit } from "./words.js";
 import { AGAIN, FAULTED, KIND, LOST, MARKED } from "./run.js";
 import { app, filteredEvents, look } from "./state.js";
-import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf } from "./say.js";
+import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf, whoOf } from "./say.js";
 import { Rows } from "./rows.js";
 
 const LANE = 9, LANES = 5;
@@ -187,7 +187,9 @@ export class Ladder {
     const atLeft = run.end_.values[event] === connection.ends[0];
     const tone = toneOf(run, event);
     const mark = toneMark(tone);
-    const text = (mark ? mark + " " : "") + sentence(run, event);
+    // Members of a group share its side.
+    const who = connection.ends.includes(run.end_.values[event]) ? "" : whoOf(run, event) + ": ";
+    const text = (mark ? mark + " " : "") + who + sentence(run, event);
     const room = Math.floor((right - left - 30) / 7.2);
     group.append(svg("circle", { class: "dot " + tone, cx: atLeft ? left : right, cy: middle, r: 4 }));
     group.append(svg("text", {

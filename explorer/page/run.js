@@ -57,6 +57,9 @@ class Field {
 
 export const NO_PSN = 0xffffffff;
 
+/** The queue pair number of multicast groups. */
+const MULTICAST = 0xffffff;
+
 /** Flags of an event. */
 export const AGAIN = 1, LOST = 2, FAULTED = 4, ARRIVED = 8, FAILED = 16, MARKED = 32, DAMAGED = 64;
 
@@ -195,7 +198,7 @@ export class Run {
       index = this.ends.length;
       const number = this.ends.filter((end) => end.host === host && end.qp !== 0).length + 1;
       const word = this.hosts.words[host];
-      const name = qp === 0 ? word : this.source === "capture" ? `${word} qp ${qp}` : `${word}.${number}`;
+      const name = qp === 0 || qp === MULTICAST ? word : this.source === "capture" ? `${word} qp ${qp}` : `${word}.${number}`;
       this.ends.push({
         index, host, qp, name, zero: -1, conn: -1, early: [], open: new Map(), lanes: [], count: 0, states: [], hasBegun: false,
       });
@@ -229,6 +232,11 @@ export class Run {
     return index;
   }
 
+  /** A queue pair that got something as a member of a group belongs to the group's ladder from then on, unless it has one. */
+  adopt(end, conn) {
+    if (this.ends[end].conn < 0) this.ends[end].conn = conn;
+  }
+
   place(event, conn) {
     this.conn.values[event] = conn;
     this.row(event, conn);
@@ -257,7 +265,7 @@ export class Run {
     const key = (to * 16384 + from) * 0x1000000 + qp;
     let flow = this.flows.get(key);
     if (!flow) {
-      flow = { requests: new Recent(), responses: new Recent() };
+      flow = { qp, requests: new Recent(), responses: new Recent() };
       this.flows.set(key, flow);
       if (!this.flowsOfHost.has(from)) this.flowsOfHost.set(from, []);
       this.flowsOfHost.get(from).push(flow);
@@ -342,29 +350,42 @@ export class Run {
     const end = this.endAt(host, data.qp);
     this.end_.values[index] = end;
     this.cls.values[index] = CLASS.received;
-    const flow = this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp);
-    const opcode = this.opcode.values[index];
-    const from = flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1;
+    const from = this.departure(index, host, peer, packet);
     if (from >= 0) {
       this.link.values[index] = from;
       if (!(this.flags.values[from] & ARRIVED)) this.link.values[from] = index;
       this.flags.values[from] |= ARRIVED;
       this.conn.values[index] = this.conn.values[from];
+      if (packet.dest_qp === MULTICAST) this.adopt(end, this.conn.values[from]);
     } else {
       this.conn.values[index] = this.ends[end].conn;
     }
   }
 
+  /** The departure of a packet that came, or -1. */
+  departure(index, host, peer, packet) {
+    const opcode = this.opcode.values[index];
+    const find = (flow) => (flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1);
+    // What goes to a group arrives at hosts that it was not addressed to.
+    if (packet.dest_qp === MULTICAST) {
+      return Math.max(-1, ...(this.flowsOfHost.get(peer) ?? []).filter((flow) => flow.qp === MULTICAST).map(find));
+    }
+    return find(this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp));
+  }
+
   fault(index, host, data) {
     this.cls.values[index] = CLASS.fault;
     if (data.psn !== undefined) this.psn.values[index] = data.psn;
-    let found = -1;
+    let [found, toGroup] = [-1, false];
     if (data.opcode !== undefined) {
       const opcode = this.opcodeOf(data.opcode);
       this.opcode.values[index] = opcode;
-      for (const flow of this.flowsOfHost.get(host) ?? []) {
+      // A switch sends what others sent.
+      for (const flow of this.flowsOfHost.get(host) ?? this.flows.values()) {
         const at = (this.responses[opcode] ? flow.responses : flow.requests).find(data.psn, opcode, this);
-        if (at > found) found = at;
+        if (at <= found) continue;
+        found = at;
+        toGroup = flow.qp === MULTICAST;
       }
     }
     if (found < 0) return;
@@ -374,7 +395,8 @@ export class Run {
     this.conn.values[index] = conn;
     this.connections[conn].troubles++;
     this.flags.values[found] |= FAULTED;
-    if (data.effect.kind === "dropped") this.flags.values[found] |= LOST;
+    // One copy of many is not all of them.
+    if (data.effect.kind === "dropped" && !toGroup) this.flags.values[found] |= LOST;
     if (data.effect.kind === "marked-ce") this.flags.values[found] |= MARKED;
     if (!this.faults.has(found)) this.faults.set(found, []);
     this.faults.get(found).push(index);
@@ -424,9 +446,7 @@ export class Run {
   dropped(index, host, packet) {
     this.packet(index, packet);
     const peer = this.hostAt(packet.peer);
-    const flow = this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp);
-    const opcode = this.opcode.values[index];
-    const from = flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1;
+    const from = this.departure(index, host, peer, packet);
     if (from < 0) return;
     this.link.values[index] = from;
     if (!(this.flags.values[from] & ARRIVED)) this.link.values[from] = index;
@@ -679,6 +699,9 @@ function isRounded(data) {
 /** How long the page reads before it lets the browser do something else, and before it draws what there is by then. */
 const SLICE_MS = 24, DRAW_MS = 400;
 
+/** The version of the log whose names and fields this page knows. */
+const LOG_VERSION = 1;
+
 /** Reads the lines of a log as they come. */
 export class LogReader {
   constructor(run) {
@@ -730,6 +753,9 @@ export class LogReader {
       }
       if (header?.format !== "softhca-events" || !Array.isArray(header.vantage_points)) {
         return this.fail("this is no event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
+      }
+      if (header.version !== LOG_VERSION) {
+        run.notes.push(`The log has version ${header.version}, this page knows version ${LOG_VERSION}: what is new in it is shown with its fields, and not explained.`);
       }
       run.begin(header);
       start = end + 1;

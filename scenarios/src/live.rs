@@ -18,6 +18,7 @@ use softhca_queue::{Access, Completion, CompletionFlags, CompletionOperation, Co
 use softhca_trace::log::{Entry, What};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 /// The port of a host, as a cable that goes down or comes up takes it with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -317,6 +318,14 @@ impl Hosts for Ports<'_> {
     }
 
     fn reregister(&mut self, _: usize, _: Access) -> Result<(), String> {
+        unreachable!("the plan has no steps")
+    }
+
+    fn join(&mut self, _: usize, _: IpAddr) -> Result<(), String> {
+        unreachable!("the plan has no steps")
+    }
+
+    fn leave(&mut self, _: usize, _: IpAddr) -> Result<(), String> {
         unreachable!("the plan has no steps")
     }
 

@@ -14,6 +14,7 @@ use softhca_fabric::{Choice, Repeat, RuleId, Seed};
 use softhca_queue::cm::DatagramTarget;
 use softhca_queue::{Access, Completion, Status};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
 pub trait Hosts {
@@ -31,6 +32,10 @@ pub trait Hosts {
     fn deregister(&mut self, qp: usize) -> Result<(), String>;
     /// Changes what the memory of a queue pair allows.
     fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String>;
+    /// Makes a queue pair a member of a multicast group.
+    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
+    /// Takes a queue pair out of a multicast group.
+    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
     /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
     fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno>;
     /// Asks the host of a queue pair's peer for a connection; returns the identifier.
@@ -456,6 +461,8 @@ impl<'p> Play<'p> {
                     Ok(())
                 }
                 Deed::Modify { state, notify_drained } => hosts.modify(step.qp, *state, *notify_drained),
+                Deed::Join(group) => hosts.join(step.qp, *group),
+                Deed::Leave(group) => hosts.leave(step.qp, *group),
                 Deed::Destroy => {
                     self.sides[step.qp].is_gone = true;
                     hosts.destroy(step.qp);
@@ -541,6 +548,7 @@ impl<'p> Play<'p> {
             fence: false,
             solicited: false,
             inline: false,
+            group: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! A plan in virtual time: a world, the programs of its hosts, and a record of what happened.
 
+pub(crate) mod group;
 pub(crate) mod meeting;
 
 use crate::judge::{self, Evidence};
@@ -8,6 +9,7 @@ use crate::plan::{Area, Disturbance, FaultKind, Job, Node, Plan, SwitchChange, W
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome};
+use group::Groups;
 use meeting::Meetings;
 use sha2::{Digest, Sha256};
 use softhca_engine::{
@@ -26,6 +28,7 @@ use softhca_wire::{Gid, LocalKey, Pfc, Qpn, QueueKey, RemoteKey};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
@@ -186,6 +189,7 @@ struct Theatre {
     watcher: Rc<RefCell<Watcher>>,
     by_queue: BTreeMap<(HostId, CqId), usize>,
     meetings: Meetings,
+    groups: Groups,
 }
 
 impl Theatre {
@@ -216,6 +220,7 @@ impl Theatre {
             }
         }
         let sides = create_queue_pairs(plan, &mut world)?;
+        let groups = Groups::new(plan, &mut world, &sides)?;
         let cables = |list: &[usize]| list.iter().map(|cable| CableId(*cable as u32)).collect::<Vec<_>>();
         // Counting rules come first: they see packets before any fault.
         for count in &plan.counts {
@@ -277,7 +282,7 @@ impl Theatre {
         }
         let by_queue = sides.iter().enumerate().map(|(index, side)| ((side.host, side.cq), index)).collect();
         let meetings = Meetings::new(plan);
-        Ok(Theatre { world, sides, watcher, by_queue, meetings })
+        Ok(Theatre { world, sides, watcher, by_queue, meetings, groups })
     }
 
     /// Plays until nothing is left to happen or the limit is reached; tells whether something was left.
@@ -562,7 +567,7 @@ impl Hosts for Theatre {
             return Err(Errno::EINVAL);
         }
         let (mut request, sge) = request_of(id, work, self.place(qp), self.place(side.peer));
-        request.datagram = side.datagram;
+        request.datagram = work.group.map_or(side.datagram, |group| self.groups.datagram(qp, group));
         let inline;
         let gather = [sge];
         request.payload = if work.inline {
@@ -617,6 +622,14 @@ impl Hosts for Theatre {
         let side = self.sides[qp];
         let changed = self.world.on(side.host).reregister(side.key, |region| region.access = access);
         changed.map(|_| ()).map_err(|why| why.to_string())
+    }
+
+    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        group::join(self, qp, group).map_err(|why| why.to_string())
+    }
+
+    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        group::leave(self, qp, group).map_err(|why| why.to_string())
     }
 
     fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {

@@ -294,6 +294,7 @@ impl Builder<'_> {
                 fence: spec.fence,
                 solicited: spec.solicited,
                 inline: spec.inline,
+                group: spec.group,
             }))
         };
         let atomic = |spec: &AtomicSpec, key: &str, job: Job| -> Result<Deed, Problem> {
@@ -308,6 +309,7 @@ impl Builder<'_> {
                 fence: false,
                 solicited: false,
                 inline: false,
+                group: None,
             }))
         };
         let mut deeds = Vec::new();
@@ -340,6 +342,7 @@ impl Builder<'_> {
             deeds.push(Deed::Modify { state: state_of(spec.state), notify_drained: spec.notify_drained });
         }
         deeds.extend(self.connecting(step, qp, path)?);
+        deeds.extend(self.grouping(step, qp, path)?);
         if step.destroy {
             deeds.push(Deed::Destroy);
         }
@@ -364,6 +367,9 @@ impl Builder<'_> {
     fn check_transfer(&self, spec: &TransferSpec, qp: usize, job: Job, path: &str) -> Result<(), Problem> {
         self.check_service(qp, job, path)?;
         let plan = &self.qps[qp];
+        if let Some(group) = spec.group {
+            self.check_sent_to(group, spec, qp, path)?;
+        }
         if let Some(to) = &spec.to {
             let peer = &self.qps[plan.peer].name;
             if to != peer {
@@ -696,7 +702,7 @@ impl Builder<'_> {
     }
 }
 
-const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, modify, destroy, unmap, deregister, reregister";
+const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, join, leave, modify, destroy, unmap, deregister, reregister";
 const WORKLOADS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
 
 const ALL: Access =

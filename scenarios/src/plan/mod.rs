@@ -3,6 +3,7 @@
 mod build;
 mod check;
 mod connect;
+mod group;
 mod network;
 mod reach;
 mod rules;
@@ -186,6 +187,9 @@ impl Plan {
         }
         if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
             return Some("the memory of a real process stays where it is");
+        }
+        if self.groups().len() > 256 {
+            return Some("at most 256 multicast groups get addresses of their own there");
         }
         let cuts = |fault: &FaultPlan| match &fault.kind {
             FaultKind::Packets { rule, .. } => {
@@ -377,6 +381,8 @@ pub struct Work {
     pub solicited: bool,
     /// The data travels in the request.
     pub inline: bool,
+    /// The multicast group that it goes to, in place of the peer.
+    pub group: Option<IpAddr>,
 }
 
 /// What a step does.
@@ -424,6 +430,10 @@ pub enum Deed {
     },
     /// Ends the connection.
     Disconnect,
+    /// Becomes a member of a multicast group.
+    Join(IpAddr),
+    /// Leaves a multicast group.
+    Leave(IpAddr),
     /// Destroys the queue pair.
     Destroy,
     /// Takes its memory away.
