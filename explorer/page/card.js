@@ -58,11 +58,12 @@ export class Card {
     ended.catch(() => {});
     const { waiting } = this;
     try {
-      this.module ??= await new Response(inflated("playground")).arrayBuffer();
+      this.module ??= new Response(inflated("playground")).arrayBuffer();
+      const module = await this.module;
       if (this.waiting !== waiting) return await ended;
-      const module = this.worker ? null : this.module;
+      const isNew = !this.worker;
       this.worker ??= this.start();
-      this.worker.postMessage({ module, text, seed });
+      this.worker.postMessage({ module: isNew ? module : null, text, seed });
       const played = await ended;
       if (played.room > MOST_ROOM) this.end();
       return played;

@@ -170,11 +170,14 @@ export class Ladder {
     const arrived = run.link.values[event];
     const late = !lost && arrived >= 0 ? run.time.values[arrived] - run.time.values[event] : 0;
     if (remarks.length > 0) {
-      if (!lost) group.append(cloth(end - 16 * direction, middle, remarks.join("; ").length + 3, !fromLeft));
+      const remark = (lost ? "" : "⚡ ") + remarks.join("; ");
+      // What is lost ends half way: its remark has the other half.
+      const room = lost ? Math.floor((Math.abs(goal - end) - 24) / characterWidth()) : remark.length;
+      if (!lost) group.append(cloth(end - 16 * direction, middle, remark.length + 1, !fromLeft));
       group.append(svg("text", {
         class: "fault", x: end + (lost ? 12 * direction : -16 * direction), y: middle,
         "text-anchor": (lost ? fromLeft : !fromLeft) ? "start" : "end",
-      }, (lost ? "" : "⚡ ") + remarks.join("; ")));
+      }, remark.length > room ? remark.slice(0, Math.max(1, room - 1)) + "…" : remark));
     } else if (late > 0 && !narrow) {
       group.append(cloth(goal - 14 * direction, middle, timeText(late).length, !fromLeft));
       group.append(svg("text", {

@@ -71,6 +71,7 @@ export class Playground {
 
   choose(name) {
     this.giveWay();
+    this.choice.value = name;
     this.text.value = this.scenarios.find((scenario) => scenario.name === name).text;
     replace(this.verdict);
     look({ scenario: name, text: "" });
@@ -87,9 +88,9 @@ export class Playground {
     const isOurs = this.scenarios.some((scenario) => scenario.name === this.choice.value && scenario.text === text);
     const clock = this.begin(since);
     try {
-      const link = { scenario: this.choice.value, seed: seed === "1" ? "" : seed, text: isOurs ? "" : await packText(text) };
       const played = await runScenario(text, seed);
       this.halt.hidden = true;
+      const link = { scenario: this.choice.value, seed: seed === "1" ? "" : seed, text: isOurs ? "" : await packText(text) };
       await this.show(played, () => turn === this.turn);
       if (turn !== this.turn) return;
       app.played = played.result;

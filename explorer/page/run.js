@@ -218,18 +218,24 @@ export class Run {
         packets: 0, service: "", troubles: 0,
       });
       this.connOf.set(key, index);
-      for (const end of [this.ends[one], this.ends[other]]) {
-        if (end.conn >= 0) continue;
-        end.conn = index;
-        for (const event of end.early) this.place(event, index);
-        end.early = [];
-      }
-      // What happened before the connection was known stands in the order of its time.
-      const rows = this.connections[index].rows;
-      if (rows.length > 1) rows.values.subarray(0, rows.length).sort();
-      if (rows.length > 0 && this.end_.values[rows.values[0]] === other) this.connections[index].ends = [other, one];
+      this.takeEarly(this.connections[index]);
     }
     return index;
+  }
+
+  /** What happened before a connection was known stands in the order of its time, with the brackets of that time. */
+  takeEarly(connection) {
+    const ends = [...new Set(connection.ends)].map((at) => this.ends[at]).filter((end) => end.conn < 0);
+    const early = ends.flatMap((end) => end.early).sort((one, other) => one.event - other.event);
+    for (const end of ends) [end.conn, end.early] = [connection.index, []];
+    const masks = [0, 0];
+    for (const { event, mask } of early) {
+      const at = this.end_.values[event];
+      if (connection.rows.length === 0 && at === connection.ends[1]) connection.ends.reverse();
+      masks[connection.ends.indexOf(at)] = mask;
+      this.conn.values[event] = connection.index;
+      this.row(event, connection.index, masks[0] | masks[1] << 8);
+    }
   }
 
   /** A queue pair that got something as a member of a group belongs to the group's ladder from then on, unless it has one. */
@@ -243,21 +249,26 @@ export class Run {
   }
 
   /** Makes an event a row of its connection's ladder. */
-  row(event, conn) {
+  row(event, conn, mask = this.laneMask(this.connections[conn])) {
     const kind = this.kind.values[event];
     if (kind === KIND.RECEIVED || kind === KIND.WRITTEN || kind === KIND.NOTIFIED) return;
     const connection = this.connections[conn];
     connection.rows.push(event);
-    connection.lanes.push(this.laneMask(connection));
+    connection.lanes.push(mask);
   }
 
   /** Which brackets are open at both sides: eight bits each. */
   laneMask(connection) {
     let mask = 0;
     for (let side = 0; side < 2; side++) {
-      const lanes = this.ends[connection.ends[side]].lanes;
-      for (let lane = 0; lane < lanes.length; lane++) if (lanes[lane]) mask |= 1 << (Math.min(lane, 7) + 8 * side);
+      mask |= this.openLanes(this.ends[connection.ends[side]]) << (8 * side);
     }
+    return mask;
+  }
+
+  openLanes({ lanes }) {
+    let mask = 0;
+    for (let lane = 0; lane < lanes.length; lane++) if (lanes[lane]) mask |= 1 << Math.min(lane, 7);
     return mask;
   }
 
@@ -438,7 +449,7 @@ export class Run {
     this.cls.values[index] = cls;
     if (end < 0) return;
     const conn = this.ends[end].conn;
-    if (conn < 0) this.ends[end].early.push(index);
+    if (conn < 0) this.ends[end].early.push({ event: index, mask: this.openLanes(this.ends[end]) });
     else this.place(index, conn);
     if (conn >= 0 && (kind === KIND.REFUSED || cls === CLASS.failure)) this.connections[conn].troubles++;
   }
