@@ -189,6 +189,7 @@ function decimalBytes(bytes) {
   return bytes >= 1e6 ? bytes / 1e6 + " MB" : bytes >= 1e3 ? bytes / 1e3 + " KB" : bytes + " B";
 }
 
+const MOST_DASHED = 5000;
 const LINE_DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const SERIES = ["rate", "alpha", "queue depth"];
 
@@ -211,8 +212,8 @@ function seriesLanes(run) {
         const palette = [plane.colour.blue, plane.colour.orange, plane.colour.purple, plane.colour.green];
         list.slice(0, 12).forEach((series, number) => {
           context.strokeStyle = palette[number % 4];
-          // What is the same for two is seen to be two.
-          context.setLineDash(LINE_DASHES[number % 4]);
+          // What is the same for two is seen to be two. Long lines would take long to dash.
+          context.setLineDash(series.events.length < MOST_DASHED ? LINE_DASHES[number % 4] : []);
           context.lineWidth = 1.6;
           context.beginPath();
           let before = null;

@@ -73,11 +73,14 @@ impl Builder<'_> {
         }
         if !group.is_multicast() {
             let message = format!("{group} is no multicast address");
-            return Err(self.problem(path, message).help("use one of 224.0.0.0 to 239.255.255.255, or of ff00::/8"));
+            return Err(self
+                .problem(path, message)
+                .help("use one of 224.0.0.0 to 239.255.255.255, or of ff00::/8"));
         }
         let host = &self.network.hosts[plan.host];
         if group.is_ipv4() != host.address.is_ipv4() {
-            let message = format!("{} has the address {}: {group} is of the other family", host.name, host.address);
+            let message =
+                format!("{} has the address {}: {group} is of the other family", host.name, host.address);
             return Err(self.problem(path, message));
         }
         Ok(())
