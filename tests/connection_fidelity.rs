@@ -7,7 +7,7 @@ use libtest_mimic::Trial;
 use softhca::rdma_cm::{Connector, Parameters};
 use softhca::{Mtu, QpKind, Settings, World};
 use softhca_fabric::{CableId, Direction, Frame, Observer, Stage};
-use softhca_tests::{capture, tools};
+use softhca_tests::{capture, needs, tools};
 use softhca_trace::{Capture, CaptureWriter, Heading};
 use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
 use softhca_wire::{Bth, Deth, Icrc, Qpn, Transport};
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             a_datagram_service_differs_in_identifiers_only,
         ),
         plain("a_ping_has_the_packets_of_rxe_in_their_order", a_ping_has_the_packets_of_rxe_in_their_order),
-        tools::needs("tshark", "tshark_tells_both_pings_alike", tshark_tells_both_pings_alike),
+        needs!("tshark", tshark_tells_both_pings_alike),
     ])
 }
 

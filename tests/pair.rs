@@ -1,8 +1,8 @@
 //! Two hosts, a cable, two connected queue pairs with a region each, and a record of all that happened.
 
 use softhca_engine::{
-    AddressVector, AsyncEvent, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings,
-    SrqId, SrqInit, State,
+    AddressVector, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings, SrqId, SrqInit,
+    State,
 };
 use softhca_fabric::{
     Action, CableId, Connection, Direction, Fault, Frame, HostId, Line, Observer, QpOptions, Repeat, Role,
@@ -337,7 +337,7 @@ impl Pair {
         let raised = record.events.iter().filter(|(_, host, _)| *host == end.host);
         raised
             .filter_map(
-                |(.., event)| if let Event::Raised { event, .. } = event { Some(name(event)) } else { None },
+                |(.., event)| if let Event::Raised { event, .. } = event { Some(event.name()) } else { None },
             )
             .collect()
     }
@@ -388,25 +388,6 @@ pub fn requests(psn: Span) -> Selector {
 /// The answers to the first end with these PSNs, relative to its first.
 pub fn answers(psn: Span) -> Selector {
     Selector { sense: Some(Sense::Response), ..requests(psn) }
-}
-
-/// What the verbs call an asynchronous event.
-pub fn name(event: &AsyncEvent) -> &'static str {
-    match event {
-        AsyncEvent::CompletionQueueError(_) => "CQ_ERR",
-        AsyncEvent::QueuePairFatal(_) => "QP_FATAL",
-        AsyncEvent::QueuePairRequestError(_) => "QP_REQ_ERR",
-        AsyncEvent::QueuePairAccessError(_) => "QP_ACCESS_ERR",
-        AsyncEvent::CommunicationEstablished(_) => "COMM_EST",
-        AsyncEvent::SendQueueDrained(_) => "SQ_DRAINED",
-        AsyncEvent::LastWorkRequestReached(_) => "QP_LAST_WQE_REACHED",
-        AsyncEvent::SharedReceiveQueueError(_) => "SRQ_ERR",
-        AsyncEvent::SharedReceiveQueueLimit(_) => "SRQ_LIMIT_REACHED",
-        AsyncEvent::PortActive => "PORT_ACTIVE",
-        AsyncEvent::PortDown => "PORT_ERR",
-        AsyncEvent::GidChange => "GID_CHANGE",
-        AsyncEvent::DeviceFatal => "DEVICE_FATAL",
-    }
 }
 
 /// `length` bytes that are different at every place and for every salt.

@@ -13,6 +13,14 @@ pub fn is_installed(program: &str) -> bool {
     command.status().is_ok()
 }
 
+/// A test that needs a program, with the name of its function.
+#[macro_export]
+macro_rules! needs {
+    ($program:expr, $test:ident) => {
+        $crate::tools::needs($program, stringify!($test), $test)
+    };
+}
+
 /// A test that needs `program`. What fails in it panics.
 pub fn needs(program: &'static str, name: &str, test: fn()) -> Trial {
     needs_with(program, name, test)

@@ -6,7 +6,7 @@ use softhca_engine::{AddressVector, Congestion, QpKind};
 use softhca_fabric::{Action, QpOptions, Repeat, Selector, Span};
 use softhca_queue::{Datagram, Operation, Receive, SendRequest, SendTrailer};
 use softhca_tests::pair::{Pair, Setup};
-use softhca_tests::tools;
+use softhca_tests::{needs, tools};
 use softhca_trace::{
     Capture, CaptureWriter, Cast, Contents, Framing, Heading, Management, Packet, Points, Record, Roce, Tap,
 };
@@ -24,16 +24,12 @@ const KEY: QueueKey = QueueKey(0x1234_5678);
 
 fn main() -> ExitCode {
     tools::run(vec![
-        tools::needs("tshark", "every_opcode_is_read_alike", every_opcode_is_read_alike),
-        tools::needs("tshark", "version_1_is_read_alike", version_1_is_read_alike),
-        tools::needs("tshark", "canonical_captures_are_read_alike", canonical_captures_are_read_alike),
-        tools::needs("tshark", "connection_messages_are_read_alike", connection_messages_are_read_alike),
-        tools::needs("tshark", "rules_leave_a_comment", rules_leave_a_comment),
-        tools::needs(
-            "tshark",
-            "pauses_notifications_and_comments_are_seen",
-            pauses_notifications_and_comments,
-        ),
+        needs!("tshark", every_opcode_is_read_alike),
+        needs!("tshark", version_1_is_read_alike),
+        needs!("tshark", canonical_captures_are_read_alike),
+        needs!("tshark", connection_messages_are_read_alike),
+        needs!("tshark", rules_leave_a_comment),
+        needs!("tshark", pauses_notifications_and_comments_are_seen),
     ])
 }
 
@@ -313,7 +309,7 @@ fn rules_leave_a_comment() {
     assert_eq!(comments, [("alice", ""), dropped, ("alice", ""), ("bob", "")]);
 }
 
-fn pauses_notifications_and_comments() {
+fn pauses_notifications_and_comments_are_seen() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
     let alice = writer.add_interface("alice", "10.0.0.1").expect("an interface");
     let bob = writer.add_interface("bob", "10.0.0.2").expect("an interface");

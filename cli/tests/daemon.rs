@@ -109,6 +109,13 @@ fn a_killed_daemon_is_told_of_and_the_next_takes_its_place() {
 }
 
 #[test]
+fn a_daemon_that_is_to_leave_does_so_without_its_folder_too() {
+    let mut daemon = Daemon::start("homeless", &["daemon", "--host", "alice", "--leave-after", "1"]);
+    std::fs::remove_dir_all(&daemon.folder).unwrap();
+    assert!(daemon.child.wait().unwrap().success());
+}
+
+#[test]
 fn a_daemon_writes_a_capture_and_a_log_to_its_end() {
     let files = ["pcapng", "jsonl"]
         .map(|kind| std::env::temp_dir().join(format!("softhca-cli-record-{}.{kind}", std::process::id())));

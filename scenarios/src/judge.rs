@@ -1,26 +1,27 @@
 //! Holds what happened against what was expected, and says in plain words where they differ.
 
 mod invariants;
+mod measures;
+mod order;
 
 use crate::language::SwitchExpectation;
 use crate::plan::{
-    Bound, Check, CompletionCheck, ConnectionCheck, Expectation, FlowKind, MemoryClaim, Node, OrderCheck,
-    Plan, Subject,
+    Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, Node, OrderCheck, Plan,
 };
-use crate::play::{Heard, Origin, Play, Seen};
-use crate::quantity::{Amount, Rate, Time};
-use crate::record::{Moment, Record, SwitchDeeds, Told};
+use crate::play::{Account, Heard, Origin, Seen};
+use crate::quantity::{Amount, Time};
+use crate::record::{Record, SwitchDeeds};
 use crate::report::{Around, ExpectationOutcome, Outcome, RuleOutcome, Skipped, Verdict};
-use crate::sim::pattern;
+use crate::verbs::pattern;
 use softhca_engine::State;
-use softhca_fabric::{self as fabric, CableId, Direction, HostId, RuleId, Span, SwitchId};
+use softhca_fabric::{self as fabric, CableId, HostId, RuleId, SwitchId};
 use softhca_queue::{Completion, Counters};
 use std::collections::BTreeMap;
 
 /// Everything that a driver found out.
 pub(crate) struct Evidence<'a> {
     pub record: &'a Record,
-    pub play: &'a Play<'a>,
+    pub account: &'a Account,
     /// Packets that each counting rule saw.
     pub counted: Vec<u64>,
     /// How often each fault happened.
@@ -151,7 +152,7 @@ pub(crate) fn judge(
             around: judge.somewhere(),
         });
     }
-    let error = evidence.play.broken.clone();
+    let error = evidence.account.broken.clone();
     let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
         (Some(_), _) => Verdict::Error,
         (None, true) => Verdict::Pass,
@@ -188,7 +189,7 @@ impl Judge<'_> {
 
     /// The end of the first connection, when nothing better is known.
     fn somewhere(&self) -> Option<Around> {
-        let last = self.evidence.play.seen.last().map_or(0, |seen| seen.time_ns);
+        let last = self.evidence.account.seen.last().map_or(0, |seen| seen.time_ns);
         (!self.plan.qps.is_empty()).then(|| Around { time_ns: last, qp: self.name(0).to_owned() })
     }
 
@@ -222,22 +223,8 @@ impl Judge<'_> {
                 let found = memory(*qp, from, *bytes);
                 self.memory(*qp, *offset, &found, claim)
             }
-            Check::Goodput { of, bound, during } => {
-                let rate = self.goodput(of, *during);
-                Finding::new(holds(bound, rate), format!("it is {}", Rate(rate))).at(self.somewhere())
-            }
-            Check::Fairness { of, bound, during } => {
-                let rates: Vec<u64> = of.iter().map(|subject| self.goodput(subject, *during)).collect();
-                let index = jain(&rates);
-                let shares: Vec<String> = of
-                    .iter()
-                    .zip(&rates)
-                    .map(|(subject, rate)| format!("{} {}", subject.name, Rate(*rate)))
-                    .collect();
-                let fine = bound.at_least.is_none_or(|least| index >= least)
-                    && bound.at_most.is_none_or(|most| index <= most);
-                Finding::new(fine, format!("it is {index:.3}: {}", shares.join(", "))).at(self.somewhere())
-            }
+            Check::Goodput { of, bound, during } => self.goodput_is(of, bound, *during),
+            Check::Fairness { of, bound, during } => self.fairness(of, bound, *during),
             Check::Latency { of, percentile, bound } => self.latency(of, *percentile, bound),
             Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
             Check::Switch { switch, spec } => self.switch(*switch, spec),
@@ -250,10 +237,10 @@ impl Judge<'_> {
                 Finding::new(times.holds(found), format!("{found} of them")).at(self.somewhere())
             }
             Check::Verbs { host, errno, times } => {
-                let failed = evidence.play.failed.iter().filter(|failed| failed.host == *host);
+                let failed = evidence.account.failed.iter().filter(|failed| failed.host == *host);
                 let found =
                     failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
-                let last = evidence.play.failed.last().map_or(0, |failed| failed.time_ns);
+                let last = evidence.account.failed.last().map_or(0, |failed| failed.time_ns);
                 let detail = match found {
                     0 => "no call failed so".to_owned(),
                     _ => format!("{found} calls failed so, the last at {}", Time(last)),
@@ -307,7 +294,7 @@ impl Judge<'_> {
     }
 
     fn completion(&self, check: &CompletionCheck) -> Finding {
-        let seen = &self.evidence.play.seen;
+        let seen = &self.evidence.account.seen;
         let matches = |seen: &&Seen| self.is_it(check, seen.qp, &seen.completion, seen.origin, seen.time_ns);
         let found = seen.iter().filter(matches).count() as u64;
         let times = check.times.unwrap_or(Amount::SOME);
@@ -335,7 +322,7 @@ impl Judge<'_> {
     }
 
     fn connection(&self, check: &ConnectionCheck) -> Finding {
-        let heard = &self.evidence.play.connections.heard;
+        let heard = &self.evidence.account.connections.heard;
         let near = |heard: &&Heard| {
             check.qp.is_none_or(|qp| heard.qp == Some(qp)) && check.host.is_none_or(|host| heard.host == host)
         };
@@ -360,7 +347,7 @@ impl Judge<'_> {
         if told.is_empty() {
             detail = "nothing was heard there".into();
         }
-        let failed = &self.evidence.play.failed;
+        let failed = &self.evidence.account.failed;
         if let (false, Some(last)) = (check.times.holds(found), failed.last()) {
             detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
         }
@@ -404,68 +391,8 @@ impl Judge<'_> {
         };
         let role = self.plan.counts[count].rule.selector.role;
         let fault = self.evidence.record.fired_at.values().next().map(|(first, _)| *first);
-        let time_ns = fault.or(self.evidence.play.seen.first().map(|seen| seen.time_ns)).unwrap_or(0);
+        let time_ns = fault.or(self.evidence.account.seen.first().map(|seen| seen.time_ns)).unwrap_or(0);
         Finding::new(times.holds(found), words).at(self.around(time_ns, role.map_or(0, Plan::of_role)))
-    }
-
-    fn order(&self, checks: &[OrderCheck]) -> Finding {
-        let mut left = checks;
-        let mut last: Option<&Told> = None;
-        for told in &self.evidence.record.story {
-            let Some(first) = left.first() else { break };
-            if self.happens(first, told) {
-                left = &left[1..];
-                last = Some(told);
-            }
-        }
-        let (time_ns, qp) = last.map_or((0, 0), |told| (told.time_ns, told.qp.unwrap_or(0)));
-        match left.first() {
-            None => Finding::new(true, format!("all {} did", checks.len())),
-            Some(missing) => {
-                let behind = match checks.len() - left.len() {
-                    0 => "it never came".to_owned(),
-                    n => format!("it did not come after {}", checks[n - 1].text()),
-                };
-                Finding::new(false, format!("missing: {}; {behind}", missing.text()))
-                    .at(self.around(time_ns, qp))
-            }
-        }
-    }
-
-    fn happens(&self, check: &OrderCheck, told: &Told) -> bool {
-        match (check, &told.moment) {
-            (OrderCheck::Packet(look, _), Moment::Sent { sighting }) => {
-                look.from.is_none_or(|host| told.host == Some(host))
-                    && look.selector.matches(told.time_ns, Direction::Forward, sighting)
-            }
-            (OrderCheck::Completion(check, _), Moment::Completed { completion }) => {
-                let Some(qp) = told.qp else { return false };
-                let seen = &self.evidence.play.seen;
-                let same = |seen: &&Seen| {
-                    seen.qp == qp
-                        && seen.completion.id == completion.id
-                        && seen.completion.operation.is_receive() == completion.operation.is_receive()
-                };
-                let origin = seen.iter().find(same).and_then(|seen| seen.origin);
-                self.is_it(check, qp, completion, origin, told.time_ns)
-            }
-            (OrderCheck::State(qp, is, _), Moment::State { to }) => told.qp == Some(*qp) && to == is,
-            (OrderCheck::Event(host, name), Moment::Raised { name: raised }) => {
-                told.host == Some(*host) && name == raised
-            }
-            (OrderCheck::Connection(check, _), Moment::Connection { id, kind, status }) => {
-                let qp = told.host.and_then(|host| self.evidence.play.connections.qp_of(host, *id));
-                check.kind == *kind
-                    && check.status.is_none_or(|wanted| wanted == *status)
-                    && check.host.is_none_or(|host| told.host == Some(host))
-                    && check.qp.is_none_or(|wanted| qp == Some(wanted))
-                    && (check.during.first..=check.during.last).contains(&told.time_ns)
-            }
-            (OrderCheck::Fault(id, _), Moment::Fault { rule: Some(rule), .. } | Moment::Fired { rule }) => {
-                rule == id
-            }
-            _ => false,
-        }
     }
 
     fn memory(&self, qp: usize, offset: u64, found: &[u8], claim: &MemoryClaim) -> Finding {
@@ -482,7 +409,7 @@ impl Judge<'_> {
         let around = || {
             let last = self
                 .evidence
-                .play
+                .account
                 .seen
                 .iter()
                 .rev()
@@ -505,130 +432,5 @@ impl Judge<'_> {
                 Finding::new(false, detail).at(around())
             }
         }
-    }
-
-    /// Completions of a subject that count as work done, in order.
-    fn done<'b>(&'b self, of: &'b Subject) -> impl Iterator<Item = &'b Seen> {
-        self.evidence.play.seen.iter().filter(move |seen| {
-            let mine = match seen.origin {
-                Some(Origin::Flow(flow)) => of.step.is_none() && of.workload.is_none_or(|w| self.plan.flows[flow].workload == w),
-                Some(Origin::Step(step)) => of.workload.is_none() && of.step.is_none_or(|wanted| wanted == step),
-                _ => false,
-            };
-            // A round of a ping-pong is done when the answer is there, anything else when it completes.
-            let is_round = matches!(seen.origin, Some(Origin::Flow(flow)) if self.plan.flows[flow].kind == FlowKind::PingPong);
-            let counts = seen.completion.operation.is_receive() == is_round;
-            mine && counts && of.qps.contains(&seen.qp) && seen.completion.status.is_success()
-        })
-    }
-
-    fn goodput(&self, of: &Subject, during: Option<Span>) -> u64 {
-        let window = during.map(|span| (span.first, span.last.min(self.evidence.ended_ns)));
-        let inside = |seen: &&Seen| window.is_none_or(|(first, last)| (first..=last).contains(&seen.time_ns));
-        let bytes: u128 = self.done(of).filter(inside).map(|seen| u128::from(seen.bytes)).sum();
-        let (first, last) = window.unwrap_or_else(|| {
-            let first = self.done(of).map(|seen| seen.posted_ns).min().unwrap_or(0);
-            (first, self.done(of).map(|seen| seen.time_ns).max().unwrap_or(0))
-        });
-        match u128::from(last.saturating_sub(first)) {
-            0 => 0,
-            ns => (bytes * 8 * 1_000_000_000 / ns) as u64,
-        }
-    }
-
-    fn goodputs(&self) -> BTreeMap<String, u64> {
-        if self.evidence.in_real_time {
-            return BTreeMap::new();
-        }
-        let one = |(workload, name): (usize, &String)| {
-            let flows = self.plan.flows.iter().filter(|flow| flow.workload == workload);
-            let of = Subject {
-                name: name.clone(),
-                qps: flows.map(|flow| flow.qp).collect(),
-                workload: Some(workload),
-                step: None,
-            };
-            (name.clone(), self.goodput(&of, None))
-        };
-        self.plan.workloads.iter().enumerate().map(one).collect()
-    }
-
-    fn latency(&self, of: &Subject, percentile: f64, bound: &Bound<u64>) -> Finding {
-        let mut times: Vec<u64> = self.done(of).map(|seen| seen.time_ns - seen.posted_ns).collect();
-        times.sort_unstable();
-        // The smallest time that so many per cent do not exceed.
-        let rank =
-            ((percentile / 100.0 * times.len() as f64).ceil() as usize).clamp(1, times.len().max(1)) - 1;
-        match times.get(rank) {
-            None => Finding::new(false, "nothing completed").at(self.somewhere()),
-            Some(time) => {
-                let detail = format!("it is {} of {} work requests", Time(*time), times.len());
-                Finding::new(holds(bound, *time), detail).at(self.somewhere())
-            }
-        }
-    }
-
-    fn finish(&self, of: Option<&Subject>, bound: &Bound<u64>) -> Finding {
-        let play = self.evidence.play;
-        let mut open = Vec::new();
-        for (index, flow) in self.plan.flows.iter().enumerate() {
-            let mine = of.is_none_or(|of| {
-                of.workload.map_or(of.step.is_none() && of.qps.contains(&flow.qp), |w| w == flow.workload)
-            });
-            let done = play.progress[index].done;
-            if mine && flow.count.is_some_and(|count| done < count) {
-                open.push(format!(
-                    "{} did {done} of {} messages",
-                    self.name(flow.qp),
-                    flow.count.unwrap_or(0)
-                ));
-            }
-        }
-        for (index, step) in self.plan.steps.iter().enumerate() {
-            let mine = of.is_none_or(|of| {
-                of.step.map_or(of.workload.is_none() && of.qps.contains(&step.qp), |wanted| wanted == index)
-            });
-            if mine && play.step_left[index] > 0 {
-                let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
-                open.push(format!("{name} waits for {} completions", play.step_left[index]));
-            }
-        }
-        let last = play
-            .seen
-            .iter()
-            .filter(|seen| of.is_none_or(|of| of.qps.contains(&seen.qp)))
-            .map(|seen| seen.time_ns)
-            .max();
-        let time_ns = last.unwrap_or(0);
-        let detail = match open.is_empty() {
-            true => format!("done at {}", Time(time_ns)),
-            false => open.join("; "),
-        };
-        let held = open.is_empty() && holds(bound, time_ns);
-        let qp = of.and_then(|of| of.qps.first().copied()).unwrap_or(0);
-        Finding::new(held, detail).at(self.around(time_ns, qp))
-    }
-}
-
-fn holds(bound: &Bound<u64>, value: u64) -> bool {
-    bound.at_least.is_none_or(|least| value >= least) && bound.at_most.is_none_or(|most| value <= most)
-}
-
-/// Jain's index: 1 for equal shares, 1/n if one has everything, 1 if nobody has anything.
-fn jain(rates: &[u64]) -> f64 {
-    let sum: f64 = rates.iter().map(|rate| *rate as f64).sum();
-    let squares: f64 = rates.iter().map(|rate| (*rate as f64).powi(2)).sum();
-    if squares == 0.0 { 1.0 } else { sum * sum / (rates.len() as f64 * squares) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::jain;
-
-    #[test]
-    fn fairness_is_one_for_equal_shares_and_one_nth_for_a_monopoly() {
-        assert!((jain(&[5, 5, 5, 5]) - 1.0).abs() < 1e-12);
-        assert!((jain(&[20, 0, 0, 0]) - 0.25).abs() < 1e-12);
-        assert!((jain(&[0, 0]) - 1.0).abs() < 1e-12);
     }
 }

@@ -40,6 +40,7 @@ mod scenario;
 mod shrink;
 mod sim;
 mod source;
+mod verbs;
 
 pub use language::schema;
 pub use parameters::{ALL, Values};

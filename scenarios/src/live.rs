@@ -5,20 +5,17 @@
 //! Nothing here talks to a card: whoever does takes rules and roles from here, and brings what an event log says.
 
 use crate::judge::{self, Evidence};
-use crate::language::Errno;
-use crate::plan::{Disturbance, EVENTS, FaultKind, HostPlan, Node, Plan, Work, usual_settings};
-use crate::play::{Hosts, Play, Seen};
+use crate::plan::{Disturbance, FaultKind, FaultPlan, HostPlan, Incident, Node, Plan, usual_settings};
+use crate::play::{Account, Seen};
 use crate::quantity::Time;
 use crate::record::{Moment, Record, Told};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
-use softhca_engine::{QpKind, Settings, State};
-use softhca_fabric::{Role, Rule, RuleId, Tally};
-use softhca_queue::cm::DatagramTarget;
-use softhca_queue::{Access, Completion, CompletionFlags, CompletionOperation, Counters, Status};
+use softhca_engine::{AsyncEvent, QpKind, Settings, State};
+use softhca_fabric::{LinkState, Role, Rule, RuleId, Tally};
+use softhca_queue::{Completion, CompletionFlags, CompletionOperation, Counters, Status};
 use softhca_trace::log::{Entry, What};
 use softhca_wire::Qpn;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The port of a host, as a cable that goes down or comes up takes it with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +35,9 @@ pub trait Cards {
 /// A plan under which real programs run.
 pub struct Live<'p> {
     plan: &'p Plan,
-    play: Play<'p>,
+    account: Account,
+    /// What is still to happen to cables, in the order of time.
+    turns: VecDeque<Turn>,
     record: Record,
     states: Vec<Option<State>>,
     /// Queue pairs of the plan that wait for one of a program, by host, in order; none for those without a name.
@@ -70,20 +69,13 @@ impl<'p> Live<'p> {
                 host.name
             ));
         }
+        let mut turns = Vec::new();
         for fault in &plan.faults {
-            let about = match &fault.kind {
-                FaultKind::Packets { .. } => continue,
-                FaultKind::Timed { what, .. } => match what {
-                    Disturbance::Down { ways: [true, true], .. } | Disturbance::Flap { .. } => continue,
-                    Disturbance::Down { .. } => "a cable that goes down one way only",
-                    Disturbance::Kill { .. } => "a program that is killed",
-                    _ => "what happens to a host or a cable other than that it goes down",
-                },
-                FaultKind::Completions { .. } => "the completions of a program",
-                FaultKind::Calls { .. } => "the calls of a program",
-            };
-            return Err(format!("fault {:?}: {about} cannot be had on real programs", fault.name));
+            let found = turns_of(fault)
+                .map_err(|about| format!("fault {:?}: {about} cannot be had on real programs", fault.name))?;
+            turns.extend(found);
         }
+        turns.sort_by_key(|turn| turn.at_ns);
         let mut waiting = vec![Vec::new(); plan.hosts.len()];
         for (index, qp) in plan.qps.iter().enumerate() {
             let number = qp.name.rsplit_once('.').and_then(|(_, number)| number.parse::<usize>().ok());
@@ -94,7 +86,8 @@ impl<'p> Live<'p> {
         }
         Ok(Live {
             plan,
-            play: Play::new(plan),
+            account: Account::new(plan),
+            turns: turns.into(),
             record: Record::new(plan),
             states: vec![None; plan.qps.len()],
             waiting,
@@ -121,17 +114,30 @@ impl<'p> Live<'p> {
 
     /// When something of the plan happens next, in nanoseconds since the start.
     pub fn next_at(&self) -> Option<u64> {
-        self.play.next_at()
+        self.turns.front().map(|turn| turn.at_ns)
     }
 
     /// Has everything happen that is due.
     pub fn act(&mut self, now_ns: u64, cards: &mut dyn Cards) {
-        self.play.act(now_ns, &mut Ports { plan: self.plan, cards });
+        while self.next_at().is_some_and(|at| at <= now_ns)
+            && let Some(turn) = self.turns.pop_front()
+        {
+            if let Some(fault) = turn.begins {
+                *self.account.fired.entry(fault).or_default() += 1;
+            }
+            for end in self.plan.cables[turn.cable].ends {
+                if let Node::Host(host) = end
+                    && let Err(why) = cards.set_port(host, turn.port)
+                {
+                    self.account.broken.get_or_insert(why);
+                }
+            }
+        }
     }
 
     /// What could not be done.
     pub fn broken(&self) -> Option<&str> {
-        self.play.broken.as_deref()
+        self.account.broken.as_deref()
     }
 
     /// Whether an entry of this name is of use: others need not be read.
@@ -191,11 +197,11 @@ impl<'p> Live<'p> {
                     self.record.reasons.insert((at, *id, operation.is_receive()), why.clone());
                 }
                 let (posted_ns, bytes) = (time_ns, *bytes);
-                self.play.seen.push(Seen { time_ns, qp: at, completion, origin: None, posted_ns, bytes });
+                self.account.seen.push(Seen { time_ns, qp: at, completion, origin: None, posted_ns, bytes });
                 self.tell(time_ns, host, Some(at), Moment::Completed { completion });
             }
             What::AsyncEvent { event, .. } => {
-                if let Some(name) = EVENTS.into_iter().find(|name| name == event) {
+                if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
                     self.record.raised.push((time_ns, host, name));
                     self.tell(time_ns, host, None, Moment::Raised { name });
                 }
@@ -239,7 +245,7 @@ impl<'p> Live<'p> {
         let of = |id: RuleId| tallies.iter().filter(move |(rule, _)| *rule == id).map(|(_, tally)| tally);
         let counted = self.plan.counts.iter();
         let counted = counted.map(|count| of(count.rule.id).map(|tally| tally.matched).sum()).collect();
-        let mut fired = self.play.fired.clone();
+        let mut fired = self.account.fired.clone();
         for fault in &self.plan.faults {
             if matches!(fault.kind, FaultKind::Packets { .. }) {
                 fired.insert(fault.id, of(fault.id).map(|tally| tally.fired).sum());
@@ -247,7 +253,7 @@ impl<'p> Live<'p> {
         }
         let evidence = Evidence {
             record: &self.record,
-            play: &self.play,
+            account: &self.account,
             counted,
             fired,
             counters,
@@ -277,102 +283,51 @@ impl<'p> Live<'p> {
     }
 }
 
+/// A cable that goes down or comes up at a time.
+struct Turn {
+    at_ns: u64,
+    cable: usize,
+    port: Port,
+    /// The fault that begins with it.
+    begins: Option<RuleId>,
+}
+
+/// What a fault does to cables. The error is what else it is about, and no real program can be subjected to.
+fn turns_of(fault: &FaultPlan) -> Result<Vec<Turn>, &'static str> {
+    let (at_ns, what) = match &fault.kind {
+        FaultKind::Packets { .. } => return Ok(Vec::new()),
+        FaultKind::Timed { at_ns, what } => (*at_ns, what),
+        FaultKind::Completions { .. } => return Err("the completions of a program"),
+        FaultKind::Calls { .. } => return Err("the calls of a program"),
+    };
+    let (cable, states): (usize, Vec<(u64, LinkState)>) = match *what {
+        Disturbance::Incident { what: Incident::Link { cable, ways: [true, true], state }, for_ns } => {
+            let up = for_ns.map(|ns| (at_ns + ns, LinkState::Up));
+            (cable, [(at_ns, state)].into_iter().chain(up).collect())
+        }
+        Disturbance::Flap(flap) => (flap.cable, flap.turns(at_ns).collect()),
+        Disturbance::Incident { what: Incident::Link { .. }, .. } => {
+            return Err("a cable that goes down one way only");
+        }
+        Disturbance::Kill { .. } => return Err("a program that is killed"),
+        _ => return Err("what happens to a host or a cable other than that it goes down"),
+    };
+    let turn = |(place, (at_ns, state)): (usize, (u64, LinkState))| {
+        let port = match state {
+            LinkState::Up => Port::Up,
+            LinkState::Down => Port::Down,
+        };
+        Turn { at_ns, cable, port, begins: (place == 0).then_some(fault.id) }
+    };
+    Ok(states.into_iter().enumerate().map(turn).collect())
+}
+
 const fn kind_name(kind: QpKind) -> &'static str {
     match kind {
         QpKind::Uc => "uc",
         QpKind::Ud => "ud",
         QpKind::XrcInitiator => "xrc-initiator",
         _ => "rc",
-    }
-}
-
-/// Passes on what happens to cables: programs do everything else themselves.
-struct Ports<'a> {
-    plan: &'a Plan,
-    cards: &'a mut dyn Cards,
-}
-
-impl Hosts for Ports<'_> {
-    fn post(&mut self, _: usize, _: u64, _: &Work) -> Result<(), Errno> {
-        unreachable!("programs post their work themselves")
-    }
-
-    fn post_receive(&mut self, _: usize, _: u64, _: u64, _: u32) -> Result<(), Errno> {
-        unreachable!("programs post their receives themselves")
-    }
-
-    fn modify(&mut self, _: usize, _: State, _: bool) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn destroy(&mut self, _: usize) {
-        unreachable!("nobody is killed")
-    }
-
-    fn unmap(&mut self, _: usize) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn deregister(&mut self, _: usize) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn reregister(&mut self, _: usize, _: Access) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn join(&mut self, _: usize, _: IpAddr) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn leave(&mut self, _: usize, _: IpAddr) -> Result<(), String> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn listen(&mut self, _: usize, _: QpKind, _: u16) -> Result<u32, Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn connect(&mut self, _: usize, _: u16, _: &[u8]) -> Result<u32, Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn accept(&mut self, _: usize, _: u32, _: &[u8]) -> Result<(), Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn reject(&mut self, _: usize, _: u32, _: u16, _: &[u8]) -> Result<(), Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn establish(&mut self, _: usize, _: u32) -> Result<(), Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn aim(&mut self, _: usize, _: DatagramTarget) -> Result<(), Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn disconnect(&mut self, _: usize, _: u32) -> Result<(), Errno> {
-        unreachable!("the plan has no steps")
-    }
-
-    fn close(&mut self, _: usize) {
-        unreachable!("nobody is killed")
-    }
-
-    fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {
-        let (cable, port) = match what {
-            Disturbance::Down { cable, .. } => (*cable, Port::Down),
-            Disturbance::Up { cable, .. } => (*cable, Port::Up),
-            other => unreachable!("{other:?} was refused"),
-        };
-        for end in self.plan.cables[cable].ends {
-            if let Node::Host(host) = end {
-                self.cards.set_port(host, port)?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -4,20 +4,23 @@
 //! it completions. The same program runs in virtual and in real time.
 
 mod connections;
+mod faults;
+mod flows;
 
-pub use connections::{Connections, Heard, News};
+pub use connections::{ConnectionManagers, Connections, Heard, News};
+pub use flows::Progress;
 
-use crate::language::{CallName, Errno, Placement};
-use crate::plan::{Area, Change, Deed, Disturbance, FaultKind, FlowKind, Job, Plan, Work};
-use softhca_engine::{QpKind, State};
-use softhca_fabric::{Choice, Repeat, RuleId, Seed};
-use softhca_queue::cm::DatagramTarget;
+use crate::language::{CallName, Errno};
+use crate::plan::{Area, Deed, FaultKind, FlowKind, Incident, Plan, StepPlan, Work};
+use faults::Count;
+use softhca_engine::State;
+use softhca_fabric::RuleId;
 use softhca_queue::{Access, Completion, Status};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
-pub trait Hosts {
+pub trait Hosts: ConnectionManagers {
     /// Posts a send work request.
     fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno>;
     /// Posts a receive, `offset` bytes into the queue pair's memory.
@@ -36,24 +39,8 @@ pub trait Hosts {
     fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
     /// Takes a queue pair out of a multicast group.
     fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
-    /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
-    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno>;
-    /// Asks the host of a queue pair's peer for a connection; returns the identifier.
-    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
-    /// Takes a queue pair to RTS and accepts the request that an identifier stands for.
-    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
-    /// Refuses a request.
-    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
-    /// Takes a queue pair whose request was accepted to RTS, and tells the other side.
-    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets a datagram queue pair send to the one that was found.
-    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno>;
-    /// Stops a queue pair and ends its connection, or agrees to its end.
-    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
-    /// Lets go of everything that a host's program has of the connection manager.
-    fn close(&mut self, host: usize);
     /// Does something to a cable, a switch or a card.
-    fn disturb(&mut self, what: &Disturbance) -> Result<(), String>;
+    fn disturb(&mut self, what: Incident) -> Result<(), String>;
 }
 
 /// Whose work a completion ends.
@@ -97,52 +84,46 @@ pub struct Failed {
     pub errno: Errno,
 }
 
-/// Work that a flow did.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Progress {
-    /// Messages that were posted.
-    pub posted: u64,
-    /// Messages that succeeded.
-    pub done: u64,
-    outstanding: u32,
-    next_at_ns: u64,
-    waits: bool,
-    is_over: bool,
+/// What the programs of all hosts did and saw: what a judge hears of them.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    /// How far each flow has come.
+    pub progress: Vec<Progress>,
+    /// Completions that each step has still to wait for.
+    pub step_left: Vec<u32>,
+    /// How often each fault happened that is not about packets.
+    pub fired: BTreeMap<RuleId, u64>,
+    /// Every completion that a program got.
+    pub seen: Vec<Seen>,
+    /// Every call that failed.
+    pub failed: Vec<Failed>,
+    /// Their connections.
+    pub connections: Connections,
+    /// What the driver could not do.
+    pub broken: Option<String>,
+}
+
+impl Account {
+    /// Nothing was done yet.
+    pub fn new(plan: &Plan) -> Account {
+        let left = |step: &StepPlan| if step.deed.is_awaited() { step.repeat } else { 0 };
+        Account {
+            progress: vec![Progress::default(); plan.flows.len()],
+            step_left: plan.steps.iter().map(left).collect(),
+            ..Account::default()
+        }
+    }
 }
 
 /// What is done at a time.
 #[derive(Clone, Debug)]
 enum Cue {
     Fault(usize),
-    Undo(Disturbance),
+    Incident(Incident),
     Receives(usize),
     Step(usize),
     Flow(usize),
     HandOver(usize, Completion),
-}
-
-/// Which of the calls or completions a fault hits.
-#[derive(Clone, Copy, Debug, Default)]
-struct Count {
-    matched: u64,
-    hit: u64,
-}
-
-impl Count {
-    fn next(&mut self, repeat: &Repeat, seed: u64, id: RuleId) -> bool {
-        self.matched += 1;
-        let Some(ordinal @ 1..) = self.matched.checked_sub(repeat.skip) else { return false };
-        let hit = match repeat.choice {
-            Choice::Each => true,
-            Choice::Burst(_) => unreachable!("bursts are of packets"),
-            Choice::Every(n) => ordinal.is_multiple_of(n.get()),
-            Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
-            Choice::Chance { per_billion } => Seed(seed).happens(per_billion, &[id.0.into(), ordinal]),
-        };
-        let hit = hit && repeat.times.is_none_or(|times| self.hit < times);
-        self.hit += u64::from(hit);
-        hit
-    }
 }
 
 /// What a program knows of a work request that it posted.
@@ -180,21 +161,9 @@ pub struct Play<'p> {
     serial: u64,
     sides: Vec<Side>,
     programs: Vec<Program>,
-    /// How far each flow has come.
-    pub progress: Vec<Progress>,
-    /// Completions that each step has still to wait for.
-    pub step_left: Vec<u32>,
     counts: BTreeMap<RuleId, Count>,
-    /// How often each fault happened that is not about packets.
-    pub fired: BTreeMap<RuleId, u64>,
-    /// Every completion that a program got.
-    pub seen: Vec<Seen>,
-    /// Every call that failed.
-    pub failed: Vec<Failed>,
-    /// Their connections.
-    pub connections: Connections,
-    /// What the driver could not do.
-    pub broken: Option<String>,
+    /// What they did and saw.
+    pub account: Account,
 }
 
 impl<'p> Play<'p> {
@@ -206,18 +175,8 @@ impl<'p> Play<'p> {
             serial: 0,
             sides: vec![Side { next_id: 1, next_receive: FIRST_STANDING, ..Side::default() }; plan.qps.len()],
             programs: vec![Program::default(); plan.hosts.len()],
-            progress: vec![Progress::default(); plan.flows.len()],
-            step_left: plan
-                .steps
-                .iter()
-                .map(|step| if step.deed.is_awaited() { step.repeat } else { 0 })
-                .collect(),
             counts: BTreeMap::new(),
-            fired: BTreeMap::new(),
-            seen: Vec::new(),
-            failed: Vec::new(),
-            connections: Connections::default(),
-            broken: None,
+            account: Account::new(plan),
         };
         // At one time, faults come first, then receives, then work.
         for (index, fault) in plan.faults.iter().enumerate() {
@@ -269,7 +228,7 @@ impl<'p> Play<'p> {
             Cue::Receives(qp) | Cue::HandOver(qp, _) => *qp,
             Cue::Step(step) => self.plan.steps[*step].qp,
             Cue::Flow(flow) => self.plan.flows[*flow].qp,
-            Cue::Fault(_) | Cue::Undo(_) => return None,
+            Cue::Fault(_) | Cue::Incident(_) => return None,
         };
         Some(self.plan.qps[qp].host)
     }
@@ -285,73 +244,18 @@ impl<'p> Play<'p> {
             Cue::Fault(index) => {
                 let fault = &self.plan.faults[index];
                 if let FaultKind::Timed { what, .. } = &fault.kind {
-                    *self.fired.entry(fault.id).or_default() += 1;
+                    *self.account.fired.entry(fault.id).or_default() += 1;
                     self.disturb(now_ns, what, hosts);
                 }
             }
-            Cue::Undo(what) => self.tell(&what, hosts),
+            Cue::Incident(what) => self.tell(what, hosts),
             Cue::Receives(qp) => self.post_receives(now_ns, qp, hosts),
             Cue::Step(step) => self.do_step(now_ns, step, hosts),
             Cue::Flow(flow) => {
-                self.progress[flow].waits = false;
+                self.account.progress[flow].waits = false;
                 self.pump(now_ns, flow, hosts);
             }
             Cue::HandOver(qp, completion) => self.take(now_ns, qp, completion, hosts),
-        }
-    }
-
-    fn tell(&mut self, what: &Disturbance, hosts: &mut dyn Hosts) {
-        if let Err(why) = hosts.disturb(what) {
-            self.broken.get_or_insert(why);
-        }
-    }
-
-    fn disturb(&mut self, now_ns: u64, what: &Disturbance, hosts: &mut dyn Hosts) {
-        match *what {
-            Disturbance::NoReceives { host, for_ns } => {
-                self.programs[host].no_receives_until = now_ns + for_ns
-            }
-            Disturbance::SlowReceiver { host, delay_ns } => self.programs[host].receive_delay = delay_ns,
-            Disturbance::Kill { host } => self.kill(host, hosts),
-            Disturbance::Flap { cable, down_ns, up_ns, times } => {
-                let ways = [true, true];
-                for n in 0..u64::from(times) {
-                    let at = now_ns + n * (down_ns + up_ns);
-                    self.schedule(at, Cue::Undo(Disturbance::Down { cable, ways, for_ns: None }));
-                    self.schedule(at + down_ns, Cue::Undo(Disturbance::Up { cable, ways }));
-                }
-            }
-            Disturbance::Down { cable, ways, for_ns } => {
-                self.tell(what, hosts);
-                if let Some(for_ns) = for_ns {
-                    self.schedule(now_ns + for_ns, Cue::Undo(Disturbance::Up { cable, ways }));
-                }
-            }
-            Disturbance::Stall { host, for_ns } => {
-                let until = &mut self.programs[host].stalled_until;
-                *until = (*until).max(now_ns + for_ns);
-                self.tell(what, hosts);
-            }
-            Disturbance::PauseStorm { host, for_ns, priority } => {
-                self.tell(what, hosts);
-                if let Some(for_ns) = for_ns {
-                    self.schedule(now_ns + for_ns, Cue::Undo(Disturbance::StormOver { host, priority }));
-                }
-            }
-            _ => self.tell(what, hosts),
-        }
-    }
-
-    fn kill(&mut self, host: usize, hosts: &mut dyn Hosts) {
-        for qp in 0..self.plan.qps.len() {
-            if self.plan.qps[qp].host == host && !self.sides[qp].is_gone {
-                self.sides[qp].is_gone = true;
-                hosts.destroy(qp);
-            }
-        }
-        hosts.close(host);
-        for (progress, flow) in self.progress.iter_mut().zip(&self.plan.flows) {
-            progress.is_over |= self.plan.qps[flow.qp].host == host;
         }
     }
 
@@ -414,26 +318,10 @@ impl<'p> Play<'p> {
                 true
             }
             Err(errno) => {
-                self.failed.push(Failed { time_ns: now_ns, host: self.plan.qps[qp].host, errno });
+                self.account.failed.push(Failed { time_ns: now_ns, host: self.plan.qps[qp].host, errno });
                 false
             }
         }
-    }
-
-    /// The error that a fault makes this call return.
-    fn refusal(&mut self, qp: usize, call: CallName) -> Option<Errno> {
-        let plan = self.plan;
-        for fault in &plan.faults {
-            if let FaultKind::Calls { host, call: wanted, repeat, errno } = &fault.kind
-                && *host == plan.qps[qp].host
-                && *wanted == call
-                && self.counts.entry(fault.id).or_default().next(repeat, plan.seed, fault.id)
-            {
-                *self.fired.entry(fault.id).or_default() += 1;
-                return Some(*errno);
-            }
-        }
-        None
     }
 
     fn do_step(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
@@ -445,7 +333,7 @@ impl<'p> Play<'p> {
                 Deed::Post(work) => {
                     let posted = self.post(now_ns, step.qp, work, Origin::Step(index), hosts);
                     if !posted {
-                        self.step_left[index] = self.step_left[index].saturating_sub(1);
+                        self.account.step_left[index] = self.account.step_left[index].saturating_sub(1);
                     }
                     Ok(())
                 }
@@ -456,7 +344,7 @@ impl<'p> Play<'p> {
                     let posted =
                         self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
                     if !posted {
-                        self.step_left[index] = self.step_left[index].saturating_sub(1);
+                        self.account.step_left[index] = self.account.step_left[index].saturating_sub(1);
                     }
                     Ok(())
                 }
@@ -482,92 +370,14 @@ impl<'p> Play<'p> {
             };
             if let Err(why) = outcome {
                 let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
-                self.broken.get_or_insert(format!("{name}: {why}"));
+                self.account.broken.get_or_insert(format!("{name}: {why}"));
             }
-        }
-    }
-
-    /// Posts as much of a flow as may be outstanding.
-    fn pump(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
-        let plan = self.plan;
-        let flow = &plan.flows[index];
-        while !self.progress[index].is_over {
-            let progress = self.progress[index];
-            if flow.count.is_some_and(|count| progress.posted >= count) {
-                return;
-            }
-            if flow.until_ns.is_some_and(|until| now_ns > until) {
-                // What is outstanding may still come back.
-                self.progress[index].is_over = true;
-                return;
-            }
-            if progress.outstanding >= flow.depth {
-                return;
-            }
-            if progress.next_at_ns > now_ns {
-                if !progress.waits {
-                    self.progress[index].waits = true;
-                    self.schedule(progress.next_at_ns, Cue::Flow(index));
-                }
-                return;
-            }
-            let work = self.work_of(index, progress.posted);
-            let posted = self.post(now_ns, flow.qp, &work, Origin::Flow(index), hosts);
-            let progress = &mut self.progress[index];
-            progress.posted += 1;
-            progress.next_at_ns = now_ns + flow.every_ns;
-            match posted {
-                true => progress.outstanding += 1,
-                false => progress.is_over = true,
-            }
-        }
-    }
-
-    /// The n-th work request of a flow.
-    fn work_of(&self, index: usize, n: u64) -> Work {
-        let flow = &self.plan.flows[index];
-        let (job, offset) = match flow.kind {
-            FlowKind::Same(job) => (job, 0),
-            FlowKind::PingPong => (Job::Send { immediate: None }, 0),
-            FlowKind::KeyValue { keys, reads } => {
-                let seed = Seed(self.plan.seed);
-                let words = |what| [0x6b76, index as u64, n, what];
-                let key = seed.below(keys, &words(0));
-                let job =
-                    if seed.happens(reads, &words(1)) { Job::Read } else { Job::Write { immediate: None } };
-                (job, key * u64::from(flow.bytes))
-            }
-        };
-        Work {
-            job,
-            bytes: if matches!(job, Job::FetchAdd { .. }) { 8 } else { flow.bytes },
-            offset,
-            remote_offset: offset,
-            remote: Placement::Region,
-            signaled: true,
-            fence: false,
-            solicited: false,
-            inline: false,
-            group: None,
         }
     }
 
     /// A completion came out of a queue.
     pub fn completed(&mut self, now_ns: u64, qp: usize, mut completion: Completion, hosts: &mut dyn Hosts) {
-        let plan = self.plan;
-        let mut hold_ns = 0;
-        for fault in &plan.faults {
-            if let FaultKind::Completions { qp: wanted, repeat, change } = &fault.kind
-                && *wanted == qp
-                && self.counts.entry(fault.id).or_default().next(repeat, plan.seed, fault.id)
-            {
-                *self.fired.entry(fault.id).or_default() += 1;
-                match change {
-                    Change::Status(status) => completion.status = status.status(),
-                    Change::Hold(ns) => hold_ns += ns,
-                }
-            }
-        }
+        let hold_ns = self.alter(qp, &mut completion);
         match hold_ns {
             0 => self.take(now_ns, qp, completion, hosts),
             _ => self.schedule(now_ns + hold_ns, Cue::HandOver(qp, completion)),
@@ -582,13 +392,13 @@ impl<'p> Play<'p> {
         let is_receive = completion.operation.is_receive();
         let is_round = is_receive && self.ping_pong_of(qp).is_some();
         if !is_round || origin != Some(Origin::Standing) {
-            self.seen.push(Seen { time_ns: now_ns, qp, completion, origin, posted_ns, bytes });
+            self.account.seen.push(Seen { time_ns: now_ns, qp, completion, origin, posted_ns, bytes });
         }
         let success = completion.status == Status::Success;
         match origin {
             Some(Origin::Step(step)) => {
-                self.step_left[step] = self.step_left[step].saturating_sub(1);
-                if self.step_left[step] == 0 {
+                self.account.step_left[step] = self.account.step_left[step].saturating_sub(1);
+                if self.account.step_left[step] == 0 {
                     self.start_followers(now_ns, step);
                 }
             }
@@ -609,40 +419,6 @@ impl<'p> Play<'p> {
                 }
             }
             Some(Origin::Answer(_)) | None => {}
-        }
-    }
-
-    fn advance(&mut self, now_ns: u64, flow: usize, success: bool, hosts: &mut dyn Hosts) {
-        let progress = &mut self.progress[flow];
-        progress.outstanding = progress.outstanding.saturating_sub(1);
-        match success {
-            true => progress.done += 1,
-            false => progress.is_over = true,
-        }
-        self.pump(now_ns, flow, hosts);
-    }
-
-    /// The ping-pong that a queue pair takes part in.
-    fn ping_pong_of(&self, qp: usize) -> Option<usize> {
-        let peer = self.plan.qps[qp].peer;
-        let takes_part = |flow: &crate::plan::FlowPlan| flow.qp == qp || flow.qp == peer;
-        self.plan.flows.iter().position(|flow| flow.kind == FlowKind::PingPong && takes_part(flow))
-    }
-
-    /// A message of a ping-pong came: the peer answers, the beginner begins the next round.
-    fn bounce(&mut self, now_ns: u64, qp: usize, completion: &Completion, hosts: &mut dyn Hosts) {
-        let Some(flow) = self.ping_pong_of(qp) else { return };
-        if self.plan.flows[flow].qp == qp {
-            let progress = self.progress[flow];
-            // The latency of a round counts from its first message.
-            let posted_ns = progress.next_at_ns;
-            let bytes = self.plan.flows[flow].bytes;
-            let origin = Some(Origin::Flow(flow));
-            self.seen.push(Seen { time_ns: now_ns, qp, completion: *completion, origin, posted_ns, bytes });
-            self.advance(now_ns, flow, true, hosts);
-        } else {
-            let work = self.work_of(flow, 0);
-            self.post(now_ns, qp, &work, Origin::Answer(flow), hosts);
         }
     }
 

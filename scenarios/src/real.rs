@@ -6,21 +6,20 @@ mod meeting;
 use crate::Recording;
 use crate::judge::{self, Evidence};
 use crate::language::Errno;
-use crate::plan::{Disturbance, FaultKind, Node, Plan, Work};
+use crate::plan::{FaultKind, Incident, Node, Plan, Work};
 use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome, Verdict};
-use crate::sim::{QUEUE_KEY, pattern, request_of};
+use crate::verbs::{QUEUE_KEY, pattern, request_of};
 use group::Groups;
 use meeting::Meetings;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
-    Modify, Passage, Path, ProtectionDomain, QpKind, QueuePair, ReceiveRequest, SendRequest, State, Witness,
+    Modify, Passage, Path, ProtectionDomain, QueuePair, ReceiveRequest, SendRequest, State, Witness,
 };
 use softhca_engine::Instant;
 use softhca_fabric::{CableId, Endpoint, Fault, Flow, HostId, RuleId, Seed};
 use softhca_queue::Access;
-use softhca_queue::cm::{DatagramTarget, RejectReason};
 use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
 use softhca_wire::{Envelope, Gid, Psn, Qpn, QueueKey};
 use std::collections::BTreeMap;
@@ -301,7 +300,7 @@ impl<'p> Stage<'p> {
                     play.completed(start.elapsed().as_nanos() as u64, qp, completion, self);
                 }
             }
-            if play.broken.is_some() || cut.is_some_and(|cut| now > cut) {
+            if play.account.broken.is_some() || cut.is_some_and(|cut| now > cut) {
                 return false;
             }
             if idle && !came && quiet > QUIET {
@@ -340,7 +339,7 @@ impl<'p> Stage<'p> {
                 .fold((0, 0), |sum, (_, matched, fired)| (sum.0 + matched, sum.1 + fired))
         };
         let counted = plan.counts.iter().map(|count| sum(count.rule.id).0).collect();
-        let mut fired: BTreeMap<RuleId, u64> = play.fired.clone();
+        let mut fired: BTreeMap<RuleId, u64> = play.account.fired.clone();
         for fault in &plan.faults {
             if matches!(fault.kind, FaultKind::Packets { .. }) {
                 fired.insert(fault.id, sum(fault.id).1);
@@ -380,7 +379,7 @@ impl<'p> Stage<'p> {
         };
         let evidence = Evidence {
             record: &record,
-            play,
+            account: &play.account,
             counted,
             fired,
             counters,
@@ -441,10 +440,6 @@ impl Stage<'_> {
         let index = self.plan.cables.iter().position(|cable| cable.ends.contains(&end))?;
         Some(CableId(index as u32))
     }
-}
-
-fn refused(error: softhca::Error) -> Errno {
-    Errno::of(error.errno())
 }
 
 impl Hosts for Stage<'_> {
@@ -516,45 +511,7 @@ impl Hosts for Stage<'_> {
         pair.detach_multicast(self.groups.gid(group)).map_err(|why| why.to_string())
     }
 
-    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
-        meeting::listen(self, host, kind, port).map_err(refused)
-    }
-
-    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
-        meeting::connect(self, qp, port, private_data).map_err(refused)
-    }
-
-    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
-        meeting::accept(self, qp, id, private_data).map_err(refused)
-    }
-
-    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
-        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
-        id.reject_for(RejectReason(reason), private_data).map_err(refused)
-    }
-
-    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
-        meeting::establish(self, qp, id).map_err(refused)
-    }
-
-    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
-        meeting::aim(self, qp, target).map_err(refused)
-    }
-
-    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
-        if let Some(pair) = &self.sides[qp].pair {
-            // One that is in the error state already is as good.
-            let _ = pair.modify(&Modify::default().state(State::Error));
-        }
-        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
-        id.disconnect().map_err(refused)
-    }
-
-    fn close(&mut self, host: usize) {
-        self.meetings.close(host);
-    }
-
-    fn disturb(&mut self, what: &Disturbance) -> Result<(), String> {
+    fn disturb(&mut self, what: Incident) -> Result<(), String> {
         Err(format!("not possible on real sockets: {what:?}"))
     }
 }

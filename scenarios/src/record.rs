@@ -2,7 +2,7 @@
 
 use crate::language::Invariant;
 use crate::plan::{Check, Plan};
-use softhca_engine::{AsyncEvent, Event, Packet, Reason, Refusal, State};
+use softhca_engine::{Event, Packet, Reason, Refusal, State};
 use softhca_fabric::{
     CableId, Cause, Class, CmMessage, Effect, Endpoint, FabricEvent, Fault, LossCause, Node, RuleId, Sense,
     Sighting, SwitchId,
@@ -188,7 +188,7 @@ impl Record {
                 self.tell(time_ns, host, Some(known.qp), Moment::Completed { completion });
             }
             Event::Raised { event, .. } => {
-                let name = event_name(&event);
+                let name = event.name();
                 self.raised.push((time_ns, host, name));
                 self.tell(time_ns, host, None, Moment::Raised { name });
             }
@@ -383,24 +383,5 @@ fn class_of(packet: &Packet) -> Class {
         (Operation::CongestionNotification, _) => Class::CongestionNotification,
         (Operation::Flush, _) => Class::Flush,
         (Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite, _) => Class::Atomic,
-    }
-}
-
-/// The name of an asynchronous event, as `enum ibv_event_type` has it without its prefix.
-pub(crate) const fn event_name(event: &AsyncEvent) -> &'static str {
-    match event {
-        AsyncEvent::CompletionQueueError(_) => "CQ_ERR",
-        AsyncEvent::QueuePairFatal(_) => "QP_FATAL",
-        AsyncEvent::QueuePairRequestError(_) => "QP_REQ_ERR",
-        AsyncEvent::QueuePairAccessError(_) => "QP_ACCESS_ERR",
-        AsyncEvent::CommunicationEstablished(_) => "COMM_EST",
-        AsyncEvent::SendQueueDrained(_) => "SQ_DRAINED",
-        AsyncEvent::LastWorkRequestReached(_) => "QP_LAST_WQE_REACHED",
-        AsyncEvent::SharedReceiveQueueError(_) => "SRQ_ERR",
-        AsyncEvent::SharedReceiveQueueLimit(_) => "SRQ_LIMIT_REACHED",
-        AsyncEvent::PortActive => "PORT_ACTIVE",
-        AsyncEvent::PortDown => "PORT_ERR",
-        AsyncEvent::GidChange => "GID_CHANGE",
-        AsyncEvent::DeviceFatal => "DEVICE_FATAL",
     }
 }

@@ -4,8 +4,8 @@ use crate::data::{ALL, End, connected};
 use crate::process::{PATIENCE, TestDaemon, hear, say, spawn};
 use softhca::{ReceiveRequest, SendRequest, Status};
 use softhca_queue::control::{
-    Call, Folder, Frame, FrameReader, Hello, Message, Place, Reply, Sizes, Translation, Welcome, decode,
-    encode, send_frame,
+    Call, Folder, Frame, FrameReader, Hello, Message, News, Place, Reply, Sizes, Translation, Welcome,
+    decode, encode, send_frame,
 };
 use softhca_queue::{
     Access, AddressVector, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, QpKind,
@@ -23,14 +23,15 @@ use std::sync::atomic::Ordering;
 struct Raw {
     stream: UnixStream,
     reader: FrameReader,
-    news: Vec<Message>,
+    /// Where news come once a device is open.
+    news: Option<UnixStream>,
 }
 
 impl Raw {
     fn connect(daemon: &TestDaemon) -> Raw {
         let stream = UnixStream::connect(Folder::of_user().socket(&daemon.name)).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Raw { stream, reader: FrameReader::default(), news: Vec::new() }
+        Raw { stream, reader: FrameReader::default(), news: None }
     }
 
     fn greeted(daemon: &TestDaemon) -> Raw {
@@ -59,11 +60,22 @@ impl Raw {
 
     fn call(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> (Reply, Vec<OwnedFd>) {
         self.send(&encode(call), passed);
+        let frame = self.frame().expect("an answer");
+        match decode(&frame.bytes).unwrap() {
+            Message::Reply(reply) => (reply, frame.descriptors),
+            news => panic!("{news:?} between replies"),
+        }
+    }
+
+    /// The next asynchronous event.
+    fn event(&mut self) -> AsyncEvent {
+        let news = self.news.as_ref().expect("a device is open");
+        news.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut reader = FrameReader::default();
         loop {
-            let frame = self.frame().expect("an answer");
-            match decode(&frame.bytes).unwrap() {
-                Message::Reply(reply) => return (reply, frame.descriptors),
-                news => self.news.push(news),
+            let frame = reader.next(news.as_fd()).unwrap().expect("an event");
+            if let Message::News(News::Raised(event)) = decode(&frame.bytes).unwrap() {
+                return event;
             }
         }
     }
@@ -75,6 +87,7 @@ impl Raw {
         let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, Rights::ReadWrite).unwrap();
         let page = Arc::new(page);
         let rung = page.words(Bell::WORDS, DoorbellProducer::words(doorbells));
+        self.news = descriptors.pop().map(UnixStream::from);
         let waker = std::fs::File::from(descriptors.remove(0));
         (rung.clone(), DoorbellProducer::new(rung, doorbells), waker)
     }
@@ -218,14 +231,7 @@ fn impossible_ring_indices_stop_that_queue_pair_only() {
             ring[0].store(index, Ordering::SeqCst);
             doorbell.ring(number, &ring[16]);
             (&waker).write_all(&1u64.to_ne_bytes()).unwrap();
-            let raised = loop {
-                if let Some(Message::News(softhca_queue::control::News::Raised(event))) = raw.news.pop() {
-                    break event;
-                }
-                let frame = raw.frame().expect("an event");
-                raw.news.push(decode(&frame.bytes).unwrap());
-            };
-            assert_eq!(raised, AsyncEvent::QueuePairFatal(number));
+            assert_eq!(raw.event(), AsyncEvent::QueuePairFatal(number));
             // Going on from there, with the index at the end of the number space.
             let modify = Modify::default().state(State::Reset);
             let (reply, _) = raw.call(&Call::ModifyQueuePair { number, modify }, &[]);

@@ -16,9 +16,10 @@ const QUICK: u64 = 20_000;
 const MILLION: u64 = 1_000_000;
 
 /// The size of a write, from 1 to 8192 bytes, and what it is filled with. Never zero: that is what the reader
-/// leaves behind.
+/// leaves behind. Every other batch has writes of one size, whose packets arrive together.
 fn plan(round: u64) -> (usize, u8) {
-    let mixed = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let number = if (round / SLOTS).is_multiple_of(2) { round } else { round / SLOTS };
+    let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = 1 + (mixed >> 60) % 13;
     let size = 1 + (mixed >> 20) % (1 << bits).min(SLOT);
     (size as usize, 1 + (round % 255) as u8)

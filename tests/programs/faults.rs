@@ -2,32 +2,20 @@
 
 use crate::rig::Rig;
 use libtest_mimic::Trial;
-use softhca_tests::tools;
+use softhca_tests::needs;
 
 /// The tests of this file.
 pub fn tests() -> Vec<Trial> {
     vec![
-        tools::needs(
-            "ib_write_bw",
-            "a_lost_packet_ends_a_program_in_fatal",
-            a_lost_packet_ends_a_program_in_fatal,
-        ),
-        tools::needs(
-            "ib_write_bw",
-            "a_lost_packet_only_slows_a_program_in_go_back_n",
-            a_lost_packet_only_slows_a_program_in_go_back_n,
-        ),
-        tools::needs(
-            "ib_write_bw",
-            "a_fault_that_never_happens_fails_the_run",
-            a_fault_that_never_happens_fails_the_run,
-        ),
-        tools::needs("sh", "what_a_scenario_cannot_do_to_a_program_is_said", what_cannot_be_done_is_said),
-        tools::needs("ibv_asyncwatch", "a_port_that_goes_down_and_up_is_heard_of", a_port_is_heard_of),
-        tools::needs("ibv_devinfo", "a_port_that_is_down_is_told_to_be", a_port_is_told_to_be_down),
-        tools::needs("ib_write_bw", "pitfalls_are_warned_of_as_they_are_met", pitfalls_are_warned_of),
-        tools::needs("ib_write_bw", "a_scenario_starts_its_programs", a_scenario_starts_its_programs),
-        tools::needs("sh", "the_exit_code_of_a_scenarios_program_is_expected", exit_codes_are_expected),
+        needs!("ib_write_bw", a_lost_packet_ends_a_program_in_fatal),
+        needs!("ib_write_bw", a_lost_packet_only_slows_a_program_in_go_back_n),
+        needs!("ib_write_bw", a_fault_that_never_happens_fails_the_run),
+        needs!("sh", what_a_scenario_cannot_do_to_a_program_is_said),
+        needs!("ibv_asyncwatch", a_port_that_goes_down_and_up_is_heard_of),
+        needs!("ibv_devinfo", a_port_that_is_down_is_told_to_be),
+        needs!("ib_write_bw", pitfalls_are_warned_of_as_they_are_met),
+        needs!("ib_write_bw", a_scenario_starts_its_programs),
+        needs!("sh", the_exit_code_of_a_scenarios_program_is_expected),
     ]
 }
 
@@ -92,7 +80,7 @@ fn a_fault_that_never_happens_fails_the_run() {
     assert!(seen.text.contains("FAIL"), "{}", seen.text);
 }
 
-fn what_cannot_be_done_is_said() {
+fn what_a_scenario_cannot_do_to_a_program_is_said() {
     let mut rig = Rig::new();
     for (name, text, sentence) in [
         (
@@ -117,7 +105,7 @@ fn what_cannot_be_done_is_said() {
 
 /// The cable goes down and up over and over, so that nothing depends on when the program starts to listen. What reads
 /// stops when it has heard enough, and the next event ends the program.
-fn a_port_is_heard_of() {
+fn a_port_that_goes_down_and_up_is_heard_of() {
     let mut rig = Rig::new();
     let watch = "stdbuf -oL ibv_asyncwatch | \
                  awk '{ print } /PORT_ERR/ { down = 1 } down && /PORT_ACTIVE/ { exit }'";
@@ -132,7 +120,7 @@ fn a_port_is_heard_of() {
     }
 }
 
-fn a_port_is_told_to_be_down() {
+fn a_port_that_is_down_is_told_to_be() {
     let mut rig = Rig::new();
     let look =
         "until ibv_devinfo | grep PORT_DOWN; do :; done; until ibv_devinfo | grep PORT_ACTIVE; do :; done";
@@ -142,7 +130,7 @@ fn a_port_is_told_to_be_down() {
 }
 
 /// What ib_write_bw does on every card: its completion queue has room for the sends, and not for the receive beside.
-fn pitfalls_are_warned_of() {
+fn pitfalls_are_warned_of_as_they_are_met() {
     let mut rig = Rig::new();
     let (mut server, mut client) = rig.start_pair_with([&[], &["--lint"]], &["ib_write_bw", "-n", "200"]);
     let seen = client.wait();
@@ -169,7 +157,7 @@ fn a_scenario_starts_its_programs() {
     assert!(virtual_time.text.contains("real time only"), "{virtual_time:?}");
 }
 
-fn exit_codes_are_expected() {
+fn the_exit_code_of_a_scenarios_program_is_expected() {
     let rig = Rig::new();
     let text = "title = \"x\"\n[hosts]\na = {}\n[[workload]]\nname = \"p\"\n\
                 command = { host = \"a\", run = [\"sh\", \"-c\", \"echo ${ADDRESS_a}; exit 3\"], exit = 3 }\n";

@@ -4,7 +4,7 @@ mod faults;
 mod rig;
 
 use rig::{Rig, pair};
-use softhca_tests::tools;
+use softhca_tests::{needs, tools};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -13,29 +13,17 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut tests = vec![
-        tools::needs("ibv_devices", "the_device_is_listed", the_device_is_listed),
-        tools::needs("ibv_devinfo", "the_device_is_described", the_device_is_described),
-        tools::needs("sh", "exit_codes_are_those_of_env", exit_codes_are_those_of_env),
-        tools::needs("sh", "settings_of_a_running_daemon_stay", settings_of_a_running_daemon_stay),
-        tools::needs(
-            "ibv_rc_pingpong",
-            "a_peer_that_is_killed_is_an_error",
-            a_peer_that_is_killed_is_an_error,
-        ),
-        tools::needs(
-            "ibv_rc_pingpong",
-            "a_daemon_that_is_killed_is_an_error",
-            a_daemon_that_is_killed_is_an_error,
-        ),
-        tools::needs("ib_write_bw", "eight_pairs_run_at_once", eight_pairs_run_at_once),
-        tools::needs("ibv_devices", "packets_are_captured", packets_are_captured),
-        tools::needs("mckey", "a_group_hears_what_is_sent_to_it", a_group_hears_what_is_sent_to_it),
-        tools::needs("cmtime", "connections_are_timed", connections_are_timed),
-        tools::needs(
-            compiler(),
-            "a_program_forks_while_its_writes_go_on",
-            a_program_forks_while_its_writes_go_on,
-        ),
+        needs!("ibv_devices", the_device_is_listed),
+        needs!("ibv_devinfo", the_device_is_described),
+        needs!("sh", exit_codes_are_those_of_env),
+        needs!("sh", settings_of_a_running_daemon_stay),
+        needs!("ibv_rc_pingpong", a_peer_that_is_killed_is_an_error),
+        needs!("ibv_rc_pingpong", a_daemon_that_is_killed_is_an_error),
+        needs!("ib_write_bw", eight_pairs_run_at_once),
+        needs!("ibv_devices", packets_are_captured),
+        needs!("mckey", a_group_hears_what_is_sent_to_it),
+        needs!("cmtime", connections_are_timed),
+        needs!(compiler(), a_program_forks_while_its_writes_go_on),
     ];
     tests.extend(faults::tests());
     for words in PAIRS {

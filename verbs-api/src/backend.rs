@@ -116,6 +116,20 @@ pub(crate) trait Backend: Send + Sync {
     fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()>;
     /// Any other call to the connection manager.
     fn cm(&self, call: cm::Call) -> Result<cm::Reply>;
+    /// Has a queue pair follow its connection.
+    fn advance_queue_pair(&self, advance: &cm::Advance) -> Result<()> {
+        for state in &advance.states {
+            let asked = cm::Call::Attributes { id: advance.id, state: *state };
+            let cm::Reply::Attributes(attributes) = self.cm(asked)? else {
+                unreachable!("the card answers with attributes")
+            };
+            let moved = self.modify_queue_pair(advance.queue_pair, &advance.adjust(attributes));
+            if *state != State::Error {
+                moved?;
+            }
+        }
+        advance.last_call().map_or(Ok(()), |call| self.cm(call).map(|_| ()))
+    }
     /// The largest path MTU that the network carries.
     fn active_mtu(&self) -> Mtu;
     /// The state of the card's port.
@@ -133,6 +147,11 @@ pub(crate) trait Backend: Send + Sync {
 
     /// The time by which the card's owner waits.
     fn now(&self) -> Instant;
+    /// Drives for a moment, where callers drive, until `news` counted past `seen`: what they wait for may be about to
+    /// happen.
+    fn attend(&self, news: &Notifier, seen: u64) {
+        let _ = (news, seen);
+    }
     /// Blocks until `news` counted past `seen`. False if `until` came first.
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool;
     /// A random number, or one that a seed decides.

@@ -17,6 +17,10 @@ use softhca_wire::{Envelope, Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a caller that waits for an event of a connection drives before it sleeps.
+const ATTENTION: Duration = Duration::from_micros(50);
 
 /// Reads the card's events for the board, and passes everything on.
 struct Reader {
@@ -137,6 +141,16 @@ impl Seat for Stand {
 
     fn now(&self) -> Instant {
         real_now()
+    }
+
+    fn attend(&self, news: &Notifier, seen: u64) {
+        let until = std::time::Instant::now() + ATTENTION;
+        while news.count() == seen {
+            if std::time::Instant::now() >= until {
+                return self.station.hand_over();
+            }
+            self.station.drive();
+        }
     }
 
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {

@@ -82,6 +82,10 @@ pub(crate) trait Seat: Send + Sync + 'static {
     /// As in [`Backend`].
     fn now(&self) -> Instant;
     /// As in [`Backend`].
+    fn attend(&self, news: &Notifier, seen: u64) {
+        let _ = (news, seen);
+    }
+    /// As in [`Backend`].
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool;
     /// As in [`Backend`].
     fn random(&self) -> u64;
@@ -354,6 +358,10 @@ impl<S: Seat> Backend for Local<S> {
 
     fn now(&self) -> Instant {
         self.seat.now()
+    }
+
+    fn attend(&self, news: &Notifier, seen: u64) {
+        self.seat.attend(news, seen);
     }
 
     fn wait(&self, news: &Notifier, seen: u64, until: Option<Instant>) -> bool {

@@ -40,55 +40,24 @@ enum Waiting {
     Blocking,
 }
 
+const fn row(name: &'static str, words: &'static [&'static str], count: usize, kind: Kind) -> Benchmark {
+    Benchmark { name, words, count, kind }
+}
+
 const BENCHMARKS: [Benchmark; 8] = [
-    Benchmark {
-        name: "ib_write_bw-1MiB",
-        words: &["ib_write_bw", "-s", "1048576"],
-        count: 1000,
-        kind: Kind::Stream("1M"),
-    },
-    Benchmark {
-        name: "ib_write_bw-64KiB",
-        words: &["ib_write_bw", "-s", "65536"],
-        count: 10_000,
-        kind: Kind::Stream("64K"),
-    },
-    Benchmark {
-        name: "ib_read_bw-1MiB",
-        words: &["ib_read_bw", "-s", "1048576"],
-        count: 1000,
-        kind: Kind::Stream("1M"),
-    },
-    Benchmark {
-        name: "ib_read_bw-64KiB",
-        words: &["ib_read_bw", "-s", "65536"],
-        count: 10_000,
-        kind: Kind::Stream("64K"),
-    },
-    Benchmark {
-        name: "ib_send_lat-64B",
-        words: &["ib_send_lat", "-s", "64"],
-        count: 10_000,
-        kind: Kind::Latency(Waiting::Spinning),
-    },
-    Benchmark {
-        name: "ib_send_lat-64B-events",
-        words: &["ib_send_lat", "-s", "64", "-e"],
-        count: 10_000,
-        kind: Kind::Latency(Waiting::Blocking),
-    },
-    Benchmark {
-        name: "ib_write_lat-64B",
-        words: &["ib_write_lat", "-s", "64"],
-        count: 5000,
-        kind: Kind::Latency(Waiting::Spinning),
-    },
-    Benchmark {
-        name: "ib_send_bw-64B",
-        words: &["ib_send_bw", "-s", "64"],
-        count: 100_000,
-        kind: Kind::Rate,
-    },
+    row("ib_write_bw-1MiB", &["ib_write_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
+    row("ib_write_bw-64KiB", &["ib_write_bw", "-s", "65536"], 10_000, Kind::Stream("64K")),
+    row("ib_read_bw-1MiB", &["ib_read_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
+    row("ib_read_bw-64KiB", &["ib_read_bw", "-s", "65536"], 10_000, Kind::Stream("64K")),
+    row("ib_send_lat-64B", &["ib_send_lat", "-s", "64"], 10_000, Kind::Latency(Waiting::Spinning)),
+    row(
+        "ib_send_lat-64B-events",
+        &["ib_send_lat", "-s", "64", "-e"],
+        10_000,
+        Kind::Latency(Waiting::Blocking),
+    ),
+    row("ib_write_lat-64B", &["ib_write_lat", "-s", "64"], 5000, Kind::Latency(Waiting::Spinning)),
+    row("ib_send_bw-64B", &["ib_send_bw", "-s", "64"], 100_000, Kind::Rate),
 ];
 
 /// Measures the programs that are installed.

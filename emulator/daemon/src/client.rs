@@ -8,7 +8,8 @@ use crate::reach::{Process, Reach};
 use crate::refusal::Refusal;
 use crate::server::Shared;
 use softhca_engine::{
-    ClientId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource, SrqInit, State,
+    ClientId, CmChannelId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource,
+    SrqInit, State,
 };
 use softhca_queue::control::{Call, Place, Reply, Sizes, Translation};
 use softhca_queue::{
@@ -121,9 +122,59 @@ impl Client {
                 self.quota.remove(Resource::MemoryRegion);
                 Reply::Done
             }
+            Call::AdvanceQueuePair(advance) => self.advance_queue_pair(&advance)?,
             other => self.plain_call(other)?,
         };
         Ok((reply, Vec::new()))
+    }
+
+    /// Has a queue pair follow its connection: in one go, unless somebody follows queue pairs.
+    fn advance_queue_pair(&mut self, advance: &cm::Advance) -> Result<Reply, Refusal> {
+        let cm::Advance { id: identifier, queue_pair: number, .. } = *advance;
+        if self.shared.names.is_idle() {
+            return self.control(|hca, ctx, id| {
+                for state in &advance.states {
+                    let asked = cm::Call::Attributes { id: identifier, state: *state };
+                    let cm::Reply::Attributes(modify) = hca.cm(ctx, id, asked)? else { continue };
+                    let moved = hca.modify_queue_pair(ctx, id, number, &advance.adjust(modify));
+                    if *state != State::Error {
+                        moved?;
+                    }
+                }
+                let last = advance.last_call().map(|call| hca.cm(ctx, id, call)).transpose()?;
+                Ok(Reply::Cm(last.unwrap_or(cm::Reply::Done)))
+            });
+        }
+        for state in &advance.states {
+            let asked = cm::Call::Attributes { id: identifier, state: *state };
+            let Reply::Cm(cm::Reply::Attributes(modify)) = self.plain_call(Call::Cm(asked))? else {
+                continue;
+            };
+            let moved = self.plain_call(Call::ModifyQueuePair { number, modify: advance.adjust(modify) });
+            if *state != State::Error {
+                moved?;
+            }
+        }
+        match advance.last_call() {
+            Some(call) => self.plain_call(Call::Cm(call)),
+            None => Ok(Reply::Cm(cm::Reply::Done)),
+        }
+    }
+
+    /// Takes what waits in a channel of connection management: the identifiers of requests are the client's now.
+    pub fn take_cm_events(&mut self, channel: CmChannelId) -> Vec<cm::Event> {
+        let events: Vec<cm::Event> = self.control(|hca, ctx, id| {
+            let mut take = || match hca.cm(ctx, id, cm::Call::Take(channel)) {
+                Ok(cm::Reply::Event(event, _)) => event,
+                // It has been destroyed meanwhile.
+                _ => None,
+            };
+            std::iter::from_fn(&mut take).collect()
+        });
+        for _ in events.iter().filter(|event| event.kind == cm::EventKind::ConnectRequest) {
+            self.quota.add(Resource::CmIdentifier);
+        }
+        events
     }
 
     /// Calls that make or end something without memory of its own.

@@ -113,7 +113,8 @@ impl Witness for Herald {
             Event::Raised { client, event } => self.board.raised(*client, *event),
             Event::CmRaised { client, channel, .. } => {
                 if let Some(listener) = self.board.clients.lock().get(client) {
-                    listener.outbox.put(News::CmRaised(*channel));
+                    // The session takes them when it sends.
+                    listener.outbox.put(News::CmRaised { channel: *channel, events: Vec::new() });
                 }
             }
             Event::ClientFaulted { client, qp, why } => {

@@ -32,11 +32,12 @@ pub(crate) struct Quota {
     used: BTreeMap<&'static str, (usize, Resource)>,
     rings: BTreeMap<(&'static str, u32), (u64, Counted)>,
     ring_bytes: u64,
+    has_changed: bool,
 }
 
 impl Quota {
     pub fn new(share: Share) -> Quota {
-        Quota { share, used: BTreeMap::new(), rings: BTreeMap::new(), ring_bytes: 0 }
+        Quota { share, used: BTreeMap::new(), rings: BTreeMap::new(), ring_bytes: 0, has_changed: true }
     }
 
     fn limit(&self, resource: Resource) -> usize {
@@ -77,12 +78,14 @@ impl Quota {
     /// One was made.
     pub fn add(&mut self, resource: Resource) {
         self.used.entry(resource.name()).or_insert((0, resource)).0 += 1;
+        self.has_changed = true;
     }
 
     /// One was destroyed.
     pub fn remove(&mut self, resource: Resource) {
         if let Some((count, _)) = self.used.get_mut(resource.name()) {
             *count = count.saturating_sub(1);
+            self.has_changed = true;
         }
     }
 
@@ -110,8 +113,9 @@ impl Quota {
         }
     }
 
-    /// How many of each, by name.
-    pub fn counts(&self) -> Vec<(String, u32)> {
-        self.used.iter().map(|(name, (count, _))| ((*name).into(), *count as u32)).collect()
+    /// How many of each, by name, if that has changed since it was asked.
+    pub fn changed_counts(&mut self) -> Option<Vec<(String, u32)>> {
+        let counts = || self.used.iter().map(|(name, (count, _))| ((*name).into(), *count as u32)).collect();
+        std::mem::take(&mut self.has_changed).then(counts)
     }
 }

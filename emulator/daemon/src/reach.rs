@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::quota::Counted;
-use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
+use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId, Place};
 use softhca_queue::{Access, Block};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -31,6 +31,46 @@ impl Reaching {
     pub fn now(&self) -> Option<(u64, u32)> {
         let serial = self.serial.load(Ordering::Acquire);
         (serial % 2 == 1).then(|| (serial, self.process.load(Ordering::Relaxed)))
+    }
+}
+
+/// The most packets whose payload one call of the kernel copies.
+const MOST_PACKETS: usize = 64;
+
+const EMPTY: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+
+fn place(address: u64, length: usize) -> libc::iovec {
+    libc::iovec { iov_base: address as *mut _, iov_len: length }
+}
+
+fn piece(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() }
+}
+
+/// Makes one of places that follow each other: the kernel looks for the pages of each by itself.
+fn join(places: &mut [libc::iovec]) -> &[libc::iovec] {
+    let mut last = 0;
+    for index in 1..places.len() {
+        let next = places[index];
+        let end = places[last].iov_base as usize + places[last].iov_len;
+        if end == next.iov_base as usize {
+            places[last].iov_len += next.iov_len;
+        } else {
+            last += 1;
+            places[last] = next;
+        }
+    }
+    &places[..places.len().min(last + 1)]
+}
+
+/// How many of the last bytes are to be seen after all others: a word of eight or four if there is one. Fewer the
+/// kernel copies byte by byte, not always in order, so that the last byte goes alone.
+fn tail_of(bytes: &[u8]) -> usize {
+    match bytes.len() {
+        0 => 0,
+        4 => 4,
+        8.. => 8,
+        _ => 1,
     }
 }
 
@@ -76,34 +116,88 @@ impl Process {
         if self.is_forbidden(done) { self.read(address, into) } else { Err(MemoryFault) }
     }
 
-    /// The last bytes are an access of their own, after all others: a word of eight or four if there is one. Fewer
-    /// the kernel copies byte by byte, not always in order, so that the last byte goes alone.
+    /// The last bytes are an access of their own, after all others.
     fn write(&self, address: u64, from: &[u8]) -> Result<(), MemoryFault> {
         self.is_alive()?;
-        let tail = match from.len() {
-            0 => return Ok(()),
-            4 => 4,
-            8.. => 8,
-            _ => 1,
-        };
-        let (head, tail) = from.split_at(from.len() - tail);
+        if from.is_empty() {
+            return Ok(());
+        }
+        let (head, tail) = from.split_at(from.len() - tail_of(from));
         if let Some(memory) = self.passed() {
             let written = memory
                 .write_all_at(head, address)
                 .and_then(|()| memory.write_all_at(tail, address + head.len() as u64));
             return written.map_err(|_| MemoryFault);
         }
-        let piece = |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr() as *mut _, iov_len: bytes.len() };
-        let place = |address: u64, length| libc::iovec { iov_base: address as *mut _, iov_len: length };
-        let local = [piece(head), piece(tail)];
-        let remote = [place(address, head.len()), place(address + head.len() as u64, tail.len())];
-        // SAFETY: `local` is only read, and is `from`; the other side is checked by the kernel.
-        let done =
-            unsafe { libc::process_vm_writev(self.number as i32, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+        let places = &mut [place(address, head.len()), place(address + head.len() as u64, tail.len())];
+        let done = self.write_in_order(&[piece(head), piece(tail)], places);
         if done == from.len() as isize {
             return Ok(());
         }
         if self.is_forbidden(done) { self.write(address, from) } else { Err(MemoryFault) }
+    }
+
+    /// Stores pieces at their places, each after those before it. Returns what the kernel says. The vectors are of use
+    /// to nobody afterwards.
+    fn write_in_order(&self, pieces: &[libc::iovec], places: &mut [libc::iovec]) -> isize {
+        let (local, count) = (pieces.as_ptr(), pieces.len() as libc::c_ulong);
+        // Each piece is a copy of its own, and a strongly ordered processor shows copies in their order. Others
+        // need what the kernel does between two places.
+        let places = if cfg!(target_arch = "x86_64") { join(places) } else { places };
+        let (remote, spans) = (places.as_ptr(), places.len() as libc::c_ulong);
+        // SAFETY: the pieces are only read and their bytes outlive the call, as every caller sees to; the other side
+        // is checked by the kernel.
+        unsafe { libc::process_vm_writev(self.number as i32, local, count, remote, spans, 0) }
+    }
+
+    /// As [`Process::read`] for each place, each `stride` bytes behind the one before in `into`. False if there is no
+    /// way, or not for all of it.
+    fn read_run(&self, places: &[(u64, usize)], into: &mut [u8], stride: usize) -> bool {
+        if self.is_alive().is_err() || self.passed().is_some() || places.len() > MOST_PACKETS {
+            return false;
+        }
+        let (mut local, mut remote) = ([EMPTY; MOST_PACKETS], [EMPTY; MOST_PACKETS]);
+        let (mut count, mut length) = (0, 0);
+        for (bytes, (address, size)) in into.chunks_mut(stride).zip(places) {
+            let Some(bytes) = bytes.get_mut(..*size) else { return false };
+            local[count] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            remote[count] = place(*address, *size);
+            (count, length) = (count + 1, length + size);
+        }
+        if count != places.len() {
+            return false;
+        }
+        let remote = join(&mut remote[..count]);
+        let (local, spans) = (local.as_ptr(), remote.len() as libc::c_ulong);
+        let (count, remote) = (count as libc::c_ulong, remote.as_ptr());
+        // SAFETY: `local` are pieces of `into`, which is ours alone; the other side is checked by the kernel.
+        let done = unsafe { libc::process_vm_readv(self.number as i32, local, count, remote, spans, 0) };
+        done == length as isize
+    }
+
+    /// As [`Process::write`] for each piece. Returns how many are in place, from the first.
+    fn write_run(&self, addresses: &[u64], pieces: &[&[u8]]) -> usize {
+        if self.is_alive().is_err() || self.passed().is_some() {
+            return 0;
+        }
+        let (mut local, mut remote) = ([EMPTY; 2 * MOST_PACKETS], [EMPTY; 2 * MOST_PACKETS]);
+        let pieces = &pieces[..pieces.len().min(MOST_PACKETS)];
+        let pairs = local.chunks_mut(2).zip(remote.chunks_mut(2));
+        for ((local, remote), (address, bytes)) in pairs.zip(addresses.iter().zip(pieces)) {
+            let (head, tail) = bytes.split_at(bytes.len() - tail_of(bytes));
+            (local[0], local[1]) = (piece(head), piece(tail));
+            let end = address + head.len() as u64;
+            (remote[0], remote[1]) = (place(*address, head.len()), place(end, tail.len()));
+        }
+        let parts = 2 * pieces.len();
+        let done = self.write_in_order(&local[..parts], &mut remote[..parts]);
+        let mut left = usize::try_from(done).unwrap_or(0);
+        let is_whole = |piece: &&&[u8]| {
+            let fits = piece.len() <= left;
+            left -= piece.len().min(left);
+            fits
+        };
+        pieces.iter().take_while(is_whole).count()
     }
 
     /// The client's own descriptor, once it is known to be the only way in.
@@ -161,6 +255,10 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
+    fn is_far(&self) -> bool {
+        matches!(self, Reach::Process { .. })
+    }
+
     fn locate(address: u64, size: u64, offset: u64, length: usize) -> Result<u64, MemoryFault> {
         let end = offset.checked_add(length as u64).ok_or(MemoryFault)?;
         if end <= size { Ok(address + offset) } else { Err(MemoryFault) }
@@ -173,6 +271,8 @@ pub(crate) struct Memories {
     reaching: Arc<Reaching>,
     all: Vec<Option<Arc<Reach>>>,
     free: Vec<u32>,
+    /// How many of them are in processes.
+    far: usize,
 }
 
 impl Memories {
@@ -181,6 +281,7 @@ impl Memories {
     }
 
     pub fn add(&mut self, reach: Arc<Reach>) -> MemoryId {
+        self.far += usize::from(reach.is_far());
         match self.free.pop() {
             Some(index) => {
                 self.all[index as usize] = Some(reach);
@@ -196,7 +297,8 @@ impl Memories {
     /// Takes one out. Let it go outside of the lock: unmapping takes time.
     pub fn remove(&mut self, memory: MemoryId) -> Option<Arc<Reach>> {
         let removed = self.all.get_mut(memory.0 as usize)?.take();
-        if removed.is_some() {
+        if let Some(reach) = &removed {
+            self.far -= usize::from(reach.is_far());
             self.free.push(memory.0);
         }
         removed
@@ -204,6 +306,27 @@ impl Memories {
 
     pub fn get(&self, memory: MemoryId) -> Result<&Arc<Reach>, MemoryFault> {
         self.all.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
+    }
+
+    /// The process that places are in, and how many of them, from the first, are in one. Each address is told.
+    fn in_process(&self, places: &[Place], mut tell: impl FnMut(usize, u64)) -> Option<(&Process, usize)> {
+        let mut found: Option<&Process> = None;
+        let mut count = 0;
+        for place in places.iter().take(MOST_PACKETS) {
+            let Ok(Reach::Process { process, address, length }) =
+                self.get(place.memory).map(|reach| &**reach)
+            else {
+                break;
+            };
+            let Ok(at) = Reach::locate(*address, *length, place.offset, place.length) else { break };
+            if found.is_some_and(|found| !std::ptr::eq(found, &**process)) {
+                break;
+            }
+            found = Some(process);
+            tell(count, at);
+            count += 1;
+        }
+        Some((found?, count))
     }
 }
 
@@ -228,6 +351,30 @@ impl Memory for Memories {
         }
     }
 
+    fn is_far(&self) -> bool {
+        self.far > 0
+    }
+
+    fn read_run(&self, places: &[Place], into: &mut [u8], stride: usize) -> bool {
+        let mut addresses = [(0, 0); MOST_PACKETS];
+        let Some((process, count)) = self.in_process(places, |index, address| {
+            addresses[index] = (address, places[index].length);
+        }) else {
+            return false;
+        };
+        count == places.len()
+            && self.reaching.inside(process.number, || process.read_run(&addresses[..count], into, stride))
+    }
+
+    fn write_run(&mut self, places: &[Place], from: &[&[u8]]) -> usize {
+        let mut addresses = [0; MOST_PACKETS];
+        let Some((process, count)) = self.in_process(places, |index, address| addresses[index] = address)
+        else {
+            return 0;
+        };
+        self.reaching.inside(process.number, || process.write_run(&addresses[..count], &from[..count]))
+    }
+
     /// In another process, atomic among the operations of this card only, as `IBV_ATOMIC_HCA` says.
     fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
         match &**self.get(memory)? {
@@ -249,6 +396,7 @@ impl Memory for Memories {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::AtomicU8;
 
     /// This process, as one that the kernel does not let us into.
     fn closed() -> Process {
@@ -272,6 +420,63 @@ mod tests {
         assert_eq!(process.read(8, &mut back), Err(MemoryFault), "nothing is mapped there");
         process.bury();
         assert_eq!(process.read(address, &mut back), Err(MemoryFault));
+    }
+
+    /// Two pages of this process, and one behind them that nobody may touch.
+    fn pages() -> (u64, &'static [AtomicU8]) {
+        let (flags, length) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 3 * 4096);
+        // SAFETY: a new mapping, which is never taken away.
+        let base = unsafe {
+            let rights = libc::PROT_READ | libc::PROT_WRITE;
+            let base = libc::mmap(std::ptr::null_mut(), length, rights, flags, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(base.add(2 * 4096), 4096, libc::PROT_NONE), 0);
+            base
+        };
+        // SAFETY: two readable and writable pages that live for ever, and bytes that anybody may change.
+        (base as u64, unsafe { std::slice::from_raw_parts(base.cast(), 2 * 4096) })
+    }
+
+    #[test]
+    fn what_several_packets_carry_is_moved_at_once() {
+        let (address, bytes) = pages();
+        let process = Process::new(std::process::id(), None);
+        let sent: Vec<u8> = (0..3000u32).map(|at| at as u8).collect();
+        let pieces: Vec<&[u8]> = sent.chunks(1001).collect();
+        let addresses = [0, 1001, 2002].map(|offset| address + 7 + offset);
+        assert_eq!(process.write_run(&addresses, &pieces), 3);
+        assert!(bytes[7..3007].iter().zip(&sent).all(|(byte, sent)| byte.load(Ordering::Relaxed) == *sent));
+        let mut into = [0xee; 3 * 1020];
+        let places = [(addresses[0], 1001), (addresses[1], 1001), (addresses[2], 998)];
+        assert!(process.read_run(&places, &mut into, 1020));
+        for (piece, sent) in into.chunks(1020).zip(&pieces) {
+            assert_eq!(piece[..sent.len()], **sent);
+            assert!(
+                piece[sent.len()..].iter().all(|byte| *byte == 0xee),
+                "between the pieces nothing changes"
+            );
+        }
+    }
+
+    #[test]
+    fn of_several_pieces_those_before_a_fault_are_in_place() {
+        let (address, bytes) = pages();
+        let process = Process::new(std::process::id(), None);
+        let sent = [7; 4096];
+        let write = |offsets: &[u64], sizes: &[usize]| {
+            let addresses: Vec<u64> = offsets.iter().map(|offset| address + offset).collect();
+            let pieces: Vec<&[u8]> = sizes.iter().map(|size| &sent[..*size]).collect();
+            process.write_run(&addresses, &pieces)
+        };
+        assert_eq!(write(&[2048, 4096, 6144], &[2048; 3]), 3);
+        assert_eq!(write(&[4096, 7096], &[3000; 2]), 1);
+        assert_eq!(write(&[16, 5000, 8192, 32], &[16; 4]), 2);
+        assert_eq!(bytes[4096 + 2999].load(Ordering::Relaxed), 7);
+        assert_eq!([31, 32, 5015].map(|at| bytes[at].load(Ordering::Relaxed)), [7, 0, 7]);
+        let places = [(address + 4096, 3000), (address + 7096, 3000)];
+        assert!(!process.read_run(&places, &mut [0; 6000], 3000));
+        process.bury();
+        assert_eq!(write(&[0, 8], &[8; 2]), 0);
     }
 
     #[test]

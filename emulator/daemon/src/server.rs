@@ -124,6 +124,9 @@ pub struct Daemon {
     _lock: File,
     threads: Vec<JoinHandle<()>>,
     serial: u64,
+    /// Kept locked until everything else is gone, if the daemon leaves by itself: whoever waits at the door starts a new
+    /// one then, which finds nothing of this one in its way.
+    door: Option<File>,
 }
 
 /// Puts a network between hosts.
@@ -197,7 +200,7 @@ impl Daemon {
             started: Instant::now(),
             sessions: Mutex::default(),
         });
-        Ok(Daemon { shared, listener, socket, _lock: lock, threads: Vec::new(), serial: 0 })
+        Ok(Daemon { shared, listener, socket, _lock: lock, threads: Vec::new(), serial: 0, door: None })
     }
 
     /// Writes what the cards do, from now to the daemon's end: a capture, an event log, or both.
@@ -246,19 +249,24 @@ impl Daemon {
             }
             let is_idle = self.shared.config.leave_after.is_some_and(|limit| idle_since.elapsed() >= limit);
             // Somebody who is about to connect holds the door.
-            if is_idle && let Some(door) = self.close_door() {
+            if is_idle && self.close_door() {
                 self.stop();
-                drop(door);
                 return Ok(());
             }
         }
     }
 
-    /// Locks the door, if nobody is in it.
-    fn close_door(&self) -> Option<File> {
+    /// Locks the door, if nobody is in it. Where the folder is gone, nobody finds the way any more.
+    fn close_door(&mut self) -> bool {
         let path = Folder::of_user().door(&self.shared.config.name);
-        let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok().map(|()| file)
+        match File::options().create(true).truncate(false).write(true).open(path) {
+            Ok(file) => {
+                let is_shut = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
+                self.door = is_shut.then_some(file);
+                is_shut
+            }
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     fn accept(&mut self) {
@@ -386,4 +394,30 @@ fn raise_descriptor_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     let _ = setrlimit(Resource::Nofile, limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_waits_at_the_door_finds_nothing_of_a_daemon_that_left() {
+        let name = format!("door-{}", std::process::id());
+        let config = Config { name: name.clone(), leave_after: Some(Duration::ZERO), ..Config::default() };
+        let folder = Folder::of_user();
+        let is_free = |path: PathBuf| {
+            let file = File::options().write(true).open(path).expect("the daemon made it");
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+        };
+        let mut daemon = Daemon::start(config).expect("it starts");
+        daemon.run(None).expect("it leaves, as nobody is there");
+        assert!(!folder.socket(&name).exists());
+        // It still has its lock: nobody may start another yet.
+        assert!(!is_free(folder.lock(&name)) && !is_free(folder.door(&name)));
+        drop(daemon);
+        assert!(is_free(folder.door(&name)) && is_free(folder.lock(&name)));
+        for path in [folder.door(&name), folder.lock(&name)] {
+            std::fs::remove_file(path).expect("it is ours");
+        }
+    }
 }

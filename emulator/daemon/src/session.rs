@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use softhca_queue::PortState;
 use softhca_queue::control::{
-    Call, ClientStatus, Frame, FrameReader, Hello, Message, PROTOCOL, Reply, Welcome, decode, encode,
+    Call, ClientStatus, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
     send_frame,
 };
 use std::collections::{BTreeSet, VecDeque};
@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 /// Answers that may wait for a client that does not read, before its calls wait too.
 const MOST_WAITING: usize = 64;
+/// Events of connection management in one frame.
+const MOST_EVENTS: usize = 64;
 
 /// What others may know of a session.
 pub(crate) struct Card {
@@ -36,14 +38,59 @@ struct Outgoing {
     done: usize,
 }
 
+/// A socket, and what waits to be sent over it.
+struct Way {
+    stream: UnixStream,
+    outgoing: VecDeque<Outgoing>,
+}
+
+impl Way {
+    fn new(stream: UnixStream) -> io::Result<Way> {
+        stream.set_nonblocking(true)?;
+        Ok(Way { stream, outgoing: VecDeque::new() })
+    }
+
+    fn has_room(&self) -> bool {
+        self.outgoing.len() < MOST_WAITING
+    }
+
+    fn send<T: serde::Serialize>(&mut self, message: &T, descriptors: Vec<OwnedFd>) {
+        let frame = Frame::lay_out(&encode(message), descriptors.len());
+        self.outgoing.push_back(Outgoing { frame, descriptors, done: 0 });
+    }
+
+    /// Writes what the socket takes.
+    fn write(&mut self) -> io::Result<()> {
+        while let Some(out) = self.outgoing.front_mut() {
+            let descriptors: Vec<_> = out.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
+            match send_frame(self.stream.as_fd(), &out.frame, out.done, &descriptors) {
+                Ok(count) => out.done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // It closed its end: reading finds that out.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    self.outgoing.clear();
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+            if out.done == out.frame.len() {
+                self.outgoing.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
 /// One connection.
 pub(crate) struct Session {
     shared: Arc<Shared>,
-    stream: UnixStream,
+    calls: Way,
+    /// Where news go once a device is open.
+    news: Option<Way>,
     peer: Peer,
     outbox: Arc<Outbox>,
     reader: FrameReader,
-    outgoing: VecDeque<Outgoing>,
     greeted: bool,
     client: Option<Client>,
     card: Arc<Mutex<Card>>,
@@ -63,14 +110,13 @@ impl Session {
         card: Arc<Mutex<Card>>,
         serial: u64,
     ) -> io::Result<Session> {
-        stream.set_nonblocking(true)?;
         Ok(Session {
             shared,
-            stream,
+            calls: Way::new(stream)?,
+            news: None,
             peer,
             outbox: Arc::new(Outbox::new()?),
             reader: FrameReader::default(),
-            outgoing: VecDeque::new(),
             greeted: false,
             client: None,
             card,
@@ -112,30 +158,37 @@ impl Session {
 
     fn serve(&mut self) -> io::Result<()> {
         loop {
-            self.write()?;
-            if self.ending && self.outgoing.is_empty() {
+            self.calls.write()?;
+            if let Some(news) = &mut self.news {
+                news.write()?;
+            }
+            if self.ending && self.calls.outgoing.is_empty() {
                 return Ok(());
             }
             // What a client that does not read is owed waits in places that are limited.
             let (mut interest, mut news) = (PollFlags::empty(), PollFlags::empty());
-            if self.outgoing.len() < MOST_WAITING && !self.ending {
+            if self.calls.has_room() && !self.ending {
                 interest |= PollFlags::IN;
+            }
+            if self.news.as_ref().unwrap_or(&self.calls).has_room() && !self.ending {
                 news |= PollFlags::IN;
             }
-            if !self.outgoing.is_empty() {
+            if !self.calls.outgoing.is_empty() {
                 interest |= PollFlags::OUT;
             }
-            let mut polled = [
-                PollFd::new(&self.stream, interest),
+            let mut polled = vec![
+                PollFd::new(&self.calls.stream, interest),
                 PollFd::from_borrowed_fd(self.outbox.as_fd(), news),
                 PollFd::from_borrowed_fd(self.peer.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.shared.stopping.as_fd(), PollFlags::IN),
             ];
+            let blocked = self.news.as_ref().filter(|news| !news.outgoing.is_empty());
+            polled.extend(blocked.map(|news| PollFd::new(&news.stream, PollFlags::OUT)));
             match poll(&mut polled, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 result => result?,
             };
-            let [stream, news, process, stop] = polled.each_ref().map(|slot| slot.revents());
+            let [stream, news, process, stop] = [0, 1, 2, 3].map(|index: usize| polled[index].revents());
             if !process.is_empty() || !stop.is_empty() {
                 return Ok(());
             }
@@ -152,42 +205,26 @@ impl Session {
         let Some(news) = self.outbox.take() else {
             return Err(io::Error::other("it does not read its news"));
         };
+        let Session { client, calls, news: way, .. } = self;
+        let way = way.as_mut().unwrap_or(calls);
         for news in news {
-            self.send(&Message::News(news), Vec::new());
-        }
-        Ok(())
-    }
-
-    fn send<T: serde::Serialize>(&mut self, message: &T, descriptors: Vec<OwnedFd>) {
-        let frame = Frame::lay_out(&encode(message), descriptors.len());
-        self.outgoing.push_back(Outgoing { frame, descriptors, done: 0 });
-    }
-
-    /// Writes what the socket takes.
-    fn write(&mut self) -> io::Result<()> {
-        while let Some(out) = self.outgoing.front_mut() {
-            let descriptors: Vec<_> = out.descriptors.iter().map(|descriptor| descriptor.as_fd()).collect();
-            match send_frame(self.stream.as_fd(), &out.frame, out.done, &descriptors) {
-                Ok(count) => out.done += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                // It closed its end: reading finds that out.
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    self.outgoing.clear();
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            }
-            if out.done == out.frame.len() {
-                self.outgoing.pop_front();
+            let News::CmRaised { channel, .. } = news else {
+                way.send(&Message::News(news), Vec::new());
+                continue;
+            };
+            let events = client.as_mut().map(|client| client.take_cm_events(channel)).unwrap_or_default();
+            for events in events.chunks(MOST_EVENTS) {
+                let news = News::CmRaised { channel, events: events.to_vec() };
+                way.send(&Message::News(news), Vec::new());
             }
         }
+        self.note();
         Ok(())
     }
 
     /// Reads once and answers what is complete. False at the end of the stream.
     fn read(&mut self) -> io::Result<bool> {
-        match self.reader.fill(self.stream.as_fd()) {
+        match self.reader.fill(self.calls.stream.as_fd()) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => match error.kind() {
@@ -206,7 +243,7 @@ impl Session {
                 Ok(answer) => answer,
                 Err(refusal) => (refusal.reply(), Vec::new()),
             };
-            self.send(&Message::Reply(reply), passed);
+            self.calls.send(&Message::Reply(reply), passed);
             self.note();
         }
         Ok(true)
@@ -236,14 +273,14 @@ impl Session {
         match refusal {
             Some(refusal) => {
                 self.ending = true;
-                self.send(&Err::<Welcome, _>(refusal.message), Vec::new());
+                self.calls.send(&Err::<Welcome, _>(refusal.message), Vec::new());
             }
             None => {
                 self.greeted = true;
                 let hosts = self.shared.hosts.iter().map(|host| host.card.clone()).collect();
                 let process = std::process::id();
                 let welcome = Welcome { protocol: PROTOCOL, version: ours.into(), process, hosts };
-                self.send(&Ok::<_, String>(welcome), Vec::new());
+                self.calls.send(&Ok::<_, String>(welcome), Vec::new());
             }
         }
         Ok(())
@@ -257,9 +294,11 @@ impl Session {
                 }
                 let host = self.shared.host(host.as_deref())?.clone();
                 let memory = descriptors.pop();
-                let (client, reply, passed) =
+                let (client, reply, mut passed) =
                     Client::open(&self.shared, &host, &self.peer, &self.outbox, memory)?;
-                self.client = Some(client);
+                let (ours, theirs) = UnixStream::pair()?;
+                passed.insert(passed.len() - 1, theirs.into());
+                (self.client, self.news) = (Some(client), Some(Way::new(ours)?));
                 return Ok((reply, passed));
             }
             Call::Status => Reply::Status(self.shared.status()),
@@ -324,11 +363,12 @@ impl Session {
     }
 
     /// Keeps what others may know up to date.
-    fn note(&self) {
-        let mut card = self.card.lock();
-        if let Some(client) = &self.client {
-            card.host = Some(client.host.card.name.clone());
-            card.status.resources = client.quota.counts();
+    fn note(&mut self) {
+        let Some(client) = &mut self.client else { return };
+        if let Some(counts) = client.quota.changed_counts() {
+            let mut card = self.card.lock();
+            card.host.get_or_insert_with(|| client.host.card.name.clone());
+            card.status.resources = counts;
         }
     }
 }

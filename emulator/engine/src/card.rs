@@ -46,6 +46,8 @@ pub(crate) struct Card {
     pub paused: u8,
     pub settings: Settings,
     pub port: PortState,
+    /// The payload of the packet at hand is in its place already.
+    pub is_placed: bool,
     pub protection: Protection,
     pub counters: Counters,
     /// Ports that do not answer now: no timer towards them runs out.
@@ -70,6 +72,7 @@ impl Card {
         Card {
             settings,
             port: PortState::Active,
+            is_placed: false,
             gids,
             protection: Protection::new(limits),
             completion_queues: Table::new(limits.completion_queues, 1),
@@ -213,9 +216,11 @@ impl Card {
         let Context { now, memory, events } = ctx;
         self.pieces(domain, entries, offset, from.len(), Access::LOCAL_WRITE, |located, range, address| {
             let length = range.len() as u32;
-            memory
-                .write(located.memory, located.offset, &from[range])
-                .map_err(|fault| located.unreachable(fault))?;
+            if !self.is_placed {
+                memory
+                    .write(located.memory, located.offset, &from[range])
+                    .map_err(|fault| located.unreachable(fault))?;
+            }
             events.event(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
             Ok(())
         })

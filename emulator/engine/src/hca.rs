@@ -1,5 +1,6 @@
 //! The card: packets in and out, timers, doorbells.
 
+use crate::ahead::ReadAhead;
 use crate::card::Card;
 use crate::cm::Manager;
 use crate::congestion::priority;
@@ -487,6 +488,11 @@ impl QueuePair {
         let elides = card.settings.payload == PayloadMode::Elided;
         let mut most = most;
         let mut replied = false;
+        let is_far = ctx.memory.is_far();
+        let mut ahead = ReadAhead::default();
+        if is_far {
+            self.take_ahead(card, ctx, most);
+        }
         while let Some(plan) = self.plan(card, ctx) {
             let largest = Header::MAX_LEN + plan.payload as usize + 3 + ICRC_LEN;
             if run.count == 0 {
@@ -523,7 +529,13 @@ impl QueuePair {
                 self.wake(card);
                 break;
             }
-            if !self.fill(card, ctx, &plan, &mut buffer[at..at + payload]) {
+            let mut is_there = is_far && ahead.holds(&plan, at, payload);
+            if is_far && !is_there {
+                let read = self.read_ahead(card, ctx, &plan, (at, size), &mut buffer[at..], most - run.count);
+                ahead = read.unwrap_or_default();
+                is_there = ahead.holds(&plan, at, payload);
+            }
+            if !is_there && !self.fill(card, ctx, &plan, &mut buffer[at..at + payload]) {
                 continue;
             }
             buffer[at + payload..end].fill(0);

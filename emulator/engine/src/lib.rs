@@ -14,6 +14,7 @@
 extern crate alloc;
 
 mod address;
+mod ahead;
 mod card;
 mod cm;
 mod completer;
@@ -47,7 +48,7 @@ pub use control::QpRings;
 pub use error::{Error, Resource};
 pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
 pub use hca::{Context, Gate, Hca, Run};
-pub use memory::{Atomic, Memory, MemoryFault, MemoryId};
+pub use memory::{Atomic, Memory, MemoryFault, MemoryId, Place};
 pub use protection::{Denied, Region};
 pub use settings::{Acks, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
 pub use time::Instant;

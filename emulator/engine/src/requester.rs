@@ -98,6 +98,16 @@ impl QueuePair {
         card.settings.credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
+    /// Takes requests of one packet before their turn, so that about `packets` of them are at hand.
+    pub(crate) fn take_ahead(&mut self, card: &mut Card, ctx: &mut Context<'_>, packets: usize) {
+        let is_short = |qp: &QueuePair| qp.outbound.works.back().is_none_or(|work| work.packets == 1);
+        while self.state == State::ReadyToSend
+            && self.outbound.works.len() - self.outbound.cursor < packets
+            && is_short(self)
+            && self.take(card, ctx)
+        {}
+    }
+
     /// Copies the next request out of the ring and gives it its PSNs.
     fn take(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.outbound.ring else { return false };

@@ -194,7 +194,7 @@ impl QueuePair {
     }
 
     /// The protection domain that incoming data is checked against.
-    fn receive_domain(&self, card: &Card) -> Option<PdId> {
+    pub(crate) fn receive_domain(&self, card: &Card) -> Option<PdId> {
         match (self.kind, self.shared_receive_queue) {
             (_, Some(number)) => card.shared_receive_queues.get(number.0).map(|queue| queue.domain),
             _ => self.domain,
@@ -301,7 +301,7 @@ impl QueuePair {
     }
 
     /// Finds the bytes that a one-sided request names, if the queue pair and the key allow it.
-    fn locate(
+    pub(crate) fn locate(
         &self,
         card: &Card,
         header: &Header,
@@ -349,9 +349,11 @@ impl QueuePair {
         }
         if let Some(target) = target {
             let offset = target.offset + open.placed;
-            ctx.memory
-                .write(target.memory, offset, transport.payload)
-                .map_err(|fault| Refusal::Access(target.unreachable(fault)))?;
+            if !card.is_placed {
+                ctx.memory
+                    .write(target.memory, offset, transport.payload)
+                    .map_err(|fault| Refusal::Access(target.unreachable(fault)))?;
+            }
             ctx.tell(Event::MemoryWritten {
                 qp: self.number,
                 key: target.key,

@@ -3,7 +3,7 @@
 //! They are those of librdmacm, without its pointers. A [`Call`] is what the application asks of the card's
 //! connection manager, an [`Event`] what it hears; where the card is does not matter to either.
 
-use crate::{AddressVector, CmChannelId, CmId, Modify, QpKind, State};
+use crate::{AddressVector, CmChannelId, CmId, Limits, Modify, QpKind, State};
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -152,6 +152,60 @@ pub enum Call {
         id: CmId,
         group: IpAddr,
     },
+}
+
+/// How a queue pair follows its connection: the states that it goes through, each with what the connection manager
+/// knows, and what the connection manager is asked for then. It stops at what is refused.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advance {
+    /// The identifier.
+    pub id: CmId,
+    /// Its queue pair.
+    pub queue_pair: Qpn,
+    /// The states. One that is in RESET or in the error state already need not go to the error state.
+    pub states: Vec<State>,
+    /// Of a side that accepts: the reads and atomics that it serves at a time, and the most that it wants outstanding.
+    pub reads: Option<(u8, u8)>,
+    /// What is done then.
+    pub then: Then,
+}
+
+/// The call that a queue pair is made ready for.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is the call of its name")]
+pub enum Then {
+    Nothing,
+    Accept(Parameters),
+    Establish,
+    Disconnect,
+}
+
+impl Advance {
+    /// Takes a queue pair through these states.
+    pub fn new(id: CmId, queue_pair: Qpn, states: &[State], then: Then) -> Advance {
+        Advance { id, queue_pair, states: states.into(), reads: None, then }
+    }
+
+    /// The attributes that the connection manager tells, within what this side serves and wants.
+    pub fn adjust(&self, mut attributes: Modify) -> Modify {
+        if let Some((served, wanted)) = self.reads {
+            attributes.max_reads_in = attributes.max_reads_in.map(|_| served.min(Limits::CARD.reads));
+            attributes.max_reads_out = attributes.max_reads_out.map(|offered| offered.min(wanted));
+        }
+        attributes
+    }
+
+    /// What is asked for when the queue pair is there.
+    pub fn last_call(&self) -> Option<Call> {
+        match &self.then {
+            Then::Nothing => None,
+            Then::Accept(parameters) => Some(Call::Accept { id: self.id, parameters: parameters.clone() }),
+            Then::Establish => Some(Call::Establish(self.id)),
+            Then::Disconnect => Some(Call::Disconnect(self.id)),
+        }
+    }
 }
 
 /// What the connection manager answers.

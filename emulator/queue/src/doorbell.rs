@@ -44,13 +44,14 @@ impl DoorbellProducer {
     }
 
     /// Rings for `queue_pair`, unless `rung`, a flag of that queue pair's, says that the card has not heard
-    /// the last time yet.
+    /// the last time yet. Whoever looks afterwards whether the card sleeps, as the card says before it looks here a last
+    /// time, sees it sleep or is heard: all four accesses are in one order.
     #[inline]
     pub fn ring(&self, queue_pair: Qpn, rung: &AtomicU64) {
         if rung.swap(1, Ordering::SeqCst) == 0 {
             let index = self.words[HEAD].fetch_add(1, Ordering::Relaxed);
             let slot = &self.words[SLOTS + (index % self.slots) as usize];
-            slot.store(u64::from(queue_pair.value()) + 1, Ordering::Release);
+            slot.store(u64::from(queue_pair.value()) + 1, Ordering::SeqCst);
         }
     }
 }
@@ -65,7 +66,7 @@ impl DoorbellConsumer {
     /// Whether somebody rang.
     #[inline]
     pub fn is_rung(&self) -> bool {
-        self.slot().load(Ordering::Acquire) != 0
+        self.slot().load(Ordering::SeqCst) != 0
     }
 
     #[inline]

@@ -128,17 +128,34 @@ impl ReceiveConsumer {
         if self.waiting()? == 0 {
             return Ok(None);
         }
-        let slot = self.ring.slot(self.taken);
-        let id = load(&slot[0]);
+        let id = self.read(self.taken, scatter);
+        self.taken += 1;
+        self.ring.consumed().store(self.taken, Ordering::Release);
+        Ok(Some(id))
+    }
+
+    /// Looks at the scatter entries of the request that has `before` others before it. False if there is none. The
+    /// application may still change them.
+    #[inline]
+    pub fn peek(&self, before: u32, scatter: &mut alloc::vec::Vec<Sge>) -> bool {
+        let is_there = self.waiting().is_ok_and(|waiting| before < waiting);
+        if is_there {
+            self.read(self.taken + u64::from(before), scatter);
+        }
+        is_there
+    }
+
+    /// Copies the scatter entries of a slot and returns its id.
+    #[inline]
+    fn read(&self, index: u64, scatter: &mut alloc::vec::Vec<Sge>) -> u64 {
+        let slot = self.ring.slot(index);
         let count = (load(&slot[1]) as usize).min(self.entries);
         scatter.clear();
         scatter.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
             let second = load(&words[1]);
             Sge { address: load(&words[0]), length: low(second), key: LocalKey(high(second)) }
         }));
-        self.taken += 1;
-        self.ring.consumed().store(self.taken, Ordering::Release);
-        Ok(Some(id))
+        load(&slot[0])
     }
 
     /// Asks that every post ring the doorbell, or no longer. Look at the ring once more afterwards.

@@ -109,3 +109,54 @@ pub enum AsyncEvent {
     GidChange,
     DeviceFatal,
 }
+
+impl AsyncEvent {
+    /// The names of all of them.
+    pub const NAMES: [&str; 13] = [
+        "CQ_ERR",
+        "QP_FATAL",
+        "QP_REQ_ERR",
+        "QP_ACCESS_ERR",
+        "COMM_EST",
+        "SQ_DRAINED",
+        "QP_LAST_WQE_REACHED",
+        "SRQ_ERR",
+        "SRQ_LIMIT_REACHED",
+        "PORT_ACTIVE",
+        "PORT_ERR",
+        "GID_CHANGE",
+        "DEVICE_FATAL",
+    ];
+
+    /// Its name in `enum ibv_event_type`, without the prefix.
+    pub const fn name(&self) -> &'static str {
+        Self::NAMES[match self {
+            AsyncEvent::CompletionQueueError(_) => 0,
+            AsyncEvent::QueuePairFatal(_) => 1,
+            AsyncEvent::QueuePairRequestError(_) => 2,
+            AsyncEvent::QueuePairAccessError(_) => 3,
+            AsyncEvent::CommunicationEstablished(_) => 4,
+            AsyncEvent::SendQueueDrained(_) => 5,
+            AsyncEvent::LastWorkRequestReached(_) => 6,
+            AsyncEvent::SharedReceiveQueueError(_) => 7,
+            AsyncEvent::SharedReceiveQueueLimit(_) => 8,
+            AsyncEvent::PortActive => 9,
+            AsyncEvent::PortDown => 10,
+            AsyncEvent::GidChange => 11,
+            AsyncEvent::DeviceFatal => 12,
+        }]
+    }
+
+    /// The queue pair that it is about, if it is about one.
+    pub const fn queue_pair(&self) -> Option<Qpn> {
+        match *self {
+            AsyncEvent::QueuePairFatal(qp)
+            | AsyncEvent::QueuePairRequestError(qp)
+            | AsyncEvent::QueuePairAccessError(qp)
+            | AsyncEvent::CommunicationEstablished(qp)
+            | AsyncEvent::SendQueueDrained(qp)
+            | AsyncEvent::LastWorkRequestReached(qp) => Some(qp),
+            _ => None,
+        }
+    }
+}

@@ -7,7 +7,7 @@
 
 use crate::{Cast, words};
 use sha2::{Digest, Sha256};
-use softhca_engine::{AsyncEvent, Event, Packet, Reason, State};
+use softhca_engine::{Event, Packet, Reason, State};
 use softhca_fabric::{Class, Endpoint, Fault, HostId};
 use softhca_queue::{Completion, CompletionFlags};
 use softhca_wire::{Psn, Qpn, Syndrome};
@@ -171,8 +171,8 @@ impl Teller<'_> {
                 self.completed(at(completion.queue_pair), &completion, reason)
             }
             Event::Raised { event, .. } => {
-                let name = words::async_event(&event).to_owned();
-                match queue_pair(&event) {
+                let name = event.name().to_owned();
+                match event.queue_pair() {
                     Some(qp) => self.add(at(qp), Topic::Raised, name),
                     None => self.add_to(self.cast.host(host), Topic::Raised, name),
                 }
@@ -286,19 +286,6 @@ impl Teller<'_> {
             }
         }
         self.story
-    }
-}
-
-/// The queue pair that an asynchronous event is about.
-fn queue_pair(event: &AsyncEvent) -> Option<Qpn> {
-    match *event {
-        AsyncEvent::QueuePairFatal(qp)
-        | AsyncEvent::QueuePairRequestError(qp)
-        | AsyncEvent::QueuePairAccessError(qp)
-        | AsyncEvent::CommunicationEstablished(qp)
-        | AsyncEvent::SendQueueDrained(qp)
-        | AsyncEvent::LastWorkRequestReached(qp) => Some(qp),
-        _ => None,
     }
 }
 

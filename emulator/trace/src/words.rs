@@ -1,7 +1,6 @@
 //! Facts of the fabric as words: sentences for people, short names for programs.
 
 use crate::Cast;
-use softhca_engine::AsyncEvent;
 use softhca_fabric::{Cause, Cut, Effect, Fault, Seal};
 use std::fmt::Debug;
 
@@ -29,25 +28,6 @@ pub(crate) fn slug(value: &impl Debug) -> String {
         }
     }
     slug
-}
-
-/// The name of an asynchronous event, as `enum ibv_event_type` has it without its prefix.
-pub(crate) const fn async_event(event: &AsyncEvent) -> &'static str {
-    match event {
-        AsyncEvent::CompletionQueueError(_) => "CQ_ERR",
-        AsyncEvent::QueuePairFatal(_) => "QP_FATAL",
-        AsyncEvent::QueuePairRequestError(_) => "QP_REQ_ERR",
-        AsyncEvent::QueuePairAccessError(_) => "QP_ACCESS_ERR",
-        AsyncEvent::CommunicationEstablished(_) => "COMM_EST",
-        AsyncEvent::SendQueueDrained(_) => "SQ_DRAINED",
-        AsyncEvent::LastWorkRequestReached(_) => "QP_LAST_WQE_REACHED",
-        AsyncEvent::SharedReceiveQueueError(_) => "SRQ_ERR",
-        AsyncEvent::SharedReceiveQueueLimit(_) => "SRQ_LIMIT_REACHED",
-        AsyncEvent::PortActive => "PORT_ACTIVE",
-        AsyncEvent::PortDown => "PORT_ERR",
-        AsyncEvent::GidChange => "GID_CHANGE",
-        AsyncEvent::DeviceFatal => "DEVICE_FATAL",
-    }
 }
 
 /// What was done to a packet.

@@ -113,6 +113,11 @@ impl<'a> Chunk<'a> {
         }
     }
 
+    /// The datagrams from the one at `index` on.
+    pub(crate) fn from(self, index: usize) -> Chunk<'a> {
+        Chunk { bytes: self.bytes.get(index * self.segment_size..).unwrap_or_default(), ..self }
+    }
+
     /// One by one. An empty datagram is one datagram.
     pub fn datagrams(self) -> impl Iterator<Item = Datagram<'a>> {
         let empty = self.bytes.is_empty().then_some(self.bytes);

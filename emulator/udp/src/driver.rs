@@ -30,8 +30,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How many packets' worth of sending one turn may do, so that receiving gets its share.
-const RUNS_PER_TURN: usize = 8;
+/// How many runs one turn may send, so that receiving gets its share: what a card sends to itself is received while it is
+/// still in the processor's cache.
+const RUNS_PER_TURN: usize = 4;
 /// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_PAUSE: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
@@ -122,6 +123,8 @@ pub struct Driver<M> {
     icrc: IcrcCheck,
     batch: Batch,
     link_batch: Batch,
+    /// The identifications of the chunk at hand.
+    identified: Vec<Option<u16>>,
     buffer: Box<[u8]>,
     unsent: Option<Unsent>,
     /// Destinations that wait for a grant, and the least that lets somebody send there.
@@ -183,6 +186,7 @@ impl<M: Memory> Driver<M> {
             icrc: options.icrc,
             batch: Batch::new(),
             link_batch: Batch::new(),
+            identified: Vec::new(),
             buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
             unsent: None,
             waiting: BTreeMap::new(),
@@ -246,23 +250,33 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Calls `act` with the card: a control verb. What was received before it is acknowledged before it, since a
-    /// queue pair that the verb ends owes nothing any more.
+    /// queue pair that the verb ends owes nothing any more; what it has the card say leaves at once.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
-        for _ in 0..RUNS_PER_TURN {
-            // A socket that fails does so again in the next turn, which tells.
-            if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
-                break;
-            }
-            self.owes_turn = true;
-        }
+        self.send_between_turns(now);
         let mut events = Events(&mut *self.witness);
         let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
         if !self.memberships.are(self.hca.multicast_groups().map(Gid::ip)) {
             let wanted = self.hca.multicast_groups().map(Gid::ip).collect();
             self.memberships.follow(&wanted, &self.sockets, self.bells.as_deref());
         }
+        self.send_between_turns(now);
         result
+    }
+
+    /// Sends what is ready, and asks for the grants that it needs.
+    fn send_between_turns(&mut self, now: Instant) {
+        let mut has_sent = false;
+        for _ in 0..RUNS_PER_TURN {
+            // A socket that fails does so again in the next turn, which tells.
+            if !self.hca.is_ready() || !self.send(now).unwrap_or(false) {
+                break;
+            }
+            has_sent = true;
+        }
+        if has_sent {
+            self.owes_turn |= self.send_link_messages(now).is_err();
+        }
     }
 
     /// Why the network does not bring what is sent to a group with members here, if so.

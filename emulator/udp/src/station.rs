@@ -48,6 +48,8 @@ struct Core<M> {
     /// When the sleeping thread wakes by itself, in the card's time. Written under the driver's lock.
     wakes_at: AtomicU64,
     stop: AtomicBool,
+    /// The thread lets callers drive.
+    stands_back: AtomicBool,
     waker: Waker,
     bells: Arc<Bells>,
     sockets: [OwnedFd; 2],
@@ -80,6 +82,7 @@ impl<M: Memory + Send + 'static> Station<M> {
             asleep,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            stands_back: AtomicBool::new(false),
             waker: Waker::new()?,
             bells,
         });
@@ -110,6 +113,14 @@ impl<M: Memory + Send + 'static> Station<M> {
             self.core.empty.store(0, Ordering::Relaxed);
         } else if self.core.empty.fetch_add(1, Ordering::Relaxed) >= EMPTY_TURNS {
             std::thread::yield_now();
+        }
+    }
+
+    /// A caller that drove will not for a while: the thread takes over now, not when it finds out.
+    pub fn hand_over(&self) {
+        self.core.driven_at.store(0, Ordering::Relaxed);
+        if self.core.stands_back.load(Ordering::SeqCst) {
+            self.core.waker.wake();
         }
     }
 
@@ -184,12 +195,21 @@ impl<M: Memory> Core<M> {
     fn stand_in(&self) {
         let idle = self.now().saturating_sub(self.driven_at.load(Ordering::Relaxed));
         if idle < TAKE_OVER.as_nanos() as u64 {
-            return std::thread::sleep(TAKE_OVER);
+            return self.stand_back();
         }
         match self.driver.try_lock() {
             Some(driver) => self.turn_or_sleep(driver),
-            None => std::thread::sleep(TAKE_OVER),
+            None => self.stand_back(),
         }
+    }
+
+    /// Lets callers drive for a moment, or until they hand the card over.
+    fn stand_back(&self) {
+        self.stands_back.store(true, Ordering::SeqCst);
+        if wait(&[self.waker.as_fd()], Some(TAKE_OVER)).is_ok_and(|ready| ready.readable(0)) {
+            self.waker.clear();
+        }
+        self.stands_back.store(false, Ordering::SeqCst);
     }
 
     /// Drives until nothing happened for a while.

@@ -154,7 +154,7 @@ impl Judge<'_> {
 
     fn in_order(&self) -> Option<Violation> {
         let mut last: BTreeMap<usize, u64> = BTreeMap::new();
-        for seen in self.evidence.play.seen.iter().filter(|seen| !seen.completion.operation.is_receive()) {
+        for seen in self.evidence.account.seen.iter().filter(|seen| !seen.completion.operation.is_receive()) {
             let id = seen.completion.id;
             if let Some(before) = last.insert(seen.qp, id).filter(|before| *before >= id) {
                 return Some((seen.time_ns, seen.qp, format!("#{id} completed after #{before}")));
@@ -166,7 +166,7 @@ impl Judge<'_> {
     fn one_each(&self) -> Option<Violation> {
         let mut ended = BTreeSet::new();
         for seen in
-            self.evidence.play.seen.iter().filter(|seen| !matches!(seen.origin, Some(Origin::Standing)))
+            self.evidence.account.seen.iter().filter(|seen| !matches!(seen.origin, Some(Origin::Standing)))
         {
             let key = (seen.qp, seen.completion.id, seen.completion.operation.is_receive());
             if !ended.insert(key) && !seen.completion.operation.is_receive() {
@@ -178,8 +178,8 @@ impl Judge<'_> {
             }
         }
         for (index, step) in self.plan.steps.iter().enumerate() {
-            if self.evidence.play.step_left[index] > 0 {
-                let left = self.evidence.play.step_left[index];
+            if self.evidence.account.step_left[index] > 0 {
+                let left = self.evidence.account.step_left[index];
                 return Some((
                     self.evidence.ended_ns,
                     step.qp,

@@ -2,13 +2,13 @@
 
 use super::build::Builder;
 use super::network::{flow_control, marking};
-use super::{Change, Disturbance, FaultKind, FaultPlan, Plan, SwitchChange, words};
+use super::{Change, Disturbance, FaultKind, FaultPlan, Flap, Incident, Plan, SwitchChange, words};
 use crate::language::{Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways};
 use crate::quantity::Psns;
 use crate::source::{Problem, join};
 use softhca_fabric::{
-    Action, Burst, Choice, Classes, Cut, Direction, Pattern, Place, Repeat, Rule, RuleId, Scope, Seal,
-    Selector, Span, Value,
+    Action, Burst, Choice, Classes, Cut, Direction, LinkState, Pattern, Place, Repeat, Rule, RuleId, Scope,
+    Seal, Selector, Span, Value,
 };
 use softhca_wire::Opcode;
 use std::num::NonZeroU64;
@@ -113,7 +113,8 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
             Spoken::Pfc(pfc) => SwitchChange::FlowControl(flow_control(pfc, builder.source, &at)?),
             _ => return misplaced(builder, "something else than switches"),
         };
-        return timed(builder, fault, path, Disturbance::Switch { switch, change });
+        let what = Incident::Switch { switch, change };
+        return timed(builder, fault, path, lasting(what));
     }
     if let Some(name) = qp {
         let qp = builder.qp(name, &join(path, "qp"))?;
@@ -139,13 +140,13 @@ fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Res
         Spoken::NoReceives(time) => Disturbance::NoReceives { host, for_ns: time.0 },
         Spoken::SlowReceiver(time) => Disturbance::SlowReceiver { host, delay_ns: time.0 },
         Spoken::Kill => Disturbance::Kill { host },
-        Spoken::Event(event) => Disturbance::Raise { host, event: *event },
+        Spoken::Event(event) => lasting(Incident::Raise { host, event: *event }),
         Spoken::PauseStorm(storm) => {
             if storm.priority > 7 {
                 return Err(builder.problem(&at, "priorities are 0 to 7"));
             }
-            let for_ns = storm.duration.map(|time| time.0);
-            Disturbance::PauseStorm { host, for_ns, priority: storm.priority }
+            let what = Incident::PauseStorm { host, priority: storm.priority };
+            Disturbance::Incident { what, for_ns: storm.duration.map(|time| time.0) }
         }
         Spoken::Errno(_) => {
             return Err(builder
@@ -211,6 +212,11 @@ fn timed(builder: &Builder<'_>, fault: &Fault, path: &str, what: Disturbance) ->
     Ok(FaultKind::Timed { at_ns: fault.at.0, what })
 }
 
+/// What stays as it is from its time on.
+const fn lasting(what: Incident) -> Disturbance {
+    Disturbance::Incident { what, for_ns: None }
+}
+
 fn link_disturbance(
     builder: &Builder<'_>,
     action: &Spoken,
@@ -229,19 +235,20 @@ fn link_disturbance(
                 (Ways::Forward, _) => [true, false],
                 (Ways::Backward, _) => [false, true],
             };
-            Disturbance::Down { cable, ways, for_ns: down.duration.map(|time| time.0) }
+            let for_ns = down.duration.map(|time| time.0);
+            Disturbance::Incident { what: Incident::Link { cable, ways, state: LinkState::Down }, for_ns }
         }
         Spoken::Flap(flap) => {
             if flap.times == 0 {
                 return Err(builder.problem(path, "this can never happen: times is 0"));
             }
-            Disturbance::Flap { cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times }
+            Disturbance::Flap(Flap { cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
         }
-        Spoken::Rate(rate) if rate.0 > 0 => Disturbance::Rate { cable, rate: rate.0 },
+        Spoken::Rate(rate) if rate.0 > 0 => lasting(Incident::Rate { cable, rate: rate.0 }),
         Spoken::Rate(_) => {
             return Err(builder.problem(path, "a cable with rate 0 carries nothing").help("use down"));
         }
-        Spoken::Mtu(mtu) => Disturbance::Mtu { cable, mtu: *mtu },
+        Spoken::Mtu(mtu) => lasting(Incident::Mtu { cable, mtu: *mtu }),
         _ => return Err(builder.problem(path, "this action is not about links").help(TARGETS)),
     })
 }

@@ -3,9 +3,29 @@
 use super::{Failed, Hosts, Play};
 use crate::language::Errno;
 use crate::plan::Deed;
-use softhca_engine::State;
+use softhca_engine::{QpKind, State};
 use softhca_queue::cm::{DatagramTarget, EventKind};
 use std::collections::BTreeMap;
+
+/// The connection managers of all hosts. Queue pairs and hosts are named by their place in the plan.
+pub trait ConnectionManagers {
+    /// Takes requests at a port of a host, for queue pairs of this kind; returns the listener's identifier.
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno>;
+    /// Asks the host of a queue pair's peer for a connection; returns the identifier.
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno>;
+    /// Takes a queue pair to RTS and accepts the request that an identifier stands for.
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno>;
+    /// Refuses a request.
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno>;
+    /// Takes a queue pair whose request was accepted to RTS, and tells the other side.
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
+    /// Lets a datagram queue pair send to the one that was found.
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno>;
+    /// Stops a queue pair and ends its connection, or agrees to its end.
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno>;
+    /// Lets go of everything that a host's program has of the connection manager.
+    fn close(&mut self, host: usize);
+}
 
 /// Something that the connection manager of a host tells its program.
 #[derive(Clone, Debug)]
@@ -108,24 +128,24 @@ fn ends(deed: &Deed, kind: EventKind) -> bool {
 impl Play<'_> {
     /// Whether a queue pair may send: its connection stands, or it was connected before the run.
     pub(super) fn is_ready(&self, qp: usize) -> bool {
-        !self.plan.pair_of(qp).by_cm || self.connections.ready.contains(&qp)
+        !self.plan.pair_of(qp).by_cm || self.account.connections.ready.contains(&qp)
     }
 
     /// Does a step of the connection manager.
     pub(super) fn do_connecting(&mut self, now_ns: u64, step: usize, hosts: &mut dyn Hosts) {
         let plan = self.plan;
         let (qp, deed) = (plan.steps[step].qp, &plan.steps[step].deed);
-        let id = self.connections.by_qp.get(&qp).copied();
+        let id = self.account.connections.by_qp.get(&qp).copied();
         let done = match (deed, id) {
             _ if self.sides[qp].is_gone => Err(Errno::EINVAL),
             (Deed::Listen { port }, _) => self.listen(now_ns, step, *port, hosts),
             (Deed::Connect { port, private_data }, _) => hosts.connect(qp, *port, private_data).map(|id| {
-                self.connections.give(plan.qps[qp].host, id, qp);
-                self.connections.steps.push((qp, step));
+                self.account.connections.give(plan.qps[qp].host, id, qp);
+                self.account.connections.steps.push((qp, step));
             }),
             (Deed::Accept { private_data }, Some(id)) => hosts.accept(qp, id, private_data).map(|()| {
-                self.connections.ready.push(qp);
-                self.connections.steps.push((qp, step));
+                self.account.connections.ready.push(qp);
+                self.account.connections.steps.push((qp, step));
                 // Nobody tells that a datagram queue pair's name has arrived.
                 if plan.pair_of(qp).kind.is_datagram() {
                     self.end_steps(now_ns, qp, EventKind::Established);
@@ -133,14 +153,14 @@ impl Play<'_> {
             }),
             (Deed::Reject { reason, private_data }, Some(id)) => {
                 if let Some(listener) = self.listener_of(qp) {
-                    self.connections.refusing.push((listener, qp, (*reason, private_data.clone())));
+                    self.account.connections.refusing.push((listener, qp, (*reason, private_data.clone())));
                 }
                 hosts.reject(qp, id, *reason, private_data)
             }
             (Deed::Disconnect, Some(id)) => {
                 let done = hosts.disconnect(qp, id);
                 if done.is_ok() {
-                    self.connections.steps.push((qp, step));
+                    self.account.connections.steps.push((qp, step));
                 }
                 done
             }
@@ -148,8 +168,8 @@ impl Play<'_> {
             _ => Err(Errno::EINVAL),
         };
         if let Err(errno) = done {
-            self.failed.push(Failed { time_ns: now_ns, host: plan.qps[qp].host, errno });
-            self.step_left[step] = 0;
+            self.account.failed.push(Failed { time_ns: now_ns, host: plan.qps[qp].host, errno });
+            self.account.step_left[step] = 0;
         }
     }
 
@@ -158,16 +178,16 @@ impl Play<'_> {
         let qp = self.plan.steps[step].qp;
         let (host, kind) = (self.plan.qps[qp].host, self.plan.pair_of(qp).kind);
         let key = (host, kind.is_datagram(), port);
-        let listener = match self.connections.listeners.get(&key) {
+        let listener = match self.account.connections.listeners.get(&key) {
             Some(listener) => *listener,
             None => hosts.listen(host, kind, port)?,
         };
-        self.connections.listeners.insert(key, listener);
-        self.connections.waiting.push((listener, qp));
-        self.connections.steps.push((qp, step));
+        self.account.connections.listeners.insert(key, listener);
+        self.account.connections.waiting.push((listener, qp));
+        self.account.connections.steps.push((qp, step));
         let fits = |request: &Request| request.host == host && request.listener == listener;
-        if let Some(place) = self.connections.requests.iter().position(fits) {
-            let request = self.connections.requests.remove(place);
+        if let Some(place) = self.account.connections.requests.iter().position(fits) {
+            let request = self.account.connections.requests.remove(place);
             self.take_request(now_ns, request, hosts);
         }
         Ok(())
@@ -183,21 +203,22 @@ impl Play<'_> {
                 && asking.is_none_or(|asking| plan.qps[asking].peer == qp)
         };
         let kind = EventKind::ConnectRequest;
-        let refusing = self.connections.refusing.iter().find(|(at, qp, _)| is_it(*at, *qp)).cloned();
-        let qp = match (self.connections.waiting.iter().position(|(at, qp)| is_it(*at, *qp)), &refusing) {
-            (Some(place), _) => self.connections.waiting.remove(place).1,
-            (None, Some((_, qp, _))) => *qp,
-            (None, None) => return self.connections.requests.push(request),
-        };
-        self.connections.give(host, id, qp);
+        let refusing = self.account.connections.refusing.iter().find(|(at, qp, _)| is_it(*at, *qp)).cloned();
+        let qp =
+            match (self.account.connections.waiting.iter().position(|(at, qp)| is_it(*at, *qp)), &refusing) {
+                (Some(place), _) => self.account.connections.waiting.remove(place).1,
+                (None, Some((_, qp, _))) => *qp,
+                (None, None) => return self.account.connections.requests.push(request),
+            };
+        self.account.connections.give(host, id, qp);
         let private_data = request.private_data;
         let heard = Heard { time_ns: now_ns, host, qp: Some(qp), kind, status: 0, private_data };
-        self.connections.heard.push(heard);
+        self.account.connections.heard.push(heard);
         self.end_steps(now_ns, qp, kind);
         if let Some((_, _, (reason, words))) = refusing
             && let Err(errno) = hosts.reject(qp, id, reason, &words)
         {
-            self.failed.push(Failed { time_ns: now_ns, host, errno });
+            self.account.failed.push(Failed { time_ns: now_ns, host, errno });
         }
     }
 
@@ -209,7 +230,7 @@ impl Play<'_> {
             Deed::Listen { port } if step.qp == qp => Some(port),
             _ => None,
         })?;
-        self.connections.listeners.get(&(host, is_datagram, port)).copied()
+        self.account.connections.listeners.get(&(host, is_datagram, port)).copied()
     }
 
     /// The connection manager of a host tells its program something.
@@ -218,7 +239,7 @@ impl Play<'_> {
         if let (EventKind::ConnectRequest, Some(listener)) = (kind, listener) {
             return self.take_request(now_ns, Request { host, listener, id, asking, private_data }, hosts);
         }
-        let Some(qp) = self.connections.qp_of(host, id) else { return };
+        let Some(qp) = self.account.connections.qp_of(host, id) else { return };
         let outcome = match (kind, target) {
             (EventKind::ConnectResponse, _) => hosts.establish(qp, id),
             (EventKind::Established, Some(target)) => hosts.aim(qp, target),
@@ -227,15 +248,15 @@ impl Play<'_> {
         match (kind, outcome) {
             (EventKind::ConnectResponse | EventKind::Established, Ok(())) => {
                 kind = EventKind::Established;
-                self.connections.ready.push(qp);
+                self.account.connections.ready.push(qp);
             }
             (_, Err(errno)) => {
-                self.failed.push(Failed { time_ns: now_ns, host, errno });
+                self.account.failed.push(Failed { time_ns: now_ns, host, errno });
                 (kind, status) = (EventKind::ConnectError, -errno.number());
             }
             _ => {}
         }
-        self.connections.heard.push(Heard {
+        self.account.connections.heard.push(Heard {
             time_ns: now_ns,
             host,
             qp: Some(qp),
@@ -262,12 +283,12 @@ impl Play<'_> {
     /// An event of a queue pair's connection ends the steps that wait for it.
     fn end_steps(&mut self, now_ns: u64, qp: usize, kind: EventKind) {
         let plan = self.plan;
-        let (over, left) = std::mem::take(&mut self.connections.steps)
+        let (over, left) = std::mem::take(&mut self.account.connections.steps)
             .into_iter()
             .partition(|(at, step)| *at == qp && ends(&plan.steps[*step].deed, kind));
-        self.connections.steps = left;
+        self.account.connections.steps = left;
         for (_, step) in over {
-            self.step_left[step] = 0;
+            self.account.step_left[step] = 0;
             self.start_followers(now_ns, step);
         }
     }

@@ -5,7 +5,7 @@
 
 use super::Side;
 use crate::plan::Plan;
-use crate::sim::group::key_of;
+use crate::verbs::key_of;
 use softhca::{AddressHandle, AddressVector, Device, Error};
 use softhca_wire::{Gid, QueueKey};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ impl Groups {
             let traffic_class = plan.pair_of(qp).traffic_class;
             let vector = AddressVector { traffic_class, ..AddressVector::to(groups.gid(group)) };
             let handle = sides[qp].domain.create_address_handle(vector)?;
-            groups.targets.insert((qp, group), (handle, key_of(plan, qp)));
+            groups.targets.insert((qp, group), (handle, key_of(plan.pair_of(qp))));
         }
         Ok(groups)
     }

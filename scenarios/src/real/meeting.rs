@@ -1,13 +1,15 @@
 //! Connections of real queue pairs through the connection managers of their cards.
 
 use super::Stage;
+use crate::language::Errno;
 use crate::plan::PairPlan;
-use crate::play::{News, Play};
-use crate::sim::meeting::{parameters, space};
+use crate::play::{ConnectionManagers, News, Play};
+use crate::verbs::{parameters, space};
 use softhca::rdma_cm::{CmOption, CmState, DATAGRAM_KEY, DatagramTarget, Event, EventChannel, Id};
 use softhca::{Error, Modify, QpKind, QueuePair, State};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
+use softhca_queue::cm::RejectReason;
 use softhca_wire::Psn;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -78,19 +80,14 @@ fn create(stage: &mut Stage<'_>, host: usize, kind: QpKind) -> Result<Id, Error>
     Ok(id)
 }
 
-pub(super) fn listen(stage: &mut Stage<'_>, host: usize, kind: QpKind, port: u16) -> Result<u32, Error> {
+fn listen(stage: &mut Stage<'_>, host: usize, kind: QpKind, port: u16) -> Result<u32, Error> {
     let id = create(stage, host, kind)?;
     id.bind(SocketAddr::new(stage.devices[host].address(), port))?;
     id.listen(0)?;
     Ok(id.number())
 }
 
-pub(super) fn connect(
-    stage: &mut Stage<'_>,
-    qp: usize,
-    port: u16,
-    private_data: &[u8],
-) -> Result<u32, Error> {
+fn connect(stage: &mut Stage<'_>, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Error> {
     let pair = stage.plan.pair_of(qp);
     let id = create(stage, stage.plan.qps[qp].host, pair.kind)?;
     let there = stage.endpoint(stage.plan.qps[qp].peer).address;
@@ -108,7 +105,7 @@ fn known(stage: &Stage<'_>, qp: usize, id: u32) -> Result<Id, Error> {
     stage.meetings.id(stage.plan.qps[qp].host, id).ok_or(gone)
 }
 
-pub(super) fn accept(stage: &mut Stage<'_>, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Error> {
+fn accept(stage: &mut Stage<'_>, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Error> {
     let (id, pair) = (known(stage, qp, id)?, stage.plan.pair_of(qp));
     // The peer may send as soon as it has the REP: the queue pair is ready before.
     if !pair.kind.is_datagram() {
@@ -117,7 +114,7 @@ pub(super) fn accept(stage: &mut Stage<'_>, qp: usize, id: u32, private_data: &[
     id.accept(&parameters(pair, stage.sides[qp].number, private_data))
 }
 
-pub(super) fn establish(stage: &mut Stage<'_>, qp: usize, id: u32) -> Result<(), Error> {
+fn establish(stage: &mut Stage<'_>, qp: usize, id: u32) -> Result<(), Error> {
     let id = known(stage, qp, id)?;
     make_ready(stage, qp, &id)?;
     id.establish()
@@ -138,13 +135,57 @@ fn make_ready(stage: &mut Stage<'_>, qp: usize, id: &Id) -> Result<(), Error> {
     Ok(())
 }
 
-pub(super) fn aim(stage: &mut Stage<'_>, qp: usize, target: DatagramTarget) -> Result<(), Error> {
+fn aim(stage: &mut Stage<'_>, qp: usize, target: DatagramTarget) -> Result<(), Error> {
     let side = &mut stage.sides[qp];
     let handle = side.domain.create_address_handle(target.path)?;
     side.target = Some((handle, target.queue_pair, target.queue_key));
     side.psn = Psn::new(0);
     stage.introduce(qp, Psn::new(0), None);
     Ok(())
+}
+
+fn refused(error: Error) -> Errno {
+    Errno::of(error.errno())
+}
+
+impl ConnectionManagers for Stage<'_> {
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
+        listen(self, host, kind, port).map_err(refused)
+    }
+
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
+        connect(self, qp, port, private_data).map_err(refused)
+    }
+
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
+        accept(self, qp, id, private_data).map_err(refused)
+    }
+
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
+        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
+        id.reject_for(RejectReason(reason), private_data).map_err(refused)
+    }
+
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        establish(self, qp, id).map_err(refused)
+    }
+
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
+        aim(self, qp, target).map_err(refused)
+    }
+
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        if let Some(pair) = &self.sides[qp].pair {
+            // One that is in the error state already is as good.
+            let _ = pair.modify(&Modify::default().state(State::Error));
+        }
+        let id = self.meetings.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
+        id.disconnect().map_err(refused)
+    }
+
+    fn close(&mut self, host: usize) {
+        self.meetings.close(host);
+    }
 }
 
 impl Stage<'_> {

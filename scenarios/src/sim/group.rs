@@ -1,12 +1,12 @@
-//! Multicast groups in virtual time: who is a member, and where datagrams to a group go.
+//! Multicast groups in virtual time: where datagrams to a group go.
 
-use super::{QUEUE_KEY, Side, Theatre};
+use super::Side;
 use crate::plan::Plan;
-use softhca_engine::{AddressVector, Error};
+use crate::verbs::key_of;
+use softhca_engine::AddressVector;
 use softhca_fabric::World;
 use softhca_queue::Datagram;
-use softhca_queue::cm::DATAGRAM_KEY;
-use softhca_wire::{Gid, Qpn, QueueKey};
+use softhca_wire::{Gid, Qpn};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -23,7 +23,7 @@ impl Groups {
                 .on(side.host)
                 .create_address_handle(side.domain, vector)
                 .map_err(|why| format!("{}: cannot address {group}: {why}", plan.qps[qp].name))?;
-            let queue_key = key_of(plan, qp);
+            let queue_key = key_of(plan.pair_of(qp));
             let datagram = Datagram { address_handle: handle.0, queue_pair: Qpn::MULTICAST, queue_key };
             groups.insert((qp, group), datagram);
         }
@@ -33,19 +33,4 @@ impl Groups {
     pub fn datagram(&self, qp: usize, group: IpAddr) -> Datagram {
         self.0.get(&(qp, group)).copied().expect("every group that a step sends to has an address handle")
     }
-}
-
-/// The Q_Key of a datagram queue pair, which is that of the groups it sends to.
-pub(crate) fn key_of(plan: &Plan, qp: usize) -> QueueKey {
-    if plan.pair_of(qp).by_cm { DATAGRAM_KEY } else { QUEUE_KEY }
-}
-
-pub(super) fn join(theatre: &mut Theatre, qp: usize, group: IpAddr) -> Result<(), Error> {
-    let side = theatre.sides[qp];
-    theatre.world.on(side.host).attach_multicast(side.qpn, Gid::from(group))
-}
-
-pub(super) fn leave(theatre: &mut Theatre, qp: usize, group: IpAddr) -> Result<(), Error> {
-    let side = theatre.sides[qp];
-    theatre.world.on(side.host).detach_multicast(side.qpn, Gid::from(group))
 }

@@ -1,14 +1,14 @@
 //! Connections of a world's queue pairs through the connection manager, as a program with librdmacm makes them.
 
 use super::{Side, Theatre};
+use crate::language::Errno;
 use crate::plan::{PairPlan, Plan};
-use crate::play::{News, Play};
+use crate::play::{ConnectionManagers, News, Play};
+use crate::verbs::{parameters, space};
 use softhca_engine::{CmChannelId, CmId, Error, Modify, QpKind, State};
 use softhca_fabric::{Endpoint, Flow, HostId, World};
 use softhca_queue::Datagram;
-use softhca_queue::cm::{
-    Call, CmOption, DATAGRAM_KEY, DatagramTarget, Detail, Event, Parameters, PortSpace, Reply,
-};
+use softhca_queue::cm::{Call, CmOption, DATAGRAM_KEY, DatagramTarget, Detail, Event, RejectReason, Reply};
 use softhca_wire::{Psn, Qpn};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -51,28 +51,6 @@ pub(super) fn prepare(world: &mut World, host: HostId, qpn: Qpn, pair: &PairPlan
     }
 }
 
-/// The port space of queue pairs of this kind.
-pub(crate) const fn space(kind: QpKind) -> PortSpace {
-    match kind {
-        QpKind::Ud => PortSpace::Udp,
-        QpKind::Rc => PortSpace::Tcp,
-        _ => PortSpace::Ib,
-    }
-}
-
-/// What a side of a pair offers and asks for.
-pub(crate) fn parameters(pair: &PairPlan, queue_pair: Qpn, private_data: &[u8]) -> Parameters {
-    Parameters {
-        private_data: private_data.to_vec(),
-        responder_resources: pair.reads,
-        initiator_depth: pair.reads,
-        retry_count: pair.retry_count,
-        rnr_retry_count: pair.rnr_retry,
-        queue_pair,
-        ..Parameters::default()
-    }
-}
-
 /// A new identifier of a host.
 fn create(theatre: &mut Theatre, host: usize, kind: QpKind) -> Result<CmId, Error> {
     let mut verbs = theatre.world.on(HostId(host as u32));
@@ -90,7 +68,7 @@ fn create(theatre: &mut Theatre, host: usize, kind: QpKind) -> Result<CmId, Erro
     Ok(id)
 }
 
-pub(super) fn listen(theatre: &mut Theatre, host: usize, kind: QpKind, port: u16) -> Result<u32, Error> {
+fn listen(theatre: &mut Theatre, host: usize, kind: QpKind, port: u16) -> Result<u32, Error> {
     let id = create(theatre, host, kind)?;
     let address = SocketAddr::new(theatre.meetings.addresses[host], port);
     let mut verbs = theatre.world.on(HostId(host as u32));
@@ -99,12 +77,7 @@ pub(super) fn listen(theatre: &mut Theatre, host: usize, kind: QpKind, port: u16
     Ok(id.0)
 }
 
-pub(super) fn connect(
-    theatre: &mut Theatre,
-    qp: usize,
-    port: u16,
-    private_data: &[u8],
-) -> Result<u32, Error> {
+fn connect(theatre: &mut Theatre, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Error> {
     let Side { host, qpn, peer, .. } = theatre.sides[qp];
     let pair = theatre.meetings.pairs[qp].clone();
     let id = create(theatre, host.0 as usize, pair.kind)?;
@@ -120,7 +93,7 @@ pub(super) fn connect(
     Ok(id.0)
 }
 
-pub(super) fn accept(theatre: &mut Theatre, qp: usize, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+fn accept(theatre: &mut Theatre, qp: usize, id: CmId, private_data: &[u8]) -> Result<(), Error> {
     let Side { host, qpn, .. } = theatre.sides[qp];
     let pair = theatre.meetings.pairs[qp].clone();
     // The peer may send as soon as it has the REP: the queue pair is ready before.
@@ -131,7 +104,7 @@ pub(super) fn accept(theatre: &mut Theatre, qp: usize, id: CmId, private_data: &
     theatre.world.on(host).cm(Call::Accept { id, parameters }).map(|_| ())
 }
 
-pub(super) fn establish(theatre: &mut Theatre, qp: usize, id: CmId) -> Result<(), Error> {
+fn establish(theatre: &mut Theatre, qp: usize, id: CmId) -> Result<(), Error> {
     make_ready(theatre, qp, id)?;
     theatre.world.on(theatre.sides[qp].host).cm(Call::Establish(id)).map(|_| ())
 }
@@ -171,13 +144,59 @@ fn introduce(theatre: &mut Theatre, qp: usize, first_psn: Psn, responder: Option
     }
 }
 
-pub(super) fn aim(theatre: &mut Theatre, qp: usize, target: DatagramTarget) -> Result<(), Error> {
+fn aim(theatre: &mut Theatre, qp: usize, target: DatagramTarget) -> Result<(), Error> {
     let Side { host, domain, .. } = theatre.sides[qp];
     let handle = theatre.world.on(host).create_address_handle(domain, target.path)?;
     let (queue_pair, queue_key) = (target.queue_pair, target.queue_key);
     theatre.sides[qp].datagram = Datagram { address_handle: handle.0, queue_pair, queue_key };
     introduce(theatre, qp, Psn::new(0), None);
     Ok(())
+}
+
+fn refused(error: Error) -> Errno {
+    Errno::of(error.errno())
+}
+
+impl ConnectionManagers for Theatre {
+    fn listen(&mut self, host: usize, kind: QpKind, port: u16) -> Result<u32, Errno> {
+        listen(self, host, kind, port).map_err(refused)
+    }
+
+    fn connect(&mut self, qp: usize, port: u16, private_data: &[u8]) -> Result<u32, Errno> {
+        connect(self, qp, port, private_data).map_err(refused)
+    }
+
+    fn accept(&mut self, qp: usize, id: u32, private_data: &[u8]) -> Result<(), Errno> {
+        accept(self, qp, CmId(id), private_data).map_err(refused)
+    }
+
+    fn reject(&mut self, qp: usize, id: u32, reason: u16, private_data: &[u8]) -> Result<(), Errno> {
+        let (id, reason, private_data) = (CmId(id), RejectReason(reason), private_data.to_vec());
+        let call = Call::Reject { id, reason, private_data };
+        self.world.on(self.sides[qp].host).cm(call).map(|_| ()).map_err(refused)
+    }
+
+    fn establish(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        establish(self, qp, CmId(id)).map_err(refused)
+    }
+
+    fn aim(&mut self, qp: usize, target: DatagramTarget) -> Result<(), Errno> {
+        aim(self, qp, target).map_err(refused)
+    }
+
+    fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
+        let mut verbs = self.world.on(self.sides[qp].host);
+        // One that is in the error state already is as good.
+        let _ = verbs.modify(self.sides[qp].qpn, Modify::default().state(State::Error));
+        verbs.cm(Call::Disconnect(CmId(id))).map(|_| ()).map_err(refused)
+    }
+
+    fn close(&mut self, host: usize) {
+        for id in self.meetings.forget(host) {
+            // A request that nobody answered went with its listener.
+            let _ = self.world.on(HostId(host as u32)).cm(Call::Destroy(id));
+        }
+    }
 }
 
 impl Theatre {

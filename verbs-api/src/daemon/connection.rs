@@ -1,9 +1,9 @@
-//! The socket to a daemon: calls and their replies, and a thread that reads.
+//! The sockets to a daemon: calls and their replies over one, and over another news, which a thread reads.
 
 use crate::Error;
 use crate::backend::Result;
 use crate::embedded::check_process;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 use softhca_queue::control::{
     Call, Folder, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
     send_frame,
@@ -91,32 +91,27 @@ impl Greeted {
         receive(&mut self.reader, self.stream.as_fd()).map_err(gone)
     }
 
-    /// Has a thread read from now on, which gives news to `listener`.
-    pub fn listen(self, listener: Arc<dyn Listener>) -> Result<Line> {
-        let Greeted { stream, mut reader, process, .. } = self;
+    /// Has a thread read `news` from now on, which gives them to `listener`.
+    pub fn listen(self, news: UnixStream, listener: Arc<dyn Listener>) -> Result<Line> {
+        let Greeted { stream, reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
-        let shared = Arc::new(Shared { reply: Mutex::new(Slot::Empty), arrived: Condvar::new() });
         let thread = std::thread::Builder::new()
             .name("softhca news".into())
             .spawn({
-                let (shared, stream) = (shared.clone(), stream.try_clone().map_err(system)?);
+                let news = news.try_clone().map_err(system)?;
                 move || {
-                    let why = loop {
-                        match receive(&mut reader, stream.as_fd()) {
-                            Ok((Message::Reply(reply), descriptors)) => {
-                                shared.put(Slot::Reply(Box::new((reply, descriptors))));
-                            }
-                            Ok((Message::News(news), _)) => listener.news(news),
-                            Err(error) => break error.to_string(),
+                    let mut reader = FrameReader::default();
+                    while let Ok((message, _)) = receive(&mut reader, news.as_fd()) {
+                        if let Message::News(news) = message {
+                            listener.news(news);
                         }
-                    };
-                    shared.put(Slot::Gone(why));
+                    }
                     listener.gone();
                 }
             })
             .map_err(system)?;
-        Ok(Line { stream, shared, calling: Mutex::new(()), process, thread: Some(thread) })
+        Ok(Line { stream, reader: Mutex::new(reader), news, process, thread: Some(thread) })
     }
 }
 
@@ -127,30 +122,12 @@ pub(crate) trait Listener: Send + Sync {
     fn gone(&self);
 }
 
-enum Slot {
-    Empty,
-    Reply(Box<(Reply, Vec<OwnedFd>)>),
-    Gone(String),
-}
-
-struct Shared {
-    reply: Mutex<Slot>,
-    arrived: Condvar,
-}
-
-impl Shared {
-    fn put(&self, slot: Slot) {
-        *self.reply.lock() = slot;
-        self.arrived.notify_all();
-    }
-}
-
 /// A connection that any thread may call over.
 pub(crate) struct Line {
     stream: UnixStream,
-    shared: Arc<Shared>,
-    /// One call at a time.
-    calling: Mutex<()>,
+    /// One call at a time: whoever calls reads the answer.
+    reader: Mutex<FrameReader>,
+    news: UnixStream,
     process: ProcessMark,
     thread: Option<JoinHandle<()>>,
 }
@@ -164,22 +141,13 @@ impl Line {
     /// Asks one thing.
     pub fn call(&self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
         self.check_process()?;
-        let _calling = self.calling.lock();
-        let mut slot = self.shared.reply.lock();
-        if let Slot::Empty = &*slot {
-            // The lock is held: a reply cannot be missed, and the socket has room for one call.
-            send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
-        }
+        let mut reader = self.reader.lock();
+        send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
         loop {
-            match &mut *slot {
-                Slot::Empty => self.shared.arrived.wait(&mut slot),
-                Slot::Gone(why) => return Err(Error::DeviceGone { why: why.clone() }),
-                Slot::Reply(_) => {
-                    let Slot::Reply(reply) = std::mem::replace(&mut *slot, Slot::Empty) else {
-                        unreachable!("it was just seen")
-                    };
-                    return accepted(reply.0, reply.1);
-                }
+            if let (Message::Reply(reply), descriptors) =
+                receive(&mut reader, self.stream.as_fd()).map_err(gone)?
+            {
+                return accepted(reply, descriptors);
             }
         }
     }
@@ -192,7 +160,9 @@ impl Drop for Line {
             std::mem::forget(self.thread.take());
             return;
         }
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        for stream in [&self.stream, &self.news] {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {

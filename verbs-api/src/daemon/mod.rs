@@ -3,6 +3,7 @@
 mod connection;
 mod control;
 mod fatal;
+mod inbox;
 
 pub use control::{DaemonControl, SeenEvent};
 pub use softhca_queue::control::{ClientStatus, HostCard, HostStatus, Status as DaemonStatus};
@@ -16,6 +17,7 @@ use crate::{Device, Error, Rendezvous};
 use connection::{Greeted, Line, Listener};
 use control::{daemon_name, unexpected};
 use fatal::{Ends, Estate};
+use inbox::Inbox;
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Instant, Limits, Modify, PdId, PortState,
@@ -71,7 +73,7 @@ impl Device {
 struct Board {
     queues: Mutex<BTreeMap<CqId, Watched>>,
     events: EventQueue,
-    cm_channels: Mutex<BTreeMap<CmChannelId, Arc<Notifier>>>,
+    inbox: Inbox,
     estate: Estate,
 }
 
@@ -93,12 +95,7 @@ impl Listener for Board {
                 }
             }
             News::Raised(event) => self.events.push(event),
-            News::CmRaised(channel) => {
-                let news = self.cm_channels.lock().get(&channel).cloned();
-                if let Some(news) = news {
-                    news.notify();
-                }
-            }
+            News::CmRaised { channel, events } => self.inbox.put(channel, events),
             News::Seen { .. } => {}
         }
     }
@@ -107,11 +104,11 @@ impl Listener for Board {
         self.estate.wind_up();
         self.events.push(AsyncEvent::DeviceFatal);
         let queues: Vec<_> = self.queues.lock().values().map(|queue| queue.news.clone()).collect();
-        // Whoever waits for a connection finds out that the device is gone.
-        let channels: Vec<_> = self.cm_channels.lock().values().cloned().collect();
-        for news in queues.into_iter().chain(channels) {
+        for news in queues {
             news.notify();
         }
+        // Whoever waits for a connection finds out that the device is gone.
+        self.inbox.wake_all();
     }
 }
 
@@ -138,7 +135,7 @@ impl Daemon {
         let passed: Vec<BorrowedFd<'_>> = memory.iter().map(|memory| memory.as_fd()).collect();
         let (reply, descriptors) = greeted.ask(&Call::Open { host }, &passed)?;
         let Reply::Opened { host, gids, doorbells } = reply else { return Err(unexpected(&reply)) };
-        let Ok([waker, asleep, page]) = <[OwnedFd; 3]>::try_from(descriptors) else {
+        let Ok([waker, asleep, news, page]) = <[OwnedFd; 4]>::try_from(descriptors) else {
             return Err(Error::DeviceGone { why: "it did not pass its descriptors".into() });
         };
         let rings = DoorbellProducer::words(doorbells);
@@ -149,7 +146,7 @@ impl Daemon {
         let board = Arc::new(Board::default());
         let hosts = greeted.welcome.hosts.clone();
         Ok(Daemon {
-            line: greeted.listen(board.clone())?,
+            line: greeted.listen(news.into(), board.clone())?,
             board,
             host,
             hosts,
@@ -424,17 +421,44 @@ impl Backend for Daemon {
     fn create_cm_channel(&self, news: Arc<Notifier>) -> Result<CmChannelId> {
         let reply = self.call(&Call::Cm(cm::Call::CreateChannel))?;
         let channel = expect!(reply, Reply::Cm(cm::Reply::Channel(channel)) => channel)?;
-        self.board.cm_channels.lock().insert(channel, news);
+        self.board.inbox.add_channel(channel, news);
         Ok(channel)
     }
 
     fn destroy_cm_channel(&self, channel: CmChannelId) -> Result<()> {
-        self.board.cm_channels.lock().remove(&channel);
+        self.check_process()?;
+        for request in self.board.inbox.remove_channel(channel) {
+            let _ = self.cm(cm::Call::Destroy(request));
+        }
         self.cm(cm::Call::DestroyChannel(channel)).map(|_| ())
     }
 
     fn cm(&self, call: cm::Call) -> Result<cm::Reply> {
-        expect!(self.call(&Call::Cm(call))?, Reply::Cm(reply) => reply)
+        self.check_process()?;
+        let mut orphans = Vec::new();
+        match &call {
+            // Events are here already.
+            cm::Call::Take(channel) => {
+                let (event, left) = self.board.inbox.take(*channel);
+                if event.is_none() && !self.is_alive() {
+                    return Err(Error::DeviceGone { why: "it closed the connection".into() });
+                }
+                return Ok(cm::Reply::Event(event, left));
+            }
+            cm::Call::Migrate { id, channel } => self.board.inbox.move_to(*id, *channel),
+            cm::Call::Destroy(id) => orphans = self.board.inbox.forget(*id),
+            _ => {}
+        }
+        let reply = self.call(&Call::Cm(call));
+        // Requests that nobody took have nobody to answer them.
+        for orphan in orphans {
+            let _ = self.call(&Call::Cm(cm::Call::Destroy(orphan)));
+        }
+        expect!(reply?, Reply::Cm(reply) => reply)
+    }
+
+    fn advance_queue_pair(&self, advance: &cm::Advance) -> Result<()> {
+        expect!(self.call(&Call::AdvanceQueuePair(advance.clone()))?, Reply::Cm(_) => ())
     }
 
     fn active_mtu(&self) -> Mtu {

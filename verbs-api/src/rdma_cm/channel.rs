@@ -180,6 +180,7 @@ impl EventChannel {
             {
                 return Ok(Some(event));
             }
+            self.backend().attend(&self.inner.news, seen);
             if !self.backend().wait(&self.inner.news, seen, until) {
                 return self.poll();
             }

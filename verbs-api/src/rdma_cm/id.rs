@@ -6,12 +6,15 @@ use super::{
 };
 use crate::{Context, Error, Gid, Modify, QpKind, QueuePair, State};
 use parking_lot::Mutex;
-use softhca_engine::{CmId, Limits};
-use softhca_queue::cm::{Call, Reply};
+use softhca_engine::CmId;
+use softhca_queue::cm::{Advance, Call, Reply, Then};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The states that the queue pair of a connection goes through when that comes to stand.
+const CONNECTED: [State; 2] = [State::ReadyToReceive, State::ReadyToSend];
 
 /// One end of a connection, or a listener: an `rdma_cm_id`.
 ///
@@ -158,11 +161,15 @@ impl Id {
             QpKind::Ud => &[State::Init, State::ReadyToReceive, State::ReadyToSend],
             _ => &[State::Init],
         };
-        for state in states {
-            pair.modify(&self.attributes(*state)?)?;
-        }
+        self.advance(pair, states, Then::Nothing)?;
         *self.inner.queue_pair.lock() = Some(pair.clone());
         Ok(())
+    }
+
+    /// Takes the queue pair through states, and then does what it is made ready for.
+    fn advance(&self, pair: &QueuePair, states: &[State], then: Then) -> Result<(), Error> {
+        let advance = Advance::new(self.inner.id, pair.number(), states, then);
+        self.channel().backend().advance_queue_pair(&advance)
     }
 
     /// The queue pair that is attached.
@@ -212,29 +219,26 @@ impl Id {
             return self.call(Call::Accept { id: self.inner.id, parameters }).map(|_| ());
         }
         // The peer may send as soon as it has the REP: the queue pair is ready before.
-        if let Some(pair) = self.queue_pair() {
-            let mut receive = self.attributes(State::ReadyToReceive)?;
-            let mut send = self.attributes(State::ReadyToSend)?;
-            if pair.kind() == QpKind::Rc {
-                let limit = Limits::CARD.reads;
-                receive.max_reads_in = Some(parameters.responder_resources.min(limit));
-                send.max_reads_out =
-                    send.max_reads_out.map(|offered| offered.min(parameters.initiator_depth));
+        match self.queue_pair() {
+            Some(pair) => {
+                let reads = Some((parameters.responder_resources, parameters.initiator_depth));
+                let (id, queue_pair, states) = (self.inner.id, pair.number(), CONNECTED.into());
+                let advance = Advance { id, queue_pair, states, reads, then: Then::Accept(parameters) };
+                self.channel().backend().advance_queue_pair(&advance)?;
             }
-            pair.modify(&receive)?;
-            pair.modify(&send)?;
+            None => {
+                self.call(Call::Accept { id: self.inner.id, parameters })?;
+            }
         }
-        self.call(Call::Accept { id: self.inner.id, parameters })?;
         self.done(EventKind::Established)
     }
 
     /// Takes the queue pair of an accepted request to RTS, and tells the peer.
     pub(super) fn complete_connection(&self) -> Result<(), Error> {
-        if let Some(pair) = self.queue_pair() {
-            pair.modify(&self.attributes(State::ReadyToReceive)?)?;
-            pair.modify(&self.attributes(State::ReadyToSend)?)?;
+        match self.queue_pair() {
+            Some(pair) => self.advance(&pair, &CONNECTED, Then::Establish),
+            None => self.establish(),
         }
-        self.establish()
     }
 
     /// Refuses a request.
@@ -256,14 +260,21 @@ impl Id {
 
     /// Ends the connection: the queue pair stops, and both sides hear [`EventKind::Disconnected`].
     pub fn disconnect(&self) -> Result<(), Error> {
-        self.stop_queue_pair();
-        self.call(Call::Disconnect(self.inner.id))?;
+        match self.connected_queue_pair() {
+            Some(pair) => self.advance(&pair, &[State::Error], Then::Disconnect)?,
+            None => self.call(Call::Disconnect(self.inner.id)).map(|_| ())?,
+        }
         self.done(EventKind::Disconnected)
+    }
+
+    /// The queue pair, unless it is one of datagrams, which has other peers.
+    fn connected_queue_pair(&self) -> Option<QueuePair> {
+        self.queue_pair().filter(|pair| pair.kind() != QpKind::Ud)
     }
 
     /// Stops the queue pair of a connection that is over.
     pub(super) fn stop_queue_pair(&self) {
-        if let Some(pair) = self.queue_pair().filter(|pair| pair.kind() != QpKind::Ud) {
+        if let Some(pair) = self.connected_queue_pair() {
             // One that is in RESET or in the error state already is as good.
             let _ = pair.modify(&Modify::default().state(State::Error));
         }

@@ -1,7 +1,8 @@
 //! What a client and a daemon say to each other, besides the rings.
 //!
 //! A client says [`Hello`], and then one [`Call`] after the other, each with one [`Reply`]. [`News`] come
-//! unasked, between replies. Rings and regions travel as descriptors beside the frames.
+//! unasked: over a socket of their own once a device is open, so that whoever calls reads its answer itself; before
+//! that, between replies. Rings and regions travel as descriptors beside the frames.
 
 mod folder;
 mod frames;
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -234,6 +235,8 @@ pub enum Call {
     },
     /// A call to the connection manager.
     Cm(cm::Call),
+    /// Several calls at once: a queue pair follows its connection.
+    AdvanceQueuePair(cm::Advance),
     /// The state of the port of the own host.
     QueryPort,
     /// Take the port of a host down or bring it up, until this connection ends.
@@ -257,7 +260,8 @@ pub enum Reply {
     },
     Done,
     /// The client is in. With it come, in this order: an event descriptor that wakes the card, the page that
-    /// says whether that is needed, and the memory with the client's bell and its doorbell ring.
+    /// says whether that is needed, the socket that news come over, and the memory with the client's bell and its
+    /// doorbell ring.
     Opened {
         host: HostCard,
         gids: Vec<Gid>,
@@ -295,8 +299,14 @@ pub enum News {
     Notified(CqId),
     /// An asynchronous event of the client's own.
     Raised(AsyncEvent),
-    /// An event of connection management waits in a channel.
-    CmRaised(CmChannelId),
+    /// Events of connection management, oldest first. They are the client's from now on, and so are the identifiers
+    /// of requests.
+    CmRaised {
+        /// The channel that they came to.
+        channel: CmChannelId,
+        /// The events.
+        events: Vec<cm::Event>,
+    },
     /// An asynchronous event of some host, for those who watch.
     Seen {
         /// The host.

@@ -2,8 +2,8 @@
 
 use super::Tone;
 use super::label::relative;
-use crate::words::{async_event, duration};
-use softhca_engine::{AsyncEvent, BackCause, CmFailure, DropReason, Event, RateCause, Reason, Refusal};
+use crate::words::duration;
+use softhca_engine::{BackCause, CmFailure, DropReason, Event, RateCause, Reason, Refusal};
 use softhca_queue::{Completion, Status};
 use softhca_wire::{Psn, Qpn};
 
@@ -36,15 +36,7 @@ pub(super) fn queue_pair(event: &Event) -> Option<Qpn> {
         | Event::Retired { qp, .. }
         | Event::ClientFaulted { qp, .. } => qp,
         Event::Completed { completion, .. } => completion.queue_pair,
-        Event::Raised { event, .. } => match event {
-            AsyncEvent::QueuePairFatal(qp)
-            | AsyncEvent::QueuePairRequestError(qp)
-            | AsyncEvent::QueuePairAccessError(qp)
-            | AsyncEvent::CommunicationEstablished(qp)
-            | AsyncEvent::SendQueueDrained(qp)
-            | AsyncEvent::LastWorkRequestReached(qp) => qp,
-            _ => return None,
-        },
+        Event::Raised { event, .. } => return event.queue_pair(),
         Event::CmSent { .. }
         | Event::CmReceived { .. }
         | Event::CmIgnored { .. }
@@ -95,7 +87,7 @@ pub(super) fn sentence(event: &Event, zeros: Zeros, now_ns: i64) -> Option<(Tone
         Event::RateChanged { bits_per_second, cause: RateCause::Notified, .. } => {
             (Tone::Odd, format!("slows down to {} Mb/s", bits_per_second / 1_000_000))
         }
-        Event::Raised { event, .. } => (Tone::Odd, format!("async event {}", async_event(&event))),
+        Event::Raised { event, .. } => (Tone::Odd, format!("async event {}", event.name())),
         Event::ClientFaulted { why, .. } => (Tone::Bad, format!("the application broke its ring: {why}")),
         Event::CmSent { message, again, .. } => {
             let again = if again { ", again" } else { "" };

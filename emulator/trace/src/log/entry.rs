@@ -187,7 +187,7 @@ pub(super) fn of_event(event: &Event, provenance: &Provenance) -> (What, Option<
         Event::Notified { cq } => What::Notified { cq: cq.0 },
         Event::Raised { client, event } => What::AsyncEvent {
             client: client.map(|client| client.0),
-            event: words::async_event(&event).into(),
+            event: event.name().into(),
             number: number(&event),
         },
         Event::ClientFaulted { client, qp, why } => {

@@ -3,7 +3,7 @@
 use super::{Driver, Events, IcrcCheck, Passage, Witness};
 use crate::backbone::Plug;
 use crate::hold::{FlowKey, Held, HoldBack};
-use crate::{Batch, Links, PeerState};
+use crate::{Batch, Chunk, Links, PeerState};
 use softhca_engine::{Context, Hca, Instant, Memory};
 use softhca_wire::{Bth, Envelope, Icrc};
 use std::io;
@@ -15,6 +15,36 @@ struct Taker<'a, 'c> {
     held: &'a mut HoldBack,
     ctx: Context<'c>,
     now: u64,
+}
+
+/// The identifications of the datagrams of a chunk, each found when it is first asked for; none if an ICRC is wrong.
+struct Identified<'a, 'b> {
+    chunk: Chunk<'b>,
+    address: IpAddr,
+    check: IcrcCheck,
+    limit: u32,
+    found: &'a mut Vec<Option<u16>>,
+}
+
+impl<'b> Identified<'_, 'b> {
+    /// The envelope of a datagram, and the packet in it if its ICRC is right.
+    fn packet(&mut self, index: usize, bytes: &'b [u8]) -> (Envelope, Option<&'b [u8]>) {
+        let mut envelope = Envelope::between(self.chunk.source.ip(), self.address);
+        envelope.source_port = self.chunk.source.port();
+        envelope.traffic_class = self.chunk.traffic_class;
+        if index == self.found.len() {
+            // The most likely: that of a run that was kept together.
+            envelope.identification = index as u16;
+            self.found.push(match self.check {
+                IcrcCheck::Ignore => Some(0),
+                _ => Icrc::identify(&envelope, bytes, self.limit),
+            });
+        }
+        let identification = self.found[index];
+        envelope.identification = identification.unwrap_or(0);
+        let transport = Icrc::split(bytes).ok().filter(|_| identification.is_some());
+        (envelope, transport.map(|(transport, _)| transport))
+    }
 }
 
 impl Taker<'_, '_> {
@@ -62,14 +92,16 @@ impl<M: Memory> Driver<M> {
     /// Takes one batch of each socket.
     fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
         let (mut received, mut drained) = (false, true);
-        let Driver { hca, memory, links, witness, batch, sockets, memberships, icrc, held, .. } = self;
+        let Driver {
+            hca, memory, links, witness, batch, sockets, memberships, icrc, held, identified, ..
+        } = self;
         let ports = sockets.ports().map(|port| (port.address(), &port.roce));
         for (address, socket) in ports.chain(memberships.sockets()) {
             socket.receive(batch)?;
             let granted = !address.is_multicast();
             received |= !batch.is_empty();
             drained &= !batch.is_full() || !granted;
-            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc);
+            take(now, batch, address, hca, memory, links, held, &mut **witness, *icrc, identified);
         }
         if drained {
             self.links.socket_empty(now.nanos());
@@ -124,40 +156,46 @@ fn take<M: Memory>(
     links: &mut Links,
     held: &mut HoldBack,
     witness: &mut dyn Witness,
-    icrc: IcrcCheck,
+    check: IcrcCheck,
+    found: &mut Vec<Option<u16>>,
 ) {
     for chunk in batch.chunks() {
         let peer = chunk.source.ip();
         if !address.is_multicast() {
             links.received(peer, chunk.charge(), now.nanos());
         }
-        let limit = match (icrc, links.state(peer)) {
+        let limit = match (check, links.state(peer)) {
             (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
             _ => crate::MAX_RUN_SEGMENTS as u32,
         };
         let keeps_order = links.keeps_order(peer);
+        found.clear();
+        let mut identified = Identified { chunk, address, check, limit, found };
+        // Packets, from the present one on, whose payload is in its place already.
+        let (mut placed, segments) = (0, chunk.segments());
         for (index, datagram) in chunk.datagrams().enumerate() {
-            let mut envelope = Envelope::between(peer, address);
-            // The most likely: that of a run that was kept together.
-            envelope.identification = index as u16;
-            envelope.source_port = datagram.source.port();
-            envelope.traffic_class = datagram.traffic_class;
-            let identification = match icrc {
-                IcrcCheck::Ignore => Some(0),
-                _ => Icrc::identify(&envelope, datagram.bytes, limit),
-            };
-            envelope.identification = identification.unwrap_or(0);
+            let (envelope, transport) = identified.packet(index, datagram.bytes);
             witness.frame(now, Passage::Received, &envelope, datagram.bytes);
             let mut events = Events(witness);
             let mut ctx = Context { now, memory, events: &mut events };
-            match (Icrc::split(datagram.bytes), identification) {
-                (Ok((transport, _)), Some(_)) if keeps_order => {
+            if placed == 0 && ctx.memory.is_far() && index + 1 < segments && held.is_empty() {
+                let following = (index..).zip(chunk.from(index).datagrams());
+                let mut packets =
+                    following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);
+                placed = hca.place_ahead(&mut ctx, &envelope, &mut packets);
+            }
+            match transport {
+                Some(transport) if placed > 0 => {
+                    placed -= 1;
+                    hca.receive_placed(&mut ctx, &envelope, transport);
+                }
+                Some(transport) if keeps_order => {
                     let taker = Taker { hca, held, ctx, now: now.nanos() };
                     taker.take_in_order(&envelope, transport);
                 }
-                (Ok((transport, _)), Some(_)) => hca.receive(&mut ctx, &envelope, transport),
-                (Ok(_), None) => hca.note_bad_icrc(&mut ctx),
-                (Err(_), _) => hca.receive(&mut ctx, &envelope, datagram.bytes),
+                Some(transport) => hca.receive(&mut ctx, &envelope, transport),
+                None if Icrc::split(datagram.bytes).is_ok() => hca.note_bad_icrc(&mut ctx),
+                None => hca.receive(&mut ctx, &envelope, datagram.bytes),
             }
         }
     }

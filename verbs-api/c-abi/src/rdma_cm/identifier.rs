@@ -268,12 +268,14 @@ pub unsafe fn refresh(id: *mut rdma_cm_id) {
 /// # Safety
 /// `id` is an identifier of ours.
 pub unsafe fn refresh_queue_pair(id: *mut rdma_cm_id) {
-    // SAFETY: as the caller says; the queue pair is ours.
+    // SAFETY: as the caller says; the queue pair is ours. Another thread may take it from the identifier meanwhile, but
+    // not out of memory.
     unsafe {
-        if let Some(qp) = queue_pair::of((*id).qp)
+        let queue_pair = (*id).qp;
+        if let Some(qp) = queue_pair::of(queue_pair)
             && let Ok(now) = qp.pair.state()
         {
-            (*(*id).qp).state = now as c_int;
+            (*queue_pair).state = now as c_int;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What makes no sense is refused when the file is read, at its place and with advice.
 
+mod connections;
+
 use softhca_scenarios::{Problem, Recording, Scenario, Values, Verdict, simulate};
 
 const HEAD: &str = r#"title = "t"

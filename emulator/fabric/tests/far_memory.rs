@@ -1,0 +1,343 @@
+//! Memory where every access costs much: what several packets carry is moved at once, and nothing else changes.
+
+use core::net::{IpAddr, Ipv4Addr};
+use softhca_engine::{
+    Acks, AddressVector, Atomic, ClientId, Context, CqId, Event, Hca, Instant, Limits, Memory, MemoryFault,
+    MemoryId, Modify, Place, QpInit, QpKind, QpRings, Region, Settings, State, Subscriber,
+};
+use softhca_fabric::Store;
+use softhca_queue::{
+    Access, CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, RemoteAddress,
+    SendFlags, SendProducer, SendRequest, SendTrailer, Sge, completion_ring, doorbell, receive_ring,
+    send_ring,
+};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey, RnrTimer};
+use std::cell::Cell;
+
+const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+const SIZE: u64 = 1 << 20;
+
+/// Near or far, and not to be reached from some byte on.
+struct Reached {
+    store: Store,
+    is_far: bool,
+    end: u64,
+    accesses: Cell<usize>,
+}
+
+impl Reached {
+    fn check(&self, offset: u64, length: usize) -> Result<(), MemoryFault> {
+        self.accesses.set(self.accesses.get() + 1);
+        if offset + length as u64 <= self.end { Ok(()) } else { Err(MemoryFault) }
+    }
+}
+
+impl Memory for Reached {
+    fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
+        self.check(offset, into.len())?;
+        self.store.read(memory, offset, into)
+    }
+
+    fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
+        self.check(offset, from.len())?;
+        self.store.write(memory, offset, from)
+    }
+
+    fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+        self.store.atomic(memory, offset, operation)
+    }
+
+    fn is_far(&self) -> bool {
+        self.is_far
+    }
+
+    fn read_run(&self, places: &[Place], into: &mut [u8], stride: usize) -> bool {
+        self.accesses.set(self.accesses.get() + 1);
+        for (place, to) in places.iter().zip(into.chunks_mut(stride)) {
+            let is_there = place.offset + place.length as u64 <= self.end;
+            if !is_there || self.store.read(place.memory, place.offset, &mut to[..place.length]).is_err() {
+                into.fill(0xee);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn write_run(&mut self, places: &[Place], from: &[&[u8]]) -> usize {
+        self.accesses.set(self.accesses.get() + 1);
+        for (index, (place, from)) in places.iter().zip(from).enumerate() {
+            let is_there = place.offset + place.length as u64 <= self.end;
+            if !is_there || self.store.write(place.memory, place.offset, from).is_err() {
+                return index;
+            }
+        }
+        places.len()
+    }
+}
+
+/// In words. The bytes of a flushed request are nobody's business, and known only of requests that the card took.
+fn told(what: &dyn std::fmt::Debug) -> String {
+    let text = format!("{what:?}");
+    match text.split_once("bytes: ") {
+        Some((before, after)) if before.contains("status: Flushed") => {
+            format!("{before}{}", after.trim_start_matches(|digit: char| digit.is_ascii_digit()))
+        }
+        _ => text,
+    }
+}
+
+/// What happened, in words.
+#[derive(Default)]
+struct Told(Vec<String>);
+
+impl Subscriber for Told {
+    fn event(&mut self, now: Instant, event: &Event) {
+        self.0.push(told(&(now, event)));
+    }
+}
+
+struct Card {
+    hca: Hca,
+    place: Reached,
+    told: Told,
+    client: ClientId,
+    cq: CqId,
+    completions: CompletionConsumer,
+    doorbell: DoorbellProducer,
+    memory: MemoryId,
+    key: RemoteKey,
+    number: Qpn,
+    sends: SendProducer,
+    receives: ReceiveProducer,
+    address: IpAddr,
+}
+
+impl Card {
+    fn new(last: u8, is_far: bool, end: u64) -> Card {
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
+        let settings = Settings { acks: Acks::Coalesce, ..Settings::default() };
+        let mut hca = Hca::new(settings, vec![Gid::from(address)]);
+        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let client = hca.open_client(heard).unwrap();
+        let domain = hca.allocate_domain(client).unwrap();
+        let (producer, completions) = completion_ring(4096);
+        let cq = hca.create_completion_queue(client, producer).unwrap();
+        let mut store = Store::default();
+        let memory = store.allocate(SIZE);
+        let bytes: Vec<u8> = (0..SIZE).map(|at| (at * u64::from(last) % 251) as u8).collect();
+        store.write(memory, 0, &bytes).unwrap();
+        let region = Region { client, domain, base: 0, length: SIZE, access: RIGHTS, memory };
+        let key = hca.register(region).unwrap();
+        let (sends, taken) = send_ring(128, 4, 0);
+        let (receives, given) = receive_ring(128, 4);
+        let init = QpInit {
+            kind: QpKind::Rc,
+            domain: Some(domain),
+            send_cq: Some(cq),
+            receive_cq: Some(cq),
+            shared_receive_queue: None,
+            xrc_domain: None,
+            signal_all: false,
+        };
+        let rings = QpRings { send: Some(taken), receive: Some(given) };
+        let number = hca.create_queue_pair(client, init, rings).unwrap();
+        let place = Reached { store, is_far, end, accesses: Cell::new(0) };
+        let told = Told::default();
+        Card {
+            hca,
+            place,
+            told,
+            client,
+            cq,
+            completions,
+            doorbell,
+            memory,
+            key,
+            number,
+            sends,
+            receives,
+            address,
+        }
+    }
+
+    fn connect(&mut self, peer: (Gid, Qpn), mtu: Mtu) {
+        let modify = Modify::default();
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.place, events: &mut self.told };
+        for step in [
+            modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
+            modify
+                .state(State::ReadyToReceive)
+                .path(AddressVector::to(peer.0))
+                .mtu(mtu)
+                .destination(peer.1)
+                .receive_psn(Psn::new(0xff_fff0))
+                .max_reads_in(16)
+                .min_rnr_timer(RnrTimer::new(12)),
+            modify
+                .state(State::ReadyToSend)
+                .send_psn(Psn::new(0xff_fff0))
+                .timeout(14)
+                .retry_count(7)
+                .rnr_retry(7)
+                .max_reads_out(16),
+        ] {
+            self.hca.modify_queue_pair(&mut ctx, self.client, self.number, &step).unwrap();
+        }
+        assert_ne!(self.cq, CqId(0));
+    }
+
+    /// A list of up to three entries with `length` bytes in all, somewhere in the region.
+    fn entries(&self, dice: &mut Dice, length: u32) -> Vec<Sge> {
+        let count = dice.below(3) + 1;
+        let mut left = length;
+        (0..count)
+            .map(|index| {
+                let size = if index + 1 == count { left } else { dice.below(u64::from(left) + 1) as u32 };
+                left -= size;
+                let address = dice.below(SIZE - u64::from(size));
+                Sge { address, length: size, key: LocalKey(self.key.0) }
+            })
+            .collect()
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = vec![0; SIZE as usize];
+        self.place.store.read(self.memory, 0, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+/// Everything that `from` can send now goes to `to`, run by run as a socket that keeps runs together brings it.
+fn exchange(now: Instant, from: &mut Card, to: &mut Card) -> usize {
+    let mut buffer = vec![0xdd; 65_507];
+    let mut packets = 0;
+    let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
+    from.hca.ring(&mut ctx);
+    loop {
+        let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
+        let Some(run) = from.hca.transmit(&mut ctx, &mut (), &mut buffer, 64) else { return packets };
+        let mut frames = vec![];
+        for packet in buffer[..run.bytes].chunks_mut(run.segment) {
+            Icrc::seal(&run.envelope, packet);
+            frames.push(Icrc::split(packet).unwrap().0);
+        }
+        packets += frames.len();
+        let mut placed = 0;
+        for (index, frame) in frames.iter().enumerate() {
+            let mut ctx = Context { now, memory: &mut to.place, events: &mut to.told };
+            if placed == 0 && ctx.memory.is_far() {
+                placed = to.hca.place_ahead(&mut ctx, &run.envelope, &mut frames[index..].iter().copied());
+            }
+            if placed > 0 {
+                placed -= 1;
+                to.hca.receive_placed(&mut ctx, &run.envelope, frame);
+            } else {
+                to.hca.receive(&mut ctx, &run.envelope, frame);
+            }
+        }
+    }
+}
+
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit.max(1)
+    }
+}
+
+/// Requests that cards took, other events, memory and completions of both cards.
+type Outcome = ([Vec<String>; 2], [Vec<String>; 2], [Vec<u8>; 2], [Vec<String>; 2]);
+
+fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
+    let mut dice = Dice(seed);
+    let mut a = Card::new(1, is_far, ends[0]);
+    let mut b = Card::new(2, is_far, ends[1]);
+    let mtu = [Mtu::B256, Mtu::B1024, Mtu::B4096][dice.below(3) as usize];
+    a.connect((Gid::from(b.address), b.number), mtu);
+    b.connect((Gid::from(a.address), a.number), mtu);
+    let mut packets = 0;
+    for round in 1..=6 {
+        // Now and then many short messages of one kind.
+        let series = (dice.below(2) == 0).then(|| (dice.below(600) as u32, dice.below(4)));
+        for id in 0..if series.is_some() { 12 } else { 4 } {
+            let (length, choice) = series.unwrap_or_else(|| match dice.below(4) {
+                0 => (dice.below(600) as u32, dice.below(4)),
+                _ => (dice.below(120_000) as u32, dice.below(4)),
+            });
+            let entries = a.entries(&mut dice, length);
+            let address = dice.below(SIZE - u64::from(length));
+            let remote = RemoteAddress { address, key: b.key };
+            let operation = match choice {
+                0 => Operation::Write { remote, immediate: None },
+                1 => Operation::Write { remote, immediate: Some(7) },
+                2 => Operation::Read { remote },
+                _ => Operation::Send(SendTrailer::None),
+            };
+            let room = b.entries(&mut dice, length + 64);
+            b.receives.place(&Receive { id, scatter: &room }).unwrap();
+            let _ = b.receives.publish();
+            let mut request = SendRequest::new(id, operation, &entries);
+            request.flags = SendFlags::SIGNALED;
+            a.sends.place(&request).unwrap();
+            a.sends.publish();
+            a.sends.ring(&a.doorbell, a.number);
+        }
+        let now = Instant::from_nanos(round * 1_000);
+        loop {
+            let moved = exchange(now, &mut a, &mut b) + exchange(now, &mut b, &mut a);
+            packets += moved;
+            if moved == 0 {
+                break;
+            }
+        }
+    }
+    let accesses = a.place.accesses.get() + b.place.accesses.get();
+    let bytes = [a.bytes(), b.bytes()];
+    let completed = |card: &mut Card| -> Vec<String> {
+        std::iter::from_fn(|| card.completions.pop()).map(|completion| told(&completion)).collect()
+    };
+    let completions = [completed(&mut a), completed(&mut b)];
+    // Requests are taken before their turn where memory is far.
+    let split = |told: Told| -> (Vec<String>, Vec<String>) {
+        told.0.into_iter().partition(|event| event.contains("WorkStarted"))
+    };
+    let ((a_taken, a_told), (b_taken, b_told)) = (split(a.told), split(b.told));
+    (([a_taken, b_taken], [a_told, b_told], bytes, completions), packets, accesses)
+}
+
+#[test]
+fn far_memory_changes_nothing_that_can_be_seen_but_how_often_it_is_reached() {
+    let (mut near_accesses, mut far_accesses) = (0, 0);
+    for seed in 1..=60 {
+        let (near, packets, accesses) = play(seed, false, [SIZE; 2]);
+        near_accesses += accesses;
+        let (far, far_packets, accesses) = play(seed, true, [SIZE; 2]);
+        far_accesses += accesses;
+        assert!(near == far && packets == far_packets, "seed {seed}");
+    }
+    assert!(far_accesses * 3 < near_accesses, "{far_accesses} accesses instead of {near_accesses}");
+}
+
+#[test]
+fn memory_that_cannot_be_reached_is_found_by_the_packet_that_it_belongs_to() {
+    let mut failed = 0;
+    for seed in 1..=120 {
+        let end = Dice(seed + 1_000).below(SIZE);
+        let ends = if seed % 2 == 0 { [end, SIZE] } else { [SIZE, end] };
+        let (near, ..) = play(seed, false, ends);
+        let (far, ..) = play(seed, true, ends);
+        for (near, far) in near.1.iter().zip(&far.1) {
+            for (near, far) in near.iter().zip(far) {
+                assert_eq!(near, far, "seed {seed}");
+            }
+            assert_eq!(near.len(), far.len(), "events, seed {seed}");
+        }
+        assert_eq!(near.3, far.3, "completions, seed {seed}");
+        assert!(near.2 == far.2, "memory, seed {seed}");
+        assert!(far.0[0].starts_with(&near.0[0]), "requests taken, seed {seed}");
+        failed += usize::from(near.1.iter().flatten().any(|event| event.contains("Unreachable")));
+    }
+    assert!(failed > 40, "only {failed} of 120 runs met the end of memory");
+}
