@@ -14,9 +14,9 @@ export function shownTimes() {
   return from >= 0 && to > from ? [from, to] : [-0.01 * end, end * 1.02];
 }
 
-/** Round numbers between two others. */
-export function ticks(from, to, count) {
-  const rough = (to - from) / Math.max(1, count);
+/** Round numbers between two others, at least `least` apart. */
+export function ticks(from, to, count, least = 0) {
+  const rough = Math.max((to - from) / Math.max(1, count), least);
   const power = 10 ** Math.floor(Math.log10(Math.max(rough, 1e-12)));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough) ?? power * 10;
   const found = [];
@@ -117,11 +117,11 @@ function selectionLine(plane) {
 }
 
 /** A scale at the left with lines across. */
-export function valueAxis(plane, top, bottom, low, high, text) {
+export function valueAxis(plane, top, bottom, low, high, text, least = 0) {
   const { context, colour } = plane;
   const y = (value) => bottom - ((value - low) / (high - low || 1)) * (bottom - top);
   context.textAlign = "right";
-  for (const value of ticks(low, high, (bottom - top) / 28)) {
+  for (const value of ticks(low, high, (bottom - top) / 28, least)) {
     context.strokeStyle = colour.line;
     context.beginPath();
     context.moveTo(plane.left, y(value));

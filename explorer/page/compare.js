@@ -69,7 +69,7 @@ export class Compare {
       this.stamp = stamp;
       const [one, other] = app.runs.map(figures);
       replace(this.table, el("table", { class: "list" },
-        el("thead", {}, el("tr", {}, el("th", {}, ""), one.map(([name, value], at) => el("th", {}, (value !== other[at][1] ? "≠ " : "") + name)))),
+        el("thead", {}, el("tr", {}, el("th", {}, ""), one.map(([name, value], at) => el("th", {}, (value !== other[at][1] ? "≠\u00a0" : "") + name)))),
         el("tbody", {}, [one, other].map((counts, number) => el("tr", {}, el("th", {}, app.runs[number].title),
           counts.map(([, value, text], at) => el("td", { class: one[at][1] !== other[at][1] ? "differs" : "" }, text(value))))))));
       replace(this.sides, this.ladders.map((ladder, number) => el("section", { onclick: () => app.state.run !== number && look({ run: number }) },

@@ -4,7 +4,7 @@ import { el, replace, svg } from "./dom.js";
 import { plural, timeText, timeUnit } from "./words.js";
 import { AGAIN, FAULTED, KIND, LOST, MARKED } from "./run.js";
 import { app, filteredEvents, look } from "./state.js";
-import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf } from "./say.js";
+import { faultText, packetDetail, packetLabel, packetMark, sentence, toneMark, toneOf, whoOf } from "./say.js";
 import { Rows } from "./rows.js";
 
 const LANE = 9, LANES = 5;
@@ -170,11 +170,14 @@ export class Ladder {
     const arrived = run.link.values[event];
     const late = !lost && arrived >= 0 ? run.time.values[arrived] - run.time.values[event] : 0;
     if (remarks.length > 0) {
-      if (!lost) group.append(cloth(end - 16 * direction, middle, remarks.join("; ").length + 3, !fromLeft));
+      const remark = (lost ? "" : "⚡ ") + remarks.join("; ");
+      // What is lost ends half way: its remark has the other half.
+      const room = lost ? Math.floor((Math.abs(goal - end) - 24) / characterWidth()) : remark.length;
+      if (!lost) group.append(cloth(end - 16 * direction, middle, remark.length + 1, !fromLeft));
       group.append(svg("text", {
         class: "fault", x: end + (lost ? 12 * direction : -16 * direction), y: middle,
         "text-anchor": (lost ? fromLeft : !fromLeft) ? "start" : "end",
-      }, (lost ? "" : "⚡ ") + remarks.join("; ")));
+      }, remark.length > room ? remark.slice(0, Math.max(1, room - 1)) + "…" : remark));
     } else if (late > 0 && !narrow) {
       group.append(cloth(goal - 14 * direction, middle, timeText(late).length, !fromLeft));
       group.append(svg("text", {
@@ -187,7 +190,9 @@ export class Ladder {
     const atLeft = run.end_.values[event] === connection.ends[0];
     const tone = toneOf(run, event);
     const mark = toneMark(tone);
-    const text = (mark ? mark + " " : "") + sentence(run, event);
+    // Members of a group share its side.
+    const who = connection.ends.includes(run.end_.values[event]) ? "" : whoOf(run, event) + ": ";
+    const text = (mark ? mark + " " : "") + who + sentence(run, event);
     const room = Math.floor((right - left - 30) / 7.2);
     group.append(svg("circle", { class: "dot " + tone, cx: atLeft ? left : right, cy: middle, r: 4 }));
     group.append(svg("text", {

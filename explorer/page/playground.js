@@ -1,38 +1,16 @@
 // The card itself, in the page: a scenario is edited, run by the same code as in the command, and shown.
 
 import { el, replace } from "./dom.js";
-import { countText, plural, timeText } from "./words.js";
-import { LogReader, Run } from "./run.js";
-import { app, look } from "./state.js";
-import { inflated } from "./data.js";
+import { countText, plural, secondsText, timeText } from "./words.js";
+import { Run, readStream } from "./run.js";
+import { app, look, redraw } from "./state.js";
+import { Card, Stopped } from "./card.js";
 
-const OUTPUT = { RESULT: 0, EVENTS: 1, FRAMES: 2 };
+const card = new Card();
 
-/** The module, once it is there, and the card that is made of it. */
-let compiled = null, instance = null;
-
-async function playgroundModule() {
-  compiled ??= await WebAssembly.compile(await new Response(inflated("playground")).arrayBuffer());
-  instance ??= await WebAssembly.instantiate(compiled, {});
-  return instance.exports;
-}
-
-/** Runs a scenario: its result, its event log as text, and its frames. */
-export async function runScenario(text, seed) {
-  const module = await playgroundModule();
-  const bytes = new TextEncoder().encode(text);
-  const at = module.input(bytes.length);
-  new Uint8Array(module.memory.buffer, at, bytes.length).set(bytes);
-  const output = (kind) => new Uint8Array(module.memory.buffer, module.output(kind), module.output_length(kind)).slice();
-  const decode = (kind) => new TextDecoder().decode(output(kind));
-  try {
-    module.run(BigInt.asUintN(64, BigInt(seed)));
-  } catch (error) {
-    // A card that panicked has said why; it is of no use any more.
-    instance = null;
-    throw new Error(decode(OUTPUT.RESULT) || error.message);
-  }
-  return { result: JSON.parse(decode(OUTPUT.RESULT)), events: decode(OUTPUT.EVENTS), frames: output(OUTPUT.FRAMES) };
+/** Runs a scenario: its result, its event log and its frames. */
+export function runScenario(text, seed) {
+  return card.run(text, seed);
 }
 
 /** Text as a word for a link, and back. */
@@ -54,18 +32,21 @@ export class Playground {
     this.text = el("textarea", { class: "scenario", spellcheck: "false", "aria-label": "Scenario" });
     this.seed = el("input", { type: "number", value: "1", min: "0", "aria-label": "Seed", class: "seed" });
     this.go = el("button", { class: "button on", title: "Ctrl+Enter", onclick: () => this.run() }, "Run ▸");
+    this.halt = el("button", { class: "button", title: "End this run", hidden: true, onclick: () => card.stop() }, "Stop ■");
+    this.turn = 0;
     this.verdict = el("div", { class: "play-result", role: "status" });
     this.text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.run();
     });
     this.element = el("div", { class: "play" },
-      el("div", { class: "play-left" }, this.text, el("div", { class: "play-bar" }, this.go, el("label", {}, "seed ", this.seed), this.choice,
+      el("div", { class: "play-left" }, this.text, el("div", { class: "play-bar" }, this.go, this.halt, el("label", {}, "seed ", this.seed), this.choice,
         el("span", { class: "hint" }, "Ctrl+Enter runs it. The same file and seed give the same events as softhca run."))),
       this.verdict);
   }
 
   /** Opens what the link names: a scenario that the page came with, or the text of one. A view of a run needs that run. */
   async open() {
+    this.giveWay();
     this.scenarios = app.meta.scenarios;
     replace(this.choice, this.scenarios.map(({ name }) => el("option", { value: name }, name)));
     const { scenario, seed, text, view } = app.state;
@@ -89,6 +70,8 @@ export class Playground {
   }
 
   choose(name) {
+    this.giveWay();
+    this.choice.value = name;
     this.text.value = this.scenarios.find((scenario) => scenario.name === name).text;
     replace(this.verdict);
     look({ scenario: name, text: "" });
@@ -96,27 +79,59 @@ export class Playground {
 
   draw() {}
 
-  /** Runs what is in the field, and looks at what came of it. */
+  /** Runs what is in the field, and looks at what came of it. A run that is still under way gives way. */
   async run(at = { run: 0, conn: 0, sel: -1, from: -1, to: -1 }) {
-    this.go.disabled = true;
-    replace(this.verdict, el("p", { class: "empty" }, "Running…"));
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    this.giveWay();
+    const { turn } = this;
+    const since = performance.now();
     const [text, seed] = [this.text.value, /^\d+$/.test(this.seed.value) ? this.seed.value : "1"];
     const isOurs = this.scenarios.some((scenario) => scenario.name === this.choice.value && scenario.text === text);
+    const clock = this.begin(since);
     try {
-      const link = { scenario: this.choice.value, seed: seed === "1" ? "" : seed, text: isOurs ? "" : await packText(text) };
       const played = await runScenario(text, seed);
-      this.show(played);
+      this.halt.hidden = true;
+      const link = { scenario: this.choice.value, seed: seed === "1" ? "" : seed, text: isOurs ? "" : await packText(text) };
+      await this.show(played, () => turn === this.turn);
+      if (turn !== this.turn) return;
       app.played = played.result;
       look({ ...link, ...(played.result.problem ? { view: "playground" } : at) });
     } catch (error) {
-      replace(this.verdict, el("p", { class: "play-problem bad" }, "✕ The run broke off: " + error.message));
+      if (turn !== this.turn) return;
+      const what = error instanceof Stopped
+        ? `■ Stopped after ${secondsText(performance.now() - since)}. Nothing of that run is kept. An earlier \`ends\`, or fewer messages, make a shorter one.`
+        : "✕ The run broke off: " + error.message;
+      replace(this.verdict, el("p", { class: "play-problem bad" }, what));
       look({ view: "playground" });
+    } finally {
+      clearInterval(clock);
+      if (turn === this.turn) this.giveWay();
     }
-    this.go.disabled = false;
   }
 
-  show({ result, events, frames }) {
+  /** Ends what runs, if something does: its outcome is not shown any more. */
+  giveWay() {
+    this.turn++;
+    card.stop();
+    this.go.disabled = false;
+    this.halt.hidden = true;
+  }
+
+  /** Shows that something runs, and for how long. */
+  begin(since) {
+    this.go.disabled = true;
+    this.halt.hidden = false;
+    const running = el("p", { class: "empty" });
+    const tell = () => {
+      const passed = performance.now() - since;
+      running.textContent = passed < 1000 ? "Running…" : `Running for ${secondsText(passed)}… The views of the last run can be used meanwhile; Stop ends this one.`;
+    };
+    tell();
+    replace(this.verdict, running);
+    return setInterval(tell, 500);
+  }
+
+  async show({ result, events, frames }, isWanted) {
+    if (!isWanted()) return;
     if (result.problem) {
       const { line, column, message, help } = result.problem;
       replace(this.verdict, el("h3", { class: "bad" }, `✕ line ${line}, column ${column}`), el("p", {}, message), help && el("p", { class: "advice" }, "→ " + help));
@@ -126,12 +141,13 @@ export class Playground {
       return;
     }
     const run = new Run(result.title, "log");
-    const reader = new LogReader(run);
-    reader.take(events);
-    reader.finish();
+    app.runs = [run];
+    // A run that could not be begun has no log.
+    if (events.length > 0) await readStream(new Blob([events]).stream(), run, redraw);
+    run.isComplete = true;
+    if (!isWanted()) return;
     run.takeFrames(frames);
     if (result.why) run.why = result.why;
-    app.runs = [run];
     const mark = { pass: "✓", fail: "✕", error: "!" }[result.verdict];
     replace(this.verdict,
       el("h3", { class: result.verdict === "pass" ? "good" : "bad" }, `${mark} ${result.verdict}`),

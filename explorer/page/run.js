@@ -57,6 +57,9 @@ class Field {
 
 export const NO_PSN = 0xffffffff;
 
+/** The queue pair number of multicast groups. */
+const MULTICAST = 0xffffff;
+
 /** Flags of an event. */
 export const AGAIN = 1, LOST = 2, FAULTED = 4, ARRIVED = 8, FAILED = 16, MARKED = 32, DAMAGED = 64;
 
@@ -195,7 +198,7 @@ export class Run {
       index = this.ends.length;
       const number = this.ends.filter((end) => end.host === host && end.qp !== 0).length + 1;
       const word = this.hosts.words[host];
-      const name = qp === 0 ? word : this.source === "capture" ? `${word} qp ${qp}` : `${word}.${number}`;
+      const name = qp === 0 || qp === MULTICAST ? word : this.source === "capture" ? `${word} qp ${qp}` : `${word}.${number}`;
       this.ends.push({
         index, host, qp, name, zero: -1, conn: -1, early: [], open: new Map(), lanes: [], count: 0, states: [], hasBegun: false,
       });
@@ -215,18 +218,29 @@ export class Run {
         packets: 0, service: "", troubles: 0,
       });
       this.connOf.set(key, index);
-      for (const end of [this.ends[one], this.ends[other]]) {
-        if (end.conn >= 0) continue;
-        end.conn = index;
-        for (const event of end.early) this.place(event, index);
-        end.early = [];
-      }
-      // What happened before the connection was known stands in the order of its time.
-      const rows = this.connections[index].rows;
-      if (rows.length > 1) rows.values.subarray(0, rows.length).sort();
-      if (rows.length > 0 && this.end_.values[rows.values[0]] === other) this.connections[index].ends = [other, one];
+      this.takeEarly(this.connections[index]);
     }
     return index;
+  }
+
+  /** What happened before a connection was known stands in the order of its time, with the brackets of that time. */
+  takeEarly(connection) {
+    const ends = [...new Set(connection.ends)].map((at) => this.ends[at]).filter((end) => end.conn < 0);
+    const early = ends.flatMap((end) => end.early).sort((one, other) => one.event - other.event);
+    for (const end of ends) [end.conn, end.early] = [connection.index, []];
+    const masks = [0, 0];
+    for (const { event, mask } of early) {
+      const at = this.end_.values[event];
+      if (connection.rows.length === 0 && at === connection.ends[1]) connection.ends.reverse();
+      masks[connection.ends.indexOf(at)] = mask;
+      this.conn.values[event] = connection.index;
+      this.row(event, connection.index, masks[0] | masks[1] << 8);
+    }
+  }
+
+  /** A queue pair that got something as a member of a group belongs to the group's ladder from then on, unless it has one. */
+  adopt(end, conn) {
+    if (this.ends[end].conn < 0) this.ends[end].conn = conn;
   }
 
   place(event, conn) {
@@ -235,21 +249,26 @@ export class Run {
   }
 
   /** Makes an event a row of its connection's ladder. */
-  row(event, conn) {
+  row(event, conn, mask = this.laneMask(this.connections[conn])) {
     const kind = this.kind.values[event];
     if (kind === KIND.RECEIVED || kind === KIND.WRITTEN || kind === KIND.NOTIFIED) return;
     const connection = this.connections[conn];
     connection.rows.push(event);
-    connection.lanes.push(this.laneMask(connection));
+    connection.lanes.push(mask);
   }
 
   /** Which brackets are open at both sides: eight bits each. */
   laneMask(connection) {
     let mask = 0;
     for (let side = 0; side < 2; side++) {
-      const lanes = this.ends[connection.ends[side]].lanes;
-      for (let lane = 0; lane < lanes.length; lane++) if (lanes[lane]) mask |= 1 << (Math.min(lane, 7) + 8 * side);
+      mask |= this.openLanes(this.ends[connection.ends[side]]) << (8 * side);
     }
+    return mask;
+  }
+
+  openLanes({ lanes }) {
+    let mask = 0;
+    for (let lane = 0; lane < lanes.length; lane++) if (lanes[lane]) mask |= 1 << Math.min(lane, 7);
     return mask;
   }
 
@@ -257,7 +276,7 @@ export class Run {
     const key = (to * 16384 + from) * 0x1000000 + qp;
     let flow = this.flows.get(key);
     if (!flow) {
-      flow = { requests: new Recent(), responses: new Recent() };
+      flow = { qp, requests: new Recent(), responses: new Recent() };
       this.flows.set(key, flow);
       if (!this.flowsOfHost.has(from)) this.flowsOfHost.set(from, []);
       this.flowsOfHost.get(from).push(flow);
@@ -342,29 +361,42 @@ export class Run {
     const end = this.endAt(host, data.qp);
     this.end_.values[index] = end;
     this.cls.values[index] = CLASS.received;
-    const flow = this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp);
-    const opcode = this.opcode.values[index];
-    const from = flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1;
+    const from = this.departure(index, host, peer, packet);
     if (from >= 0) {
       this.link.values[index] = from;
       if (!(this.flags.values[from] & ARRIVED)) this.link.values[from] = index;
       this.flags.values[from] |= ARRIVED;
       this.conn.values[index] = this.conn.values[from];
+      if (packet.dest_qp === MULTICAST) this.adopt(end, this.conn.values[from]);
     } else {
       this.conn.values[index] = this.ends[end].conn;
     }
   }
 
+  /** The departure of a packet that came, or -1. */
+  departure(index, host, peer, packet) {
+    const opcode = this.opcode.values[index];
+    const find = (flow) => (flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1);
+    // What goes to a group arrives at hosts that it was not addressed to.
+    if (packet.dest_qp === MULTICAST) {
+      return Math.max(-1, ...(this.flowsOfHost.get(peer) ?? []).filter((flow) => flow.qp === MULTICAST).map(find));
+    }
+    return find(this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp));
+  }
+
   fault(index, host, data) {
     this.cls.values[index] = CLASS.fault;
     if (data.psn !== undefined) this.psn.values[index] = data.psn;
-    let found = -1;
+    let [found, toGroup] = [-1, false];
     if (data.opcode !== undefined) {
       const opcode = this.opcodeOf(data.opcode);
       this.opcode.values[index] = opcode;
-      for (const flow of this.flowsOfHost.get(host) ?? []) {
+      // A switch sends what others sent.
+      for (const flow of this.flowsOfHost.get(host) ?? this.flows.values()) {
         const at = (this.responses[opcode] ? flow.responses : flow.requests).find(data.psn, opcode, this);
-        if (at > found) found = at;
+        if (at <= found) continue;
+        found = at;
+        toGroup = flow.qp === MULTICAST;
       }
     }
     if (found < 0) return;
@@ -374,7 +406,8 @@ export class Run {
     this.conn.values[index] = conn;
     this.connections[conn].troubles++;
     this.flags.values[found] |= FAULTED;
-    if (data.effect.kind === "dropped") this.flags.values[found] |= LOST;
+    // One copy of many is not all of them.
+    if (data.effect.kind === "dropped" && !toGroup) this.flags.values[found] |= LOST;
     if (data.effect.kind === "marked-ce") this.flags.values[found] |= MARKED;
     if (!this.faults.has(found)) this.faults.set(found, []);
     this.faults.get(found).push(index);
@@ -416,7 +449,7 @@ export class Run {
     this.cls.values[index] = cls;
     if (end < 0) return;
     const conn = this.ends[end].conn;
-    if (conn < 0) this.ends[end].early.push(index);
+    if (conn < 0) this.ends[end].early.push({ event: index, mask: this.openLanes(this.ends[end]) });
     else this.place(index, conn);
     if (conn >= 0 && (kind === KIND.REFUSED || cls === CLASS.failure)) this.connections[conn].troubles++;
   }
@@ -424,9 +457,7 @@ export class Run {
   dropped(index, host, packet) {
     this.packet(index, packet);
     const peer = this.hostAt(packet.peer);
-    const flow = this.flows.get((host * 16384 + peer) * 0x1000000 + packet.dest_qp);
-    const opcode = this.opcode.values[index];
-    const from = flow ? (this.responses[opcode] ? flow.responses : flow.requests).find(packet.psn, opcode, this) : -1;
+    const from = this.departure(index, host, peer, packet);
     if (from < 0) return;
     this.link.values[index] = from;
     if (!(this.flags.values[from] & ARRIVED)) this.link.values[from] = index;
@@ -679,6 +710,9 @@ function isRounded(data) {
 /** How long the page reads before it lets the browser do something else, and before it draws what there is by then. */
 const SLICE_MS = 24, DRAW_MS = 400;
 
+/** The version of the log whose names and fields this page knows. */
+const LOG_VERSION = 1;
+
 /** Reads the lines of a log as they come. */
 export class LogReader {
   constructor(run) {
@@ -730,6 +764,9 @@ export class LogReader {
       }
       if (header?.format !== "softhca-events" || !Array.isArray(header.vantage_points)) {
         return this.fail("this is no event log; `softhca run --out` writes them as events.jsonl, and `softhca report` reads captures");
+      }
+      if (header.version !== LOG_VERSION) {
+        run.notes.push(`The log has version ${header.version}, this page knows version ${LOG_VERSION}: what is new in it is shown with its fields, and not explained.`);
       }
       run.begin(header);
       start = end + 1;

@@ -83,7 +83,7 @@ export class Sequence {
     const psn = (event) => psnDistance(run.psn.values[event], zero);
     const span = visibleSpan(track, plane, time, psn);
     const y = valueAxis(plane, plane.top + 8, plane.bottom - 8, span[0], span[1], (value) =>
-      Number.isInteger(value) && value >= 0 ? "+" + countText(Math.abs(value)) : "");
+      Number.isInteger(value) && value >= 0 ? "+" + countText(Math.abs(value)) : "", 1);
     plane.y = y;
     if (track.sent.length === 0) {
       context.fillStyle = colour.muted;
@@ -99,7 +99,7 @@ export class Sequence {
     // One mark per pixel is enough.
     let [lastX, lastY] = [-1, -1];
     const [first, last] = rangeOf(track.sent, plane, time);
-    const size = last - first < 4000 ? 4 : 2;
+    const size = last - first < 200 ? 8 : last - first < 4000 ? 4 : 2;
     for (let at = first; at < last; at++) {
       const event = track.sent[at];
       const flags = run.flags.values[event];
@@ -108,7 +108,7 @@ export class Sequence {
       if (!special && Math.round(px) === lastX && Math.round(py) === lastY) continue;
       [lastX, lastY] = [Math.round(px), Math.round(py)];
       if (flags & LOST) cross(context, px, py, 6, colour.red);
-      else if (flags & AGAIN) ring(context, px, py, size + 1, colour.orange);
+      else if (flags & AGAIN) ring(context, px, py, Math.min(size, 4) + 1, colour.orange);
       else {
         context.fillStyle = colour.blue;
         context.fillRect(px - size / 2, py - size / 2, size, size);

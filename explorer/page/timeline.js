@@ -78,13 +78,12 @@ function throughputLane(run, plane) {
     title: isAll ? `payload sent by ${hosts.size} hosts` : "payload sent, by host", weight: 2,
     paint: (context, plane, top, bottom) => {
       const y = valueAxis(plane, top, bottom, 0, high * 1.05, rateText);
-      const dashes = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
       const palette = [plane.colour.blue, plane.colour.orange, plane.colour.purple, plane.colour.green];
       let number = 0;
       for (const [host, values] of sums) {
         const colour = palette[number % 4];
         context.strokeStyle = colour;
-        context.setLineDash(dashes[number % 4]);
+        context.setLineDash(LINE_DASHES[number % 4]);
         context.lineWidth = 1.8;
         context.beginPath();
         values.forEach((value, bin) => {
@@ -190,6 +189,8 @@ function decimalBytes(bytes) {
   return bytes >= 1e6 ? bytes / 1e6 + " MB" : bytes >= 1e3 ? bytes / 1e3 + " KB" : bytes + " B";
 }
 
+const MOST_DASHED = 5000;
+const LINE_DASHES = [[], [6, 3], [2, 3], [8, 3, 2, 3]];
 const SERIES = ["rate", "alpha", "queue depth"];
 
 /** A lane per measured quantity, with a line for each thing that has it. */
@@ -200,7 +201,7 @@ function seriesLanes(run) {
     groups.get(series.name).push(series);
   }
   return SERIES.filter((name) => groups.has(name)).map((name) => {
-    const list = groups.get(name);
+    const list = groups.get(name).sort((one, other) => one.of.localeCompare(other.of));
     let high = 0;
     for (const { values } of list) for (let at = 0; at < values.length; at++) high = Math.max(high, values.values[at]);
     const text = name === "rate" ? rateText : name === "queue depth" ? decimalBytes : (value) => countText(Number(value.toPrecision(4)));
@@ -211,7 +212,8 @@ function seriesLanes(run) {
         const palette = [plane.colour.blue, plane.colour.orange, plane.colour.purple, plane.colour.green];
         list.slice(0, 12).forEach((series, number) => {
           context.strokeStyle = palette[number % 4];
-          context.setLineDash([[], [6, 3], [2, 3]][Math.floor(number / 4) % 3]);
+          // What is the same for two is seen to be two. Long lines would take long to dash.
+          context.setLineDash(series.events.length < MOST_DASHED ? LINE_DASHES[number % 4] : []);
           context.lineWidth = 1.6;
           context.beginPath();
           let before = null;

@@ -27,6 +27,11 @@ export function timeUnit(span) {
   return [1e9, "s"];
 }
 
+/** A time on the clock of whoever waits, in milliseconds. */
+export function secondsText(ms) {
+  return (ms / 1000).toFixed(ms < 9950 ? 1 : 0) + " s";
+}
+
 export function countText(count) {
   return count.toLocaleString("en");
 }

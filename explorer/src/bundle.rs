@@ -26,6 +26,7 @@ const MODULES: &[(&str, &str)] = &[
     ("inspector.js", include_str!("../page/inspector.js")),
     ("overview.js", include_str!("../page/overview.js")),
     ("live.js", include_str!("../page/live.js")),
+    ("card.js", include_str!("../page/card.js")),
     ("playground.js", include_str!("../page/playground.js")),
     ("main.js", include_str!("../page/main.js")),
 ];

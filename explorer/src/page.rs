@@ -117,10 +117,12 @@ impl Page {
         };
         // Only code that this crate holds may run: it is named by its hash, so text from a log cannot.
         let policy = format!(
-            "default-src 'none'; script-src 'sha256-{}'{}; style-src 'sha256-{}'{}; base-uri 'none'; form-action 'none'",
+            "default-src 'none'; script-src 'sha256-{}'{}; style-src 'sha256-{}'{}{}; base-uri 'none'; form-action 'none'",
             STANDARD.encode(Sha256::digest(&script)),
             if meta.playground { " 'wasm-unsafe-eval'" } else { "" },
             STANDARD.encode(Sha256::digest(bundle::STYLE)),
+            // The worker is made from a part of that script.
+            if meta.playground { "; worker-src blob:" } else { "" },
             if meta.live.is_some() { "; connect-src 'self'" } else { "" },
         );
         let meta = serde_json::to_string(&meta).expect("strings and numbers are JSON");

@@ -17,6 +17,7 @@ use softhca_engine::State;
 use softhca_fabric::RuleId;
 use softhca_queue::{Access, Completion, Status};
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
 pub trait Hosts: ConnectionManagers {
@@ -34,6 +35,10 @@ pub trait Hosts: ConnectionManagers {
     fn deregister(&mut self, qp: usize) -> Result<(), String>;
     /// Changes what the memory of a queue pair allows.
     fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String>;
+    /// Makes a queue pair a member of a multicast group.
+    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
+    /// Takes a queue pair out of a multicast group.
+    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
     /// Does something to a cable, a switch or a card.
     fn disturb(&mut self, what: Incident) -> Result<(), String>;
 }
@@ -344,6 +349,8 @@ impl<'p> Play<'p> {
                     Ok(())
                 }
                 Deed::Modify { state, notify_drained } => hosts.modify(step.qp, *state, *notify_drained),
+                Deed::Join(group) => hosts.join(step.qp, *group),
+                Deed::Leave(group) => hosts.leave(step.qp, *group),
                 Deed::Destroy => {
                     self.sides[step.qp].is_gone = true;
                     hosts.destroy(step.qp);

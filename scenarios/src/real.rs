@@ -1,5 +1,6 @@
 //! The same plans in real time: embedded cards on loopback addresses, with the rules on their cables.
 
+mod group;
 mod meeting;
 
 use crate::Recording;
@@ -10,6 +11,7 @@ use crate::play::{Hosts, Play};
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome, Verdict};
 use crate::verbs::{QUEUE_KEY, pattern, request_of};
+use group::Groups;
 use meeting::Meetings;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, Context, Device, EmbeddedOptions, Event, MemoryRegion,
@@ -22,6 +24,7 @@ use softhca_trace::{CaptureWriter, Cast, EventLog, Ladders, PortTap, Story};
 use softhca_wire::{Envelope, Gid, Psn, Qpn, QueueKey};
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant as Clock};
 
@@ -139,6 +142,7 @@ struct Stage<'p> {
     notes: Arc<Mutex<Notes>>,
     cast: Cast,
     meetings: Meetings,
+    groups: Groups,
 }
 
 impl<'p> Stage<'p> {
@@ -159,10 +163,11 @@ impl<'p> Stage<'p> {
             contexts.push(device.open());
             devices.push(device);
         }
-        let mut stage =
-            Stage { plan, devices, contexts, sides: Vec::new(), notes, cast, meetings: Meetings::default() };
+        let (meetings, groups) = (Meetings::default(), Groups::default());
+        let mut stage = Stage { plan, devices, contexts, sides: Vec::new(), notes, cast, meetings, groups };
         stage.create().map_err(|why| why.to_string())?;
         stage.connect().map_err(|why| why.to_string())?;
+        stage.groups = Groups::new(plan, &stage.devices, &stage.sides).map_err(|why| why.to_string())?;
         stage.lay_rules();
         Ok(stage)
     }
@@ -451,7 +456,10 @@ impl Hosts for Stage<'_> {
             inline = region.read_at(sge.address - side.place.0, sge.length as usize);
             posted = posted.inline(&inline);
         }
-        if let Some((handle, number, key)) = &side.target {
+        if let Some(group) = work.group {
+            let (handle, key) = self.groups.target(qp, group);
+            posted = posted.to(handle, Qpn::MULTICAST, key);
+        } else if let Some((handle, number, key)) = &side.target {
             posted = posted.to(handle, *number, *key);
         }
         pair.post(&posted).map_err(|_| Errno::ENOMEM)
@@ -491,6 +499,16 @@ impl Hosts for Stage<'_> {
             Some(region) => region.change_access(access).map_err(|why| why.to_string()),
             None => Err("the region is gone".into()),
         }
+    }
+
+    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let Some(pair) = &self.sides[qp].pair else { return Err("the queue pair is gone".into()) };
+        pair.attach_multicast(self.groups.gid(group)).map_err(|why| why.to_string())
+    }
+
+    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let Some(pair) = &self.sides[qp].pair else { return Err("the queue pair is gone".into()) };
+        pair.detach_multicast(self.groups.gid(group)).map_err(|why| why.to_string())
     }
 
     fn disturb(&mut self, what: Incident) -> Result<(), String> {

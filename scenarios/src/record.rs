@@ -324,6 +324,8 @@ impl Record {
         let requester = match (sense, is_sent) {
             (Sense::Request, true) | (Sense::Response, false) => here,
             (Sense::Response, true) => there,
+            // Anybody may send to a group.
+            (Sense::Request, false) if packet.destination == Qpn::MULTICAST => None,
             (Sense::Request, false) => here.and_then(|here| self.peer_of(here.qp)),
         };
         let class = class_of(packet);

@@ -1,5 +1,6 @@
 //! A plan in virtual time: a world, the programs of its hosts, and a record of what happened.
 
+mod group;
 mod hosts;
 mod meeting;
 mod queue_pairs;
@@ -10,6 +11,7 @@ use crate::plan::{FaultKind, Node, Plan};
 use crate::play::Play;
 use crate::record::Record;
 use crate::report::{Artefacts, Outcome};
+use group::Groups;
 use meeting::Meetings;
 use queue_pairs::{Side, create_queue_pairs};
 use sha2::{Digest, Sha256};
@@ -68,6 +70,7 @@ struct Theatre {
     watcher: Rc<RefCell<Watcher>>,
     by_queue: BTreeMap<(HostId, CqId), usize>,
     meetings: Meetings,
+    groups: Groups,
 }
 
 impl Theatre {
@@ -98,6 +101,7 @@ impl Theatre {
             }
         }
         let sides = create_queue_pairs(plan, &mut world)?;
+        let groups = Groups::new(plan, &mut world, &sides)?;
         let cables = |list: &[usize]| list.iter().map(|cable| CableId(*cable as u32)).collect::<Vec<_>>();
         // Counting rules come first: they see packets before any fault.
         for count in &plan.counts {
@@ -159,7 +163,7 @@ impl Theatre {
         }
         let by_queue = sides.iter().enumerate().map(|(index, side)| ((side.host, side.cq), index)).collect();
         let meetings = Meetings::new(plan);
-        Ok(Theatre { world, sides, watcher, by_queue, meetings })
+        Ok(Theatre { world, sides, watcher, by_queue, meetings, groups })
     }
 
     /// Plays until nothing is left to happen or the limit is reached; tells whether something was left.

@@ -4,12 +4,17 @@
 use crate::language::Placement;
 use crate::plan::{Area, Job, PairPlan, Work};
 use softhca_engine::QpKind;
-use softhca_queue::cm::{Parameters, PortSpace};
+use softhca_queue::cm::{DATAGRAM_KEY, Parameters, PortSpace};
 use softhca_queue::{Operation, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
 /// The Q_Key of datagram pairs.
 pub(crate) const QUEUE_KEY: QueueKey = QueueKey(0x1111_1111);
+
+/// The Q_Key of a datagram queue pair, and of the groups that it sends to.
+pub(crate) fn key_of(pair: &PairPlan) -> QueueKey {
+    if pair.by_cm { DATAGRAM_KEY } else { QUEUE_KEY }
+}
 
 /// What is larger than this is left as zeroes: nobody looks at every byte of it.
 pub(crate) const LARGEST_FILLED: u64 = 1 << 20;

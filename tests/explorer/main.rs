@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         needs("the_page_reads_every_field_as_trace_does", fields),
         needs("what_is_broken_is_said_in_the_page", broken),
         needs("text_never_becomes_markup", markup),
+        needs("a_group_has_its_ladder", multicast),
         needs("a_file_can_be_opened_in_the_page", open_file),
         needs("a_run_that_goes_on_is_followed", live),
         needs("why_something_failed_is_told_and_leads_to_its_packets", why),
@@ -367,6 +368,20 @@ fn markup() {
         assert_eq!(browser.number("document.querySelectorAll('img').length"), 0.0, "{view}");
         assert!(browser.text("document.title").starts_with("</script>"), "{view}");
     }
+    browser.is_content();
+}
+
+/// What goes to a group has a ladder: its sender at one side, the group with its members at the other.
+fn multicast() {
+    let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/captures/ud-multicast.jsonl");
+    let mut browser = Browser::start(1440, 900);
+    browser.open(&stories::page(&log), "");
+    assert_eq!(browser.text("document.querySelectorAll('.ladder-head b')[1].textContent"), "239.1.2.3");
+    let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
+    for words in ["SEND_ONLY +0", "bob.1: RECEIVE: success, 140 B", "bob.2: SEND_ONLY +0 not taken"] {
+        assert!(ladder.contains(words), "{words:?} is not in {ladder}");
+    }
+    browser.picture("multicast");
     browser.is_content();
 }
 

@@ -50,6 +50,7 @@ fn play() {
     hashes(&mut browser);
     links(&mut browser, &page);
     refusals(&mut browser);
+    stops(&mut browser);
 }
 
 /// The same scenario and seed give the same events here and there.
@@ -109,5 +110,34 @@ fn refusals(browser: &mut Browser) {
     browser.picture("playground-problem");
     browser.value("views.playground.choose('rnr-recovers'); views.playground.run()");
     browser.wait("document.querySelector('.play-result').textContent.includes('pass')");
+    browser.is_content();
+}
+
+/// A run that would take for ever leaves the page alone, and ends when somebody says so, or begins another.
+fn stops(browser: &mut Browser) {
+    let endless = "title = 'endless'\nends = '600s'\n[hosts]\nalice = {}\nbob = {}\n[[pair]]\nqps = ['alice.1', 'bob.1']\n\
+                   [[workload]]\nstream = { qp = 'alice.1', op = 'write', bytes = 64, every = '1ms' }\n";
+    let start = format!(
+        "views.playground.text.value = {}; app.played = undefined; document.querySelector('.play-bar .button').click()",
+        serde_json::to_string(endless).expect("JSON")
+    );
+    let halt = "!document.querySelector('.play-bar .button[title=\"End this run\"]').hidden";
+    browser.value(&start);
+    browser.wait("document.querySelector('.play-result').textContent.includes('Running for')");
+    browser.picture("playground-running");
+    // The run before it can still be looked at.
+    browser.click("#tab-ladder");
+    assert!(browser.number("document.querySelectorAll('.step').length") > 0.0);
+    browser.click("#tab-playground");
+    assert_eq!(browser.value(halt), true);
+    browser.click(".play-bar .button[title=\"End this run\"]");
+    browser.wait("document.querySelector('.play-result').textContent.includes('Stopped after')");
+    assert_eq!(browser.value(&format!("app.played === undefined && !({halt})")), true);
+    browser.picture("playground-stopped");
+    browser.value(&start);
+    browser.wait(halt);
+    browser.value("views.playground.choose('rnr-recovers'); void views.playground.run()");
+    browser.wait("document.querySelector('.play-result').textContent.includes('pass')");
+    assert_eq!(browser.value(&format!("app.played.title === currentRun().title && !({halt})")), true);
     browser.is_content();
 }

@@ -4,6 +4,7 @@ use super::{AcceptSpec, AccessRight, ConnectSpec, ListenSpec, RejectSpec, StateN
 use crate::quantity::{Share, Size, Time};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use std::net::IpAddr;
 
 /// One work request, or one change of a queue pair, at its time.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
@@ -47,6 +48,10 @@ pub struct Step {
     /// End the connection.
     #[serde(default)]
     pub disconnect: bool,
+    /// Make the datagram queue pair a member of a multicast group.
+    pub join: Option<IpAddr>,
+    /// Take it out of a multicast group.
+    pub leave: Option<IpAddr>,
     /// Destroy the queue pair.
     #[serde(default)]
     pub destroy: bool,
@@ -87,6 +92,8 @@ pub struct TransferSpec {
     pub bytes: Size,
     /// The queue pair at the other end; the connected one, and the only one possible unless datagrams are sent.
     pub to: Option<String>,
+    /// The multicast group that a datagram goes to, in place of the other queue pair.
+    pub group: Option<IpAddr>,
     /// Where in one's own memory.
     #[serde(default)]
     pub offset: u64,

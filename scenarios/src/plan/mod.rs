@@ -5,6 +5,7 @@ mod check;
 mod connect;
 mod expectations;
 mod fault;
+mod group;
 pub(crate) mod limits;
 mod measures;
 mod network;
@@ -191,6 +192,9 @@ impl Plan {
         }
         if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
             return Some("the memory of a real process stays where it is");
+        }
+        if self.groups().len() > 256 {
+            return Some("at most 256 multicast groups get addresses of their own there");
         }
         let cuts = |fault: &FaultPlan| match &fault.kind {
             FaultKind::Packets { rule, .. } => {

@@ -19,6 +19,8 @@ pub(super) struct Traffic {
     pub reads: bool,
     pub atomics: bool,
     pub datagrams: bool,
+    /// Some of it goes to multicast groups, and so to every host.
+    pub to_groups: bool,
     /// Somebody acknowledges.
     pub is_reliable: bool,
 }
@@ -84,6 +86,7 @@ impl Reach {
             if let Deed::Post(work) = &step.deed {
                 let pair = &pairs[qps[step.qp].pair];
                 reach.add(step.qp, pair, work.job, work.bytes, Some(u64::from(step.repeat)));
+                reach.traffic.entry(step.qp).or_default().to_groups |= work.group.is_some();
             }
         }
         for flow in flows {

@@ -532,7 +532,9 @@ fn reachable(
         }
         let Some(traffic) = builder.reach.of(index) else { continue };
         let peer = builder.qps[plan.peer].host;
-        let asks = requests && passes(plan.host, peer) && traffic.asks(everything);
+        let to_anybody =
+            traffic.to_groups && (0..builder.network.hosts.len()).any(|host| passes(plan.host, host));
+        let asks = requests && (passes(plan.host, peer) || to_anybody) && traffic.asks(everything);
         let answered = answers && passes(peer, plan.host) && traffic.is_answered(all_answers);
         if asks || answered {
             found = true;

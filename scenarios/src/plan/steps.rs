@@ -7,7 +7,7 @@ use crate::source::{Problem, join};
 use softhca_engine::{Limits, QpKind};
 use std::collections::BTreeMap;
 
-const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, modify, destroy, unmap, deregister, reregister";
+const DEEDS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, join, leave, modify, destroy, unmap, deregister, reregister";
 
 impl Builder<'_> {
     /// The steps of the file, in its order.
@@ -70,6 +70,7 @@ impl Builder<'_> {
                 fence: spec.fence,
                 solicited: spec.solicited,
                 inline: spec.inline,
+                group: spec.group,
             }))
         };
         let atomic = |spec: &AtomicSpec, key: &str, job: Job| -> Result<Deed, Problem> {
@@ -86,6 +87,7 @@ impl Builder<'_> {
                 fence: false,
                 solicited: false,
                 inline: false,
+                group: None,
             }))
         };
         let mut deeds = Vec::new();
@@ -119,6 +121,7 @@ impl Builder<'_> {
             deeds.push(Deed::Modify { state: state_of(spec.state), notify_drained: spec.notify_drained });
         }
         deeds.extend(self.connecting(step, qp, path)?);
+        deeds.extend(self.grouping(step, qp, path)?);
         if step.destroy {
             deeds.push(Deed::Destroy);
         }
@@ -155,6 +158,9 @@ impl Builder<'_> {
     fn check_transfer(&self, spec: &TransferSpec, qp: usize, job: Job, path: &str) -> Result<(), Problem> {
         self.check_service(qp, job, path)?;
         let plan = &self.qps[qp];
+        if let Some(group) = spec.group {
+            self.check_sent_to(group, spec, qp, path)?;
+        }
         if let Some(to) = &spec.to {
             let peer = &self.qps[plan.peer].name;
             if to != peer {

@@ -3,6 +3,7 @@
 use crate::language::Placement;
 use softhca_engine::State;
 use softhca_queue::Access;
+use std::net::IpAddr;
 
 /// The four areas of a queue pair's memory, in this order, each as large as the largest message needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,8 @@ pub struct Work {
     pub solicited: bool,
     /// The data travels in the request.
     pub inline: bool,
+    /// The multicast group that it goes to, in place of the peer.
+    pub group: Option<IpAddr>,
 }
 
 /// What a step does.
@@ -121,6 +124,10 @@ pub enum Deed {
     },
     /// Ends the connection.
     Disconnect,
+    /// Becomes a member of a multicast group.
+    Join(IpAddr),
+    /// Leaves a multicast group.
+    Leave(IpAddr),
     /// Destroys the queue pair.
     Destroy,
     /// Takes its memory away.

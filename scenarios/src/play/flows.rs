@@ -81,6 +81,7 @@ impl Play<'_> {
             fence: false,
             solicited: false,
             inline: false,
+            group: None,
         }
     }
 

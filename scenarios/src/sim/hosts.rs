@@ -8,7 +8,8 @@ use crate::verbs::request_of;
 use softhca_engine::{AsyncEvent, Instant, Modify, State};
 use softhca_fabric::{CableId, Direction, HostId, SwitchId};
 use softhca_queue::{Access, Payload, Receive, Sge};
-use softhca_wire::{LocalKey, RemoteKey};
+use softhca_wire::{Gid, LocalKey, RemoteKey};
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 
 impl Theatre {
@@ -33,7 +34,7 @@ impl Hosts for Theatre {
             return Err(Errno::EINVAL);
         }
         let (mut request, sge) = request_of(id, work, self.place(qp), self.place(side.peer));
-        request.datagram = side.datagram;
+        request.datagram = work.group.map_or(side.datagram, |group| self.groups.datagram(qp, group));
         let inline;
         let gather = [sge];
         request.payload = if work.inline {
@@ -88,6 +89,18 @@ impl Hosts for Theatre {
         let side = self.sides[qp];
         let changed = self.world.on(side.host).reregister(side.key, |region| region.access = access);
         changed.map(|_| ()).map_err(|why| why.to_string())
+    }
+
+    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let side = self.sides[qp];
+        let joined = self.world.on(side.host).attach_multicast(side.qpn, Gid::from(group));
+        joined.map_err(|why| why.to_string())
+    }
+
+    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let side = self.sides[qp];
+        let left = self.world.on(side.host).detach_multicast(side.qpn, Gid::from(group));
+        left.map_err(|why| why.to_string())
     }
 
     fn disturb(&mut self, what: Incident) -> Result<(), String> {

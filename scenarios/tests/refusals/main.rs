@@ -60,6 +60,27 @@ fn xrc_is_refused_by_name_with_the_reason() {
 }
 
 #[test]
+fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
+    let ud = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\n";
+    let step = |what: &str| format!("{ud}{what}\n");
+    read(&step("join = \"239.1.2.3\"")).expect("this is right");
+    refused(
+        "[[step]]\nqp = \"alice.1\"\njoin = \"239.1.2.3\"\n",
+        &["s.toml:16:8", "only UD", "transport = \"ud\""],
+    );
+    refused(&step("join = \"10.0.0.1\""), &["10.0.0.1 is no multicast address", "239.255.255.255"]);
+    refused(&step("join = \"ff02::1\""), &["alice has the address 10.0.0.1", "other family"]);
+    refused(&step("leave = \"239.1.2.3\""), &["alice.2 is no member of 239.1.2.3", "join = "]);
+    refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["no multicast address"]);
+    refused(
+        &step("send = { bytes = 10, group = \"239.1.2.3\", to = \"bob.2\" }"),
+        &["a queue pair or to a group"],
+    );
+    let other = "[[step]]\nqp = \"alice.1\"\nsend = { bytes = 10, group = \"239.1.2.3\" }\n";
+    refused(other, &["only UD"]);
+}
+
+#[test]
 fn names_that_do_not_exist_are_refused() {
     refused(
         "[[step]]\nqp = \"alice.2\"\nwrite = { bytes = 1 }\n",

@@ -23,7 +23,8 @@ use std::net::IpAddr;
 
 /// What the first line of a log calls itself.
 pub const FORMAT: &str = "softhca-events";
-/// The version of the format. It changes whenever a name or a field does.
+/// The version of the format: a release in which a name or a field is new, gone or of another meaning has the
+/// next one.
 pub const VERSION: u32 = 1;
 
 /// The first line of a log.
