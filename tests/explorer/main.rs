@@ -211,7 +211,7 @@ fn compare() {
     browser.wait("document.querySelectorAll('.compare .ladder-sheet').length === 2");
     let table = browser.text("document.querySelector('.compare-table').textContent");
     assert!(
-        table.contains("go-back-n") && table.contains("go-back-0") && table.contains("≠ of these again"),
+        table.contains("go-back-n") && table.contains("go-back-0") && table.contains("≠\u{a0}of these again"),
         "{table}"
     );
     let again: Value = browser.value("app.runs.map((run) => figures(run)[1][1])");
