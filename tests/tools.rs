@@ -26,7 +26,7 @@ pub fn needs(program: &'static str, name: &str, test: fn()) -> Trial {
     needs_with(program, name, test)
 }
 
-/// As [`needs`], for a test that knows more than its name.
+/// As [`needs()`], for a test that knows more than its name.
 pub fn needs_with(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
     if is_installed(program) {
         return Trial::test(name, move || {
