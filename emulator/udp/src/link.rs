@@ -27,7 +27,7 @@ const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
 /// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
 /// socket, together with those of all its other peers.
 const UNHEARD: u32 = 2;
-/// The longest pause between later ones: sixty-four peers of a port that stands still for seven seconds fit its socket.
+/// The longest pause between later ones. They fill a socket that nobody reads, so that many peers ask seldom.
 const LONGEST_PAUSE: u64 = 2000 * MILLISECOND;
 /// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
 /// that was stopped may have been given up by its peers.
