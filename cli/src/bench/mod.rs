@@ -10,7 +10,7 @@ mod programs;
 mod table;
 
 use clap::Args;
-use mode::Mode;
+use mode::{Daemon, Mode};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         if arguments.mode.as_ref().is_some_and(|mode| mode != wanted) {
             continue;
         }
-        let mode = if wanted == "embedded" { Ok(Mode::Embedded) } else { Mode::daemon() };
+        let mode = if wanted == "embedded" { Ok(Mode::Embedded) } else { Daemon::start().map(Mode::Daemon) };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
             eprintln!("softhca: {wanted}: {why}");
             return ExitCode::FAILURE;

@@ -20,22 +20,6 @@ pub struct Daemon {
 }
 
 impl Mode {
-    /// Starts a daemon to measure.
-    pub fn daemon() -> Result<Mode, Failure> {
-        let name = format!("bench-{}", std::process::id());
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = child.stdout.take().ok_or("the daemon has no output")?;
-        let daemon = Daemon { name, child };
-        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
-        match lines.find(|line| line.starts_with("ready: ")) {
-            Some(_) => Ok(Mode::Daemon(daemon)),
-            None => Err("the daemon did not start".into()),
-        }
-    }
-
     pub fn name(&self) -> &'static str {
         match self {
             Mode::Embedded => "embedded",
@@ -48,13 +32,36 @@ impl Mode {
         Ok(match self {
             Mode::Embedded => [Device::embedded()?, Device::embedded()?],
             #[cfg(target_os = "linux")]
-            Mode::Daemon(Daemon { name, .. }) => {
-                let open = |host| Device::daemon_host(Some(name.as_str()), Some(host));
+            Mode::Daemon(daemon) => {
+                let open = |host| Device::daemon_host(Some(daemon.name()), Some(host));
                 [open("alice")?, open("bob")?]
             }
             #[cfg(not(target_os = "linux"))]
-            Mode::Daemon(Daemon { name, .. }) => return Err(format!("no daemon {name} here").into()),
+            Mode::Daemon(daemon) => return Err(format!("no daemon {} here", daemon.name()).into()),
         })
+    }
+}
+
+impl Daemon {
+    /// Starts a daemon to measure.
+    pub fn start() -> Result<Daemon, Failure> {
+        let name = format!("bench-{}", std::process::id());
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = child.stdout.take().ok_or("the daemon has no output")?;
+        let daemon = Daemon { name, child };
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        match lines.find(|line| line.starts_with("ready: ")) {
+            Some(_) => Ok(daemon),
+            None => Err("the daemon did not start".into()),
+        }
+    }
+
+    /// What `--name` calls it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 }
 

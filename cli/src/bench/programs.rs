@@ -1,5 +1,6 @@
 //! Unmodified programs through `softhca exec`: perftest beside iperf3 and a TCP ping-pong, in turns.
 
+use super::mode::Daemon;
 use super::peer;
 use super::table::Figure;
 use super::{Effort, Failure};
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 /// The bytes of a small message.
 const SMALL: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// Where the two ends of a program run: as programs on one machine do that nobody places, and as on two machines.
+const PLACES: [(&str, [&str; 2]); 2] = [("", ["alice", "alice"]), ("-two-hosts", ["alice", "bob"])];
 
 /// One run of a program.
 struct Benchmark {
@@ -70,19 +74,41 @@ pub fn measure(
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
-    for benchmark in BENCHMARKS.iter().filter(|benchmark| wanted(benchmark.name)) {
-        row(&benchmark.measure(effort).map_err(|why| format!("{}: {why}", benchmark.name))?);
+    let daemon = Daemon::start()?;
+    for benchmark in &BENCHMARKS {
+        for (suffix, hosts) in PLACES {
+            let name = format!("{}{suffix}", benchmark.name);
+            if wanted(&name) {
+                let ends = Ends { daemon: daemon.name(), hosts };
+                let figure = benchmark.measure(&name, ends, effort);
+                row(&figure.map_err(|why| format!("{name}: {why}"))?);
+            }
+        }
     }
     Ok(())
 }
 
+/// The hosts of the server and of the client.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    daemon: &'a str,
+    hosts: [&'a str; 2],
+}
+
+impl<'a> Ends<'a> {
+    /// What runs a program on one of them.
+    fn exec(&self, end: usize) -> Vec<&'a str> {
+        vec!["exec", "--no-view", "--name", self.daemon, "--host", self.hosts[end], "--"]
+    }
+}
+
 impl Benchmark {
-    fn measure(&self, effort: Effort) -> Result<Figure, Failure> {
+    fn measure(&self, name: &str, ends: Ends, effort: Effort) -> Result<Figure, Failure> {
         let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
         // A program starts and connects in half a second: fewer rounds than the card alone has.
         for _ in 0..effort.rounds.min(5) {
             raws.push(self.bare(effort)?);
-            let (value, tail) = self.run(effort)?;
+            let (value, tail) = self.run(ends, effort)?;
             values.push(value);
             tails.extend(tail);
         }
@@ -93,7 +119,7 @@ impl Benchmark {
             Kind::Rate => "M/s",
         };
         let p99 = (!tails.is_empty()).then(|| super::card::median(tails));
-        Ok(Figure { name: self.name.into(), mode: "programs", unit, value, raw, ratio: value / raw, p99 })
+        Ok(Figure { name: name.into(), mode: "programs", unit, value, raw, ratio: value / raw, p99 })
     }
 
     fn iterations(&self, effort: Effort) -> usize {
@@ -113,15 +139,13 @@ impl Benchmark {
     }
 
     /// What the program says, and the 99th percentile of latencies.
-    fn run(&self, effort: Effort) -> Result<(f64, Option<f64>), Failure> {
+    fn run(&self, ends: Ends, effort: Effort) -> Result<(f64, Option<f64>), Failure> {
         let own = std::env::current_exe()?;
         let (port, count) = (peer::free_port()?, self.iterations(effort).to_string());
-        let name = format!("bench-{}", std::process::id());
-        let mut words = vec!["exec", "--no-view", "--name", &name, "--"];
-        words.extend(self.words);
-        words.extend(["-F", "-p", &port, "-n", &count]);
-        let client = [&words[..], &["localhost"]].concat();
-        let text = peer::pair((Command::new(&own), &words), (Command::new(&own), &client))?;
+        let common = [self.words, &["-F", "-p", &port, "-n", &count]].concat();
+        let server = [ends.exec(0), common.clone()].concat();
+        let client = [ends.exec(1), common, vec!["localhost"]].concat();
+        let text = peer::pair((Command::new(&own), &server), (Command::new(&own), &client))?;
         figure(&text, self.kind).ok_or_else(|| format!("cannot read: {text}").into())
     }
 }
