@@ -60,7 +60,7 @@ struct Sender {
     /// What the sender says it has consumed, and when it said so; settled when the socket is empty.
     claimed: u64,
     claimed_at: u64,
-    /// Of what arrives, this much was sent before the first grant, if the socket was not empty since.
+    /// So much may be in the socket that was sent before the first grant, if the socket was not empty since.
     strays: u64,
     since: u64,
     /// The furthest `consumed + returned` seen, which dates a REQUEST.
@@ -88,8 +88,9 @@ pub struct Granter {
     senders: BTreeMap<IpAddr, Sender>,
     /// Who needs a grant for the very next frame, in the order of asking.
     waiting: VecDeque<IpAddr>,
-    /// The sum over all senders.
+    /// The sums over all senders.
     outstanding: u64,
+    strays: u64,
     /// What forgotten senders may still have in the socket, and when the last was forgotten.
     retired: BTreeMap<IpAddr, u64>,
     retired_at: u64,
@@ -112,6 +113,7 @@ impl Granter {
             senders: BTreeMap::new(),
             waiting: VecDeque::new(),
             outstanding: 0,
+            strays: 0,
             retired: BTreeMap::new(),
             retired_at: 0,
             held: BTreeMap::new(),
@@ -131,6 +133,11 @@ impl Granter {
     /// How much of it is in senders' hands, in the socket, or held behind it.
     pub fn outstanding(&self) -> u64 {
         self.outstanding + self.retired.values().sum::<u64>() + self.held.values().sum::<u64>()
+    }
+
+    /// How much may be granted now.
+    fn free(&self) -> u64 {
+        self.budget.saturating_sub(self.outstanding() + self.strays)
     }
 
     /// So much of what was received is kept: it does not make room for more.
@@ -153,14 +160,13 @@ impl Granter {
 
     /// Takes in what a sender says.
     pub fn request(&mut self, from: IpAddr, request: &Request, now: u64) {
-        // Consumed before anything was granted: the sender took us for a port of another make.
-        let strays = request.consumed;
-        let sender = self.senders.entry(from).or_insert_with(|| Sender {
-            granted: strays,
-            drained: strays,
-            strays: strays.min(self.budget * 2),
-            since: now,
-            ..Sender::default()
+        let sender = self.senders.entry(from).or_insert_with(|| {
+            // Consumed before anything was granted: an earlier life of this port had granted it, or the sender took
+            // us for a port of another make. The last of it may have come to this socket.
+            let consumed = request.consumed;
+            let strays = consumed.min(self.budget);
+            self.strays += strays;
+            Sender { granted: consumed, drained: consumed, strays, since: now, ..Sender::default() }
         });
         let reached = request.consumed.saturating_add(request.returned);
         if reached < sender.reached {
@@ -201,6 +207,7 @@ impl Granter {
         if let Some(sender) = self.senders.get_mut(&from) {
             let stray = charge.min(sender.strays);
             sender.strays -= stray;
+            self.strays -= stray;
             let drained = (charge - stray).min(sender.outstanding());
             sender.drained += drained;
             self.outstanding -= drained;
@@ -216,7 +223,8 @@ impl Granter {
         if let Some(sender) = self.senders.remove(&from) {
             self.waiting.retain(|waiting| *waiting != from);
             self.outstanding -= sender.outstanding();
-            *self.retired.entry(from).or_default() += sender.outstanding();
+            self.strays -= sender.strays;
+            *self.retired.entry(from).or_default() += sender.outstanding() + sender.strays;
             self.retired_at = now;
             self.changed = true;
         }
@@ -234,7 +242,8 @@ impl Granter {
         self.settle_at = None;
         for sender in self.senders.values_mut() {
             if now >= sender.since + SETTLE {
-                sender.strays = 0;
+                self.changed |= sender.strays > 0;
+                self.strays -= std::mem::take(&mut sender.strays);
             }
             let claimed = sender.claimed > sender.drained;
             if claimed && now >= sender.claimed_at + SETTLE {
@@ -280,7 +289,7 @@ impl Granter {
         self.crowded = wanting * LARGEST_CHARGE > self.budget;
         self.share = (self.budget / wanting).max(LARGEST_CHARGE);
         while let Some(address) = self.waiting.front() {
-            let free = self.budget - self.outstanding();
+            let free = self.free();
             let sender = self.senders.get_mut(address).expect("who waits is known");
             let need = sender.needed.saturating_sub(sender.granted).min(LARGEST_CHARGE);
             if need > free {
@@ -308,7 +317,7 @@ impl Granter {
     fn top_up(&mut self) {
         let worth_a_message = (self.share / 4).max(LARGEST_CHARGE);
         let reserve = (self.budget / 8).max(LARGEST_CHARGE);
-        let mut free = (self.budget - self.outstanding()).saturating_sub(reserve);
+        let mut free = self.free().saturating_sub(reserve);
         for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants()) {
             let held = self.held.get(address).copied().unwrap_or(0);
             let room = self.share.saturating_sub(sender.outstanding() + held);
@@ -374,10 +383,11 @@ impl Holder {
         }
     }
 
-    /// Forgets everything but what waits: the peer knows nothing of us any more.
+    /// Forgets everything but what waits and what was sent: the peer knows nothing of us any more, and the last of
+    /// what we sent may be in its present life's way.
     pub fn restart(&mut self, now: u64) {
-        let need = self.need;
-        *self = Holder { need, ask: need > 0, ..Holder::new(now) };
+        let Holder { need, consumed, .. } = *self;
+        *self = Holder { need, consumed, granted: consumed, ask: need > 0, ..Holder::new(now) };
     }
 
     /// How much charge may be sent now.

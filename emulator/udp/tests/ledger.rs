@@ -154,14 +154,19 @@ impl World {
         }
         for port in 0..self.ports.len() {
             if self.ports[port].down_until.is_some_and(|until| now >= until) {
-                let backlog = std::mem::take(&mut self.ports[port].backlog);
-                self.ports[port] = self.new_port(backlog.len());
-                self.ports[port].backlog = backlog;
+                self.restart(port);
             }
             if self.ports[port].down_until.is_none() && now >= self.ports[port].stopped_until {
                 self.turn(port);
             }
         }
+    }
+
+    /// A new life of a port, which knows nothing of the one before.
+    fn restart(&mut self, port: usize) {
+        let backlog = std::mem::take(&mut self.ports[port].backlog);
+        self.ports[port] = self.new_port(backlog.len());
+        self.ports[port].backlog = backlog;
     }
 
     fn break_something(&mut self) {
@@ -308,6 +313,25 @@ fn seventy_senders_share_a_stock_buffer() {
             least > 0 && most < 200,
             "nobody is done and nobody starved at half time: {least} to {most} left"
         );
+    }
+}
+
+#[test]
+fn a_port_that_is_back_at_once_does_not_grant_what_its_earlier_life_had_granted() {
+    for seed in 0..200 {
+        let mut world = World::new(seed, 2, budget(212_992), NO_FAULTS);
+        world.faulty_until = 0;
+        world.ports[1].backlog[0] = 4000;
+        for life in 0..6 {
+            // A slow reader: what is granted is used, and stays in the socket.
+            world.ports[0].appetite = 1;
+            let until = world.now + MILLISECOND * (20 + 7 * life);
+            while world.now < until {
+                world.tick();
+            }
+            world.restart(0);
+        }
+        world.run(400 * SECOND);
     }
 }
 
