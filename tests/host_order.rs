@@ -1,13 +1,13 @@
-//! What a card makes of frames that come in another order than that of their PSNs: a port of our own make, played
-//! by hand, sends them so.
+//! What a card makes of a port of our own make, played by hand, that sends frames in another order than that of
+//! their PSNs, or answers late.
 
 use softhca::{
     AsyncEvent, CompletionQueue, Context, Device, Endpoint, Gid, Path, Psn, QpKind, Qpn, QueuePair,
-    ReceiveRequest, State,
+    ReceiveRequest, SendRequest, State,
 };
 use softhca_tests::process::PATIENCE;
 use softhca_udp::{Batch, HostSockets, Links, RoceSocket, SocketOptions, bind_host, budget};
-use softhca_wire::link::{Incarnation, Message};
+use softhca_wire::link::{Body, Incarnation, Message};
 use softhca_wire::{Bth, Envelope, ICRC_LEN, Icrc, Opcode, PartitionKey};
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,10 @@ struct Stage {
     links: Links,
     batch: Batch,
     started: Instant,
+    /// The port answers no heartbeat, and wants back what it grants.
+    is_busy: bool,
+    /// Datagrams that the card sent to the RoCE port.
+    frames: usize,
 }
 
 impl Stage {
@@ -40,7 +44,8 @@ impl Stage {
         pair.connect(&Endpoint { gid, queue_pair, psn: Psn::new(FIRST) }, &Path::default()).unwrap();
         let links = Links::new(Incarnation::new(1), budget(port.roce.receive_buffer()), 0);
         let card = device.address();
-        Stage { context, queue, pair, card, port, links, batch: Batch::new(), started: Instant::now() }
+        let (batch, started) = (Batch::new(), Instant::now());
+        Stage { context, queue, pair, card, port, links, batch, started, is_busy: false, frames: 0 }
     }
 
     fn now(&self) -> u64 {
@@ -55,18 +60,26 @@ impl Stage {
             for chunk in self.batch.chunks() {
                 if socket.local_address() == self.port.roce.local_address() {
                     self.links.received(chunk.source.ip(), chunk.charge(), now);
+                    self.frames += chunk.datagrams().count();
                     continue;
                 }
                 for datagram in chunk.datagrams() {
                     let message = Message::parse(datagram.bytes).expect("link control");
-                    self.links.handle(datagram.source.ip(), &message, now);
+                    if !self.is_busy || !matches!(message.body, Body::Heartbeat(_)) {
+                        self.links.handle(datagram.source.ip(), &message, now);
+                    }
                 }
             }
         }
         if self.links.next_timeout().is_some_and(|at| at <= now) {
             self.links.expire(now);
         }
-        while let Some((to, message)) = self.links.transmit(now) {
+        while let Some((to, mut message)) = self.links.transmit(now) {
+            if let Body::Grant(grant) = &mut message.body
+                && self.is_busy
+            {
+                grant.keep = 0;
+            }
             self.port.link.send_run(to, 0, Message::LEN, &message.emit()).unwrap();
         }
     }
@@ -162,4 +175,17 @@ fn an_order_that_a_rule_changed_is_left_as_it_is() {
     stage.break_down();
     let counters = stage.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (0, 1));
+}
+
+#[test]
+fn a_grant_that_could_not_be_used_in_time_is_asked_for_again() {
+    let mut stage = Stage::new();
+    stage.is_busy = true;
+    stage.pair.post(&SendRequest::send(1, &[])).unwrap();
+    // The card is granted what it needs, may not use it, gives it back, and has no use for more after a while.
+    let enough = Instant::now() + Duration::from_secs(2);
+    stage.until("time stands still", |_| Instant::now() >= enough);
+    assert_eq!(stage.frames, 0, "no frame is sent to a port that has not answered");
+    stage.is_busy = false;
+    stage.until("nothing was sent any more", |stage| stage.frames > 0);
 }

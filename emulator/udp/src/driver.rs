@@ -520,6 +520,10 @@ impl<M: Memory> Driver<M> {
                     }
                     hca.resume(&mut ctx, event.peer);
                     hca.fail_link(&mut ctx, event.peer);
+                    // What has no connection to lose asks again.
+                    if waiting.remove(&event.peer).is_some() {
+                        hca.unpark(&mut ctx, event.peer);
+                    }
                 }
                 LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
                 LinkChange::Paused(pause) => {
@@ -532,8 +536,10 @@ impl<M: Memory> Driver<M> {
                 }
             }
         }
+        // Whoever waits keeps asking: a grant that could not be used at once, because the peer had not answered a
+        // heartbeat lately, was given back.
         waiting.retain(|peer, price| {
-            let granted = links.allowance(*peer, now.nanos()) >= *price;
+            let granted = links.may_send(*peer, *price, now.nanos());
             if granted {
                 let mut events = Events(&mut **witness);
                 let mut ctx = Context { now, memory, events: &mut events };
