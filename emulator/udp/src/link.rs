@@ -515,7 +515,9 @@ impl Links {
         let Some(known) = self.peers.get(&peer) else { return };
         let state = match (port, known.state) {
             (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => return,
-            (UnreachablePort::Link, PeerState::Greeting) if !known.speaks => PeerState::Foreign,
+            // Another make may live there now; if nobody does, datagrams are lost as on any network, and the RoCE port
+            // will say so.
+            (UnreachablePort::Link, PeerState::Greeting) => PeerState::Foreign,
             _ => PeerState::Dead,
         };
         self.become_silent(peer, state, now);
