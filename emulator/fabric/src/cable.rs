@@ -118,12 +118,20 @@ impl Cable {
     }
 
     /// Takes a frame that nothing can happen to, and tells when it arrives: no rule is there to look at it, the
-    /// line carries it and nothing waits for it to pass. Otherwise it is to be admitted.
+    /// line carries it and nothing waits for it to pass. Otherwise it is to be admitted. Its bytes are those that it
+    /// takes in a buffer.
     #[inline]
-    pub(crate) fn pass(&mut self, now_ns: u64, direction: Direction, frame: &Frame) -> Option<u64> {
+    pub(crate) fn pass(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        bytes: usize,
+        is_pause: bool,
+    ) -> Option<u64> {
         let lane = &mut self.lanes[direction as usize];
+        let packet_length = if is_pause { 0 } else { bytes - Frame::ETHERNET };
         match self.rules.is_empty() {
-            true => lane.pass(&self.line, now_ns, frame),
+            true => lane.pass(&self.line, now_ns, packet_length, bytes + Frame::BETWEEN),
             false => None,
         }
     }

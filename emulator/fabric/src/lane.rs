@@ -138,20 +138,26 @@ impl Lane {
 
     /// Puts a frame on the line to which there is no obstacle, and then what was waiting for it to pass.
     pub fn ship_unseen(&mut self, line: &Line, now_ns: u64, frame: Frame, outlet: &mut dyn Outlet) {
-        let arrival_ns = self.arrival(line, now_ns, &frame);
+        let arrival_ns = self.arrival(line, now_ns, frame.wire_length());
         self.deliver(arrival_ns, frame, outlet);
         self.passed(line, now_ns, outlet);
     }
 
     /// Puts a frame on the line if there is no obstacle and nobody waits for it to pass; tells when it arrives.
     #[inline]
-    pub fn pass(&mut self, line: &Line, now_ns: u64, frame: &Frame) -> Option<u64> {
-        if !self.held.is_empty() || self.obstacle(line, now_ns, frame).is_some() {
+    pub fn pass(
+        &mut self,
+        line: &Line,
+        now_ns: u64,
+        packet_length: usize,
+        wire_length: usize,
+    ) -> Option<u64> {
+        if !self.held.is_empty() || now_ns < self.down_until_ns || packet_length > line.mtu as usize {
             return None;
         }
         self.ledger.admitted += 1;
         self.ledger.delivered += 1;
-        Some(self.arrival(line, now_ns, frame))
+        Some(self.arrival(line, now_ns, wire_length))
     }
 
     /// Keeps a shipment back.
@@ -204,11 +210,11 @@ impl Lane {
             return false;
         }
         let Shipment { frame, copies, delay_ns, .. } = shipment;
-        let mut arrival_ns = self.arrival(line, now_ns, &frame).saturating_add(delay_ns);
+        let mut arrival_ns = self.arrival(line, now_ns, frame.wire_length()).saturating_add(delay_ns);
         for _ in 0..copies {
             let copy = frame.clone();
             self.deliver(arrival_ns, copy, outlet);
-            arrival_ns = self.arrival(line, now_ns, &frame).saturating_add(delay_ns);
+            arrival_ns = self.arrival(line, now_ns, frame.wire_length()).saturating_add(delay_ns);
         }
         self.deliver(arrival_ns, frame, outlet);
         true
@@ -220,13 +226,13 @@ impl Lane {
     }
 
     /// When a frame that is sent now, behind all that was sent before, has arrived.
-    fn arrival(&mut self, line: &Line, now_ns: u64, frame: &Frame) -> u64 {
+    fn arrival(&mut self, line: &Line, now_ns: u64, wire_length: usize) -> u64 {
         if now_ns > self.busy_until_ns {
             self.busy_until_ns = now_ns;
             self.remainder = 0;
         }
         if let Some(rate) = line.bits_per_second {
-            let bits = frame.wire_length() as u64 * 8;
+            let bits = wire_length as u64 * 8;
             let time = bits * 1_000_000_000 + self.remainder;
             self.busy_until_ns = self.busy_until_ns.saturating_add(time / rate);
             self.remainder = time % rate;

@@ -2,10 +2,11 @@
 
 use crate::agenda::Happening;
 use crate::network::{Network, Output};
+use crate::observer::Observer;
 use crate::pause::{FlowControl, Ingress, PauseChange, Pauses, pause_ns};
+use crate::slots::Slot;
 use crate::switching::pause_frame;
-use crate::world::Observer;
-use crate::{CableId, Content, Direction, FabricEvent, HostId, LossCause, Node, PauseEnd};
+use crate::{CableId, Direction, FabricEvent, HostId, LossCause, Node, PauseEnd};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -115,15 +116,16 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) -> Output {
-        let frame = &self.transits.at(slot).frame;
-        if frame.content == Content::Pause {
+        let Slot { is_pause, priority, bytes, .. } = *self.agenda.slots.at(slot);
+        if is_pause {
             return self.pause_host(now, host, cable, slot, observer);
         }
         let port = &mut self.hosts[host.0 as usize];
         if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
-            return Output::Arrived { host, frame: self.finish(slot) };
+            self.note_arrived();
+            return Output::Arrived { host, slot };
         }
-        let (priority, bytes) = (frame.priority(), frame.buffer_length() as u64);
+        let bytes = u64::from(bytes);
         if port.buffered + bytes > port.receiver.buffer {
             port.lost_frames += 1;
             self.lose(now, Node::Host(host), cable, slot, LossCause::BufferFull, observer);
@@ -143,7 +145,7 @@ impl Network {
     fn drain_next(&mut self, now: Instant, host: HostId) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(slot) = port.queue.front().copied().filter(|_| !port.drains) else { return };
-        let bits = self.transits.at(slot).frame.wire_length() as u64 * 8;
+        let bits = self.agenda.slots.frame(slot).wire_length() as u64 * 8;
         let wait = match port.receiver.bits_per_second {
             None => 0,
             Some(0) => return,
@@ -161,8 +163,8 @@ impl Network {
             return Output::Nothing;
         }
         let Some(slot) = port.queue.pop_front() else { return Output::Nothing };
-        let frame = &self.transits.at(slot).frame;
-        let (priority, bytes) = (frame.priority(), frame.buffer_length() as u64);
+        let Slot { priority, bytes, .. } = *self.agenda.slots.at(slot);
+        let bytes = u64::from(bytes);
         port.buffered -= bytes;
         let flow = port.receiver.flow_control;
         if flow.is_some_and(|flow| port.ingress.held[usize::from(priority)] - bytes <= flow.xon) {
@@ -176,7 +178,8 @@ impl Network {
             }
         }
         self.drain_next(now, host);
-        Output::Arrived { host, frame: self.finish(slot) }
+        self.note_arrived();
+        Output::Arrived { host, slot }
     }
 
     /// Changes how fast a host takes what arrives.
@@ -276,12 +279,12 @@ impl Network {
         observer: &mut dyn Observer,
     ) -> Output {
         let at = Node::Host(host);
-        let Some(pause) = self.transits.at(slot).frame.as_pause() else {
+        let Some(pause) = self.agenda.slots.frame(slot).as_pause() else {
             self.lose(now, at, cable, slot, LossCause::Unreadable, observer);
             return Output::Nothing;
         };
-        let frame = self.finish(slot);
-        self.spare.push(frame.bytes);
+        self.note_arrived();
+        self.agenda.slots.release(slot);
         let rate = self.links[cable.0 as usize].cable.line().bits_per_second;
         let pauses = &mut self.hosts[host.0 as usize].pauses;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {

@@ -4,9 +4,9 @@
 
 use crate::pause::{FlowControl, Ingress, Pauses};
 use crate::seed::Seed;
+use crate::slots::{NONE, Slots};
 use crate::{CableId, Direction, LossCause, PER_BILLION};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -118,14 +118,6 @@ impl Default for SwitchSettings {
     }
 }
 
-/// A frame in a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queued {
-    pub slot: u32,
-    pub bytes: u32,
-    pub ingress: u16,
-}
-
 /// The watchdog's notes of one port.
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {
@@ -144,11 +136,23 @@ impl Guard {
 }
 
 /// The frames of one priority that wait to leave by a port.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue {
-    pub frames: VecDeque<Queued>,
+    /// The slots of the first and the last; those between follow each other.
+    first: u32,
+    last: u32,
     /// Their bytes.
     pub depth: u64,
+}
+
+impl Queue {
+    const EMPTY: Queue = Queue { first: NONE, last: NONE, depth: 0 };
+
+    /// How many frames there are, counted one by one.
+    pub fn len(&self, slots: &mut Slots) -> u64 {
+        let next = |slot: &u32| Some(slots.at(*slot).next).filter(|next| *next != NONE);
+        core::iter::successors(Some(self.first).filter(|first| *first != NONE), next).count() as u64
+    }
 }
 
 /// What a port counts of the frames that pass it, as in [`PortCounters`].
@@ -195,7 +199,7 @@ impl SwitchPort {
             guard: settings.watchdog.map(|_| Guard::idle()),
             tally: PortTally::default(),
             ingress: Ingress::default(),
-            queues: Default::default(),
+            queues: [Queue::EMPTY; 8],
         }
     }
 
@@ -215,15 +219,17 @@ impl SwitchPort {
     }
 
     /// Takes the next frame of a queue out.
-    pub fn pop(&mut self, priority: u8) -> Option<Queued> {
+    pub fn pop(&mut self, priority: u8, slots: &mut Slots) -> Option<u32> {
         let queue = &mut self.queues[usize::from(priority)];
-        let queued = queue.frames.pop_front()?;
-        queue.depth -= u64::from(queued.bytes);
-        if queue.frames.is_empty() {
+        let slot = Some(queue.first).filter(|first| *first != NONE)?;
+        let frame = slots.at(slot);
+        queue.first = frame.next;
+        queue.depth -= u64::from(frame.bytes);
+        if queue.first == NONE {
             self.occupied &= !(1 << priority);
         }
         self.served = priority;
-        Some(queued)
+        Some(slot)
     }
 }
 
@@ -388,25 +394,38 @@ impl Switch {
     }
 
     /// Queues a frame that was admitted. True if its sender is to be told to stop.
-    pub(crate) fn enqueue(&mut self, now: u64, egress: u16, priority: u8, queued: Queued) -> bool {
-        let (at, bytes) = (usize::from(priority), u64::from(queued.bytes));
+    pub(crate) fn enqueue(
+        &mut self,
+        now: u64,
+        egress: u16,
+        priority: u8,
+        slot: u32,
+        slots: &mut Slots,
+    ) -> bool {
+        let frame = slots.at(slot);
+        frame.next = NONE;
+        let (ingress, bytes) = (frame.ingress, u64::from(frame.bytes));
         self.used += bytes;
         let out = &mut self.ports[usize::from(egress)];
         out.occupied |= 1 << priority;
-        let queue = &mut out.queues[at];
+        let queue = &mut out.queues[usize::from(priority)];
         queue.depth += bytes;
         out.tally.deepest = out.tally.deepest.max(queue.depth);
-        queue.frames.push_back(queued);
+        match queue.first {
+            NONE => queue.first = slot,
+            _ => slots.at(queue.last).next = slot,
+        }
+        queue.last = slot;
         let flow = self.settings.flow_control.as_ref();
-        self.ports[usize::from(queued.ingress)].ingress.fill(flow, now, priority, bytes)
+        self.ports[usize::from(ingress)].ingress.fill(flow, now, priority, bytes)
     }
 
     /// A frame left its queue. True if its sender is to be told to go on.
-    pub(crate) fn release(&mut self, priority: u8, queued: &Queued) -> bool {
-        let bytes = u64::from(queued.bytes);
+    pub(crate) fn release(&mut self, priority: u8, ingress: u16, bytes: u32) -> bool {
+        let bytes = u64::from(bytes);
         self.used -= bytes;
         let flow = self.settings.flow_control.as_ref();
-        self.ports[usize::from(queued.ingress)].ingress.release(flow, priority, bytes)
+        self.ports[usize::from(ingress)].ingress.release(flow, priority, bytes)
     }
 }
 
@@ -422,8 +441,11 @@ mod tests {
         switch
     }
 
-    fn queued(ingress: u16, bytes: u32) -> Queued {
-        Queued { slot: 0, bytes, ingress }
+    /// Queues a frame for the first port.
+    fn enqueue(switch: &mut Switch, slots: &mut Slots, priority: u8, bytes: u32) -> bool {
+        let slot = slots.reserve();
+        (slots.at(slot).ingress, slots.at(slot).bytes) = (1, bytes);
+        switch.enqueue(0, 0, priority, slot, slots)
     }
 
     #[test]
@@ -437,9 +459,9 @@ mod tests {
 
     #[test]
     fn strict_scheduling_serves_the_highest_priority_that_may_send() {
-        let mut switch = switch(SwitchSettings::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
         for priority in [1, 6, 3] {
-            switch.enqueue(0, 0, priority, queued(1, 100));
+            enqueue(&mut switch, &mut slots, priority, 100);
         }
         let port = &mut switch.ports[0];
         assert_eq!(port.next_priority(Scheduling::Strict), Some(6));
@@ -449,16 +471,16 @@ mod tests {
 
     #[test]
     fn round_robin_takes_turns() {
-        let mut switch = switch(SwitchSettings::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
         for _ in 0..2 {
             for priority in [1, 6, 3] {
-                switch.enqueue(0, 0, priority, queued(1, 100));
+                enqueue(&mut switch, &mut slots, priority, 100);
             }
         }
         let port = &mut switch.ports[0];
         let mut served = Vec::new();
         while let Some(priority) = port.next_priority(Scheduling::RoundRobin) {
-            port.pop(priority);
+            port.pop(priority, &mut slots);
             served.push(priority);
         }
         assert_eq!(served, [1, 3, 6, 1, 3, 6]);
@@ -468,13 +490,14 @@ mod tests {
     fn a_lossless_priority_loses_only_what_its_headroom_does_not_hold() {
         let flow = FlowControl { xoff: 1_000, xon: 500, headroom: 250, ..FlowControl::default() };
         let mut switch = switch(SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() });
+        let mut slots = Slots::default();
         let mut told = Vec::new();
         let mut fate = Vec::new();
         for _ in 0..13 {
             let admitted = switch.admits(1, 0, 3, 100);
             fate.push(admitted);
             if admitted.is_ok() {
-                told.push(switch.enqueue(0, 0, 3, queued(1, 100)));
+                told.push(enqueue(&mut switch, &mut slots, 3, 100));
             }
         }
         assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
@@ -489,7 +512,7 @@ mod tests {
         let mut switch =
             switch(SwitchSettings { queue_limit: 250, buffer: 400, ..SwitchSettings::default() });
         assert_eq!(switch.admits(1, 0, 7, 251), Err(LossCause::QueueFull));
-        switch.enqueue(0, 0, 7, queued(1, 250));
+        enqueue(&mut switch, &mut Slots::default(), 7, 250);
         assert_eq!(switch.admits(1, 2, 7, 151), Err(LossCause::BufferFull));
         assert_eq!(switch.admits(1, 2, 7, 150), Ok(()));
     }
