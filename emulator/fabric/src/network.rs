@@ -53,9 +53,8 @@ impl Addresses {
     }
 }
 
-/// A cable, and what it ends in.
+/// What a cable ends in. Every frame that arrives asks for it, hence apart from the cable.
 pub(crate) struct Link {
-    pub cable: Cable,
     pub ends: [Node; 2],
     /// The port of the switch at each end.
     pub ports: [u16; 2],
@@ -79,6 +78,8 @@ pub(crate) enum Output {
 pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
+    pub cables: Vec<Cable>,
+    /// What each cable ends in.
     pub links: Vec<Link>,
     pub switches: Vec<Switch>,
     pub flows: Flows,
@@ -150,6 +151,7 @@ impl Network {
         Network {
             seed,
             hosts: Vec::new(),
+            cables: Vec::new(),
             links: Vec::new(),
             switches: Vec::new(),
             flows: Flows::new(),
@@ -203,7 +205,8 @@ impl Network {
                 }
             }
         }
-        self.links.push(Link { cable: Cable::new(self.seed, line), ends, ports });
+        self.cables.push(Cable::new(self.seed, line));
+        self.links.push(Link { ends, ports });
         self.routes_are_stale = true;
         id
     }
@@ -265,9 +268,8 @@ impl Network {
     /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
     pub fn host_free_at(&self, host: HostId) -> u64 {
         let cables = &self.hosts[host.0 as usize].cables;
-        let free_at = |(cable, direction): &(CableId, Direction)| {
-            self.links[cable.0 as usize].cable.free_at_ns(*direction)
-        };
+        let free_at =
+            |(cable, direction): &(CableId, Direction)| self.cables[cable.0 as usize].free_at_ns(*direction);
         cables.iter().map(free_at).max().unwrap_or(0)
     }
 
@@ -353,8 +355,8 @@ impl Network {
     ) {
         self.show(now, cable, direction, stage, slot, observer);
         let Slot { bytes, is_pause, .. } = *self.agenda.slots.at(slot);
-        let link = &mut self.links[cable.0 as usize];
-        if let Some(at) = link.cable.pass(now.nanos(), direction, bytes as usize, is_pause) {
+        let line = &mut self.cables[cable.0 as usize];
+        if let Some(at) = line.pass(now.nanos(), direction, bytes as usize, is_pause) {
             return self.agenda.push(at, Happening::Arrival { slot, cable, direction });
         }
         let frame = self.agenda.slots.remove(slot);
@@ -371,8 +373,8 @@ impl Network {
         observer: &mut dyn Observer,
         act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet),
     ) {
-        let Network { links, flows, agenda, addresses, .. } = self;
-        let cable = &mut links[id.0 as usize].cable;
+        let Network { cables, flows, agenda, addresses, .. } = self;
+        let cable = &mut cables[id.0 as usize];
         act(cable, flows, &mut Exit { id, now, agenda, addresses, observer });
         if let Some(at) = cable.next_timeout() {
             self.agenda.push(at, Happening::Held { cable: id });
@@ -454,9 +456,9 @@ impl Network {
             in_flight: self.agenda.slots.frames() as u64,
             admitted: self.copied,
         };
-        for link in &self.links {
+        for cable in &self.cables {
             for direction in [Direction::Forward, Direction::Backward] {
-                let Ledger { admitted, duplicated, dropped, held, .. } = *link.cable.ledger(direction);
+                let Ledger { admitted, duplicated, dropped, held, .. } = cable.ledger(direction);
                 census.admitted += admitted + duplicated;
                 census.dropped += dropped;
                 census.in_flight += held;

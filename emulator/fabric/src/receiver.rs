@@ -209,8 +209,7 @@ impl Network {
     fn ask_sender(&mut self, now: Instant, host: HostId, priority: u8, observer: &mut dyn Observer) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.flow_control.map_or(u16::MAX, |flow| flow.quanta);
-        let rates =
-            port.cables.iter().map(|(cable, _)| self.links[cable.0 as usize].cable.line().bits_per_second);
+        let rates = port.cables.iter().map(|(cable, _)| self.cables[cable.0 as usize].line().bits_per_second);
         let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
         let again = now.nanos() + (lasts / 2).max(1);
         port.ingress.ask_again(priority, again);
@@ -285,7 +284,7 @@ impl Network {
         };
         self.note_arrived();
         self.agenda.slots.release(slot);
-        let rate = self.links[cable.0 as usize].cable.line().bits_per_second;
+        let rate = self.cables[cable.0 as usize].line().bits_per_second;
         let pauses = &mut self.hosts[host.0 as usize].pauses;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };

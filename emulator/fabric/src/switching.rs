@@ -148,7 +148,7 @@ impl Network {
             let egress = &mut this.ports[usize::from(port)];
             let Some(priority) = egress.next_priority(scheduling) else { return };
             let (cable, direction) = (egress.cable, egress.direction);
-            let free_at = self.links[cable.0 as usize].cable.free_at_ns(direction);
+            let free_at = self.cables[cable.0 as usize].free_at_ns(direction);
             if free_at > now.nanos() {
                 if !egress.waits {
                     egress.waits = true;
@@ -189,7 +189,7 @@ impl Network {
         let this = &mut self.switches[switch.0 as usize];
         let Some(flow) = this.settings.flow_control else { return };
         let entry = &mut this.ports[usize::from(port)];
-        let rate = self.links[entry.cable.0 as usize].cable.line().bits_per_second;
+        let rate = self.cables[entry.cable.0 as usize].line().bits_per_second;
         let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
         entry.ingress.ask_again(priority, again);
         self.agenda.push(again, Happening::Refresh { switch, port, priority });
@@ -246,7 +246,7 @@ impl Network {
         };
         self.note_arrived();
         self.agenda.slots.release(slot);
-        let rate = self.links[cable.0 as usize].cable.line().bits_per_second;
+        let rate = self.cables[cable.0 as usize].line().bits_per_second;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };
             let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];

@@ -207,12 +207,12 @@ impl<O: Observer> World<O> {
 
     /// A cable.
     pub fn cable(&self, id: CableId) -> &Cable {
-        &self.network.links[id.0 as usize].cable
+        &self.network.cables[id.0 as usize]
     }
 
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
-        &mut self.network.links[id.0 as usize].cable
+        &mut self.network.cables[id.0 as usize]
     }
 
     /// Takes one direction of a cable down or brings it up. The port of a host is down when none of its cables
@@ -227,8 +227,8 @@ impl<O: Observer> World<O> {
                     .map(|way| cable.link(now_ns, way))
                     .contains(&LinkState::Up)
             };
-            let mut cables = self.network.links.iter().filter(|link| link.ends.contains(&end));
-            let port = match cables.any(|link| carries(&link.cable)) {
+            let mut cables = self.network.cables.iter().zip(&self.network.links);
+            let port = match cables.any(|(cable, link)| link.ends.contains(&end) && carries(cable)) {
                 true => PortState::Active,
                 false => PortState::Down,
             };
