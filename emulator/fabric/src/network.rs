@@ -196,12 +196,7 @@ impl Network {
                     ports[at] = self.switches[switch.0 as usize].add_port(id, direction);
                 }
                 (Node::Host(here), there) => {
-                    let host = &mut self.hosts[here.0 as usize];
-                    host.cables.push((id, direction));
-                    match there {
-                        Node::Host(there) => _ = host.direct.insert(there, (id, direction)),
-                        Node::Switch(_) => host.uplinks.push((id, direction)),
-                    }
+                    self.hosts[here.0 as usize].connect((id, direction), there);
                 }
             }
         }
@@ -267,10 +262,13 @@ impl Network {
 
     /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
     pub fn host_free_at(&self, host: HostId) -> u64 {
-        let cables = &self.hosts[host.0 as usize].cables;
+        let HostPort { only, cables, .. } = &self.hosts[host.0 as usize];
         let free_at =
-            |(cable, direction): &(CableId, Direction)| self.cables[cable.0 as usize].free_at_ns(*direction);
-        cables.iter().map(free_at).max().unwrap_or(0)
+            |(cable, direction): (CableId, Direction)| self.cables[cable.0 as usize].free_at_ns(direction);
+        match *only {
+            Some(only) => free_at(only),
+            None => cables.iter().copied().map(free_at).max().unwrap_or(0),
+        }
     }
 
     /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
@@ -318,6 +316,9 @@ impl Network {
     fn way(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (CableId, Direction))> {
         let port = &self.hosts[from.0 as usize];
         let to = self.addresses.find(destination)?;
+        if let Some(only) = port.only {
+            return Some((to, only));
+        }
         let way = match port.direct.get(&to) {
             Some(way) => *way,
             None if port.uplinks.len() < 2 => *port.uplinks.first()?,

@@ -57,17 +57,23 @@ pub struct HostPortCounters {
     pub watchdog_fired: u64,
 }
 
+/// The port of a host. What every frame touches stands together and first.
+#[repr(C, align(64))]
 pub(crate) struct HostPort {
+    /// The only cable, if there is one, and if it leads to a switch.
+    pub only: Option<(CableId, Direction)>,
+    /// Frames that wait for the card.
+    queue: VecDeque<u32>,
+    pub receiver: Receiver,
     pub address: IpAddr,
     pub cables: Vec<(CableId, Direction)>,
     /// The cables to hosts, and those to switches.
     pub direct: BTreeMap<HostId, (CableId, Direction)>,
     pub uplinks: Vec<(CableId, Direction)>,
     pub pauses: Pauses,
-    pub receiver: Receiver,
     ingress: Ingress,
-    /// Frames that wait for the card.
-    queue: VecDeque<u32>,
+    /// Bytes that wait for the card, for each priority.
+    held: [u64; 8],
     buffered: u64,
     /// A frame is on its way from the port to the card.
     drains: bool,
@@ -80,6 +86,7 @@ pub(crate) struct HostPort {
 impl HostPort {
     pub fn new(address: IpAddr) -> HostPort {
         HostPort {
+            only: None,
             address,
             cables: Vec::new(),
             direct: BTreeMap::new(),
@@ -87,6 +94,7 @@ impl HostPort {
             pauses: Pauses::default(),
             receiver: Receiver::default(),
             ingress: Ingress::default(),
+            held: [0; 8],
             queue: VecDeque::new(),
             buffered: 0,
             drains: false,
@@ -94,6 +102,19 @@ impl HostPort {
             lost_frames: 0,
             watchdog_fired: 0,
         }
+    }
+
+    /// A cable leads from here to a host or a switch.
+    pub fn connect(&mut self, way: (CableId, Direction), to: Node) {
+        self.cables.push(way);
+        match to {
+            Node::Host(to) => _ = self.direct.insert(to, way),
+            Node::Switch(_) => self.uplinks.push(way),
+        }
+        self.only = match (&*self.cables, &*self.uplinks) {
+            ([_], [only]) => Some(*only),
+            _ => None,
+        };
     }
 
     pub fn counters(&self) -> HostPortCounters {
@@ -134,7 +155,9 @@ impl Network {
         port.buffered += bytes;
         port.queue.push_back(slot);
         let flow = port.receiver.flow_control.filter(|_| port.muted >> priority & 1 == 0);
-        if port.ingress.fill(flow.as_ref(), now.nanos(), priority, bytes) {
+        let held = &mut port.held[usize::from(priority)];
+        *held += bytes;
+        if port.ingress.fill(flow.as_ref(), now.nanos(), priority, *held) {
             self.ask_sender(now, host, priority, observer);
         }
         self.drain_next(now, host);
@@ -167,11 +190,13 @@ impl Network {
         let bytes = u64::from(bytes);
         port.buffered -= bytes;
         let flow = port.receiver.flow_control;
-        if flow.is_some_and(|flow| port.ingress.held[usize::from(priority)] - bytes <= flow.xon) {
+        let held = &mut port.held[usize::from(priority)];
+        *held -= bytes;
+        if flow.is_some_and(|flow| *held <= flow.xon) {
             port.muted &= !(1 << priority);
         }
         let storms = port.receiver.storm >> priority & 1 == 1;
-        if port.ingress.release(flow.as_ref(), priority, bytes) {
+        if port.ingress.release(flow.as_ref(), priority, *held) {
             match storms {
                 true => port.ingress.stop(now.nanos(), priority),
                 false => self.tell_sender(now, host, priority, 0, observer),
@@ -232,7 +257,7 @@ impl Network {
     ) {
         let port = &mut self.hosts[host.0 as usize];
         port.ingress.note_sent(priority);
-        let held = port.ingress.held[usize::from(priority)];
+        let held = port.held[usize::from(priority)];
         let pause = pause_frame(MacAddress::of(port.address), priority, quanta);
         let at = Node::Host(host);
         for index in 0..port.cables.len() {

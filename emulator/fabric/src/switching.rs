@@ -45,7 +45,7 @@ impl Network {
         let is_old = frame.hop_limit == 0;
         let this = &mut self.switches[switch.0 as usize];
         let entry = &mut this.ports[usize::from(port)];
-        entry.tally.received_frames += 1;
+        entry.received_frames += 1;
         let cable = entry.cable;
         if is_old {
             return self.lose_at_switch(now, switch, port, cable, slot, LossCause::HopLimit, observer);
@@ -69,7 +69,7 @@ impl Network {
         cause: LossCause,
         observer: &mut dyn Observer,
     ) {
-        self.switches[switch.0 as usize].ports[usize::from(port)].tally.lost_frames += 1;
+        self.switches[switch.0 as usize].ports[usize::from(port)].lost_frames += 1;
         self.lose(now, Node::Switch(switch), cable, slot, cause, observer);
     }
 
@@ -119,7 +119,7 @@ impl Network {
             let words = [MARK, switch.0.into(), egress.into(), flow, packet];
             if self.seed.happens(marking.chance(depth), &words) {
                 frame.traffic_class |= Ecn::CongestionExperienced as u8;
-                port.tally.marked += 1;
+                port.marked += 1;
                 if observer.looks() {
                     let culprit = Culprit::of(self.agenda.slots.frame(slot));
                     observer.fabric(now, &FabricEvent::Marked { switch, cable, priority, depth, culprit });
@@ -160,9 +160,11 @@ impl Network {
             let Some(slot) = egress.pop(priority, &mut self.agenda.slots) else { return };
             let Slot { bytes, ingress, .. } = *self.agenda.slots.at(slot);
             let depth = egress.queues[usize::from(priority)].depth;
-            egress.tally.sent_frames += 1;
-            egress.tally.sent_bytes += u64::from(bytes);
-            if let Some(guard) = &mut egress.guard {
+            egress.sent_frames += 1;
+            egress.sent_bytes += u64::from(bytes);
+            if this.settings.watchdog.is_some()
+                && let Some(guard) = &mut egress.guard
+            {
                 guard.since[usize::from(priority)] = u64::MAX;
             }
             let resumes = this.release(priority, ingress, bytes);
@@ -208,7 +210,7 @@ impl Network {
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         entry.ingress.note_sent(priority);
         let (cable, direction) = (entry.cable, entry.direction);
-        let held = entry.ingress.held[usize::from(priority)];
+        let held = entry.queues[usize::from(priority)].held;
         let at = Node::Switch(switch);
         observer.fabric(now, &FabricEvent::PauseSent { at, cable, priority, quanta, held });
         let pause = pause_frame(mac_of(switch, port), priority, quanta);
@@ -341,7 +343,7 @@ impl Network {
         }
         guard.since[usize::from(priority)] = u64::MAX;
         guard.active |= 1 << priority;
-        egress.tally.watchdog_fired += 1;
+        egress.watchdog_fired += 1;
         egress.pauses.end(now.nanos(), priority);
         let waiting = egress.queues[usize::from(priority)].len(&mut self.agenda.slots);
         let lost = if watchdog.remedy == Remedy::Drop { waiting } else { 0 };
