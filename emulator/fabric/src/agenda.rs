@@ -1,5 +1,6 @@
 //! Everything that will happen, ordered by time and then by the order in which it was scheduled.
 
+use crate::slots::{NONE, Slots};
 use crate::{CableId, Direction, HostId, SwitchId};
 use alloc::collections::BinaryHeap;
 use alloc::vec;
@@ -37,22 +38,13 @@ pub(crate) enum Happening {
     Drain { host: HostId },
 }
 
-#[derive(Clone, Copy)]
+/// The place of a slot in a heap.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Entry {
     at: u64,
     serial: u64,
-    happening: Happening,
-    /// The next of its bucket.
-    next: u32,
+    slot: u32,
 }
-
-impl PartialEq for Entry {
-    fn eq(&self, other: &Entry) -> bool {
-        (self.at, self.serial) == (other.at, other.serial)
-    }
-}
-
-impl Eq for Entry {}
 
 impl PartialOrd for Entry {
     fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
@@ -74,26 +66,21 @@ const WORDS: usize = 128;
 /// of a queue pair with a sixteenth of that rate follows after 5.4 µs.
 const WHEEL: usize = 64 * WORDS;
 
-/// The end of a bucket.
-const NONE: u32 = u32::MAX;
-
 /// The queue of happenings: a wheel with a bucket for each nanosecond of the near future, and a heap for the rest.
 ///
 /// Almost everything happens within microseconds, and what happens within one nanosecond happens in the order in
 /// which it was scheduled: nothing is sorted. What comes from the heap into a bucket was scheduled before anything
 /// that is put there at once, and gets there first.
 pub(crate) struct Agenda {
-    /// What is left of the current bucket: its first entry.
+    /// What is left of the current bucket: its first slot.
     current: u32,
     /// What was scheduled for the current nanosecond since it began, or for one that is over.
     late: BinaryHeap<Entry>,
     /// The current nanosecond.
     tick: u64,
-    /// The first and the last entry of each bucket, the others between them.
+    /// The first and the last slot of each bucket, the others between them.
     buckets: Vec<(u32, u32)>,
-    /// The entries of all buckets, and the places that are free.
-    entries: Vec<Entry>,
-    free: Vec<u32>,
+    pub slots: Slots,
     /// A bit for each bucket that holds something, and one for each word that is not zero.
     occupied: [u64; WORDS],
     words: u128,
@@ -109,8 +96,7 @@ impl Default for Agenda {
             late: BinaryHeap::new(),
             tick: 0,
             buckets: vec![(NONE, NONE); WHEEL],
-            entries: Vec::new(),
-            free: Vec::new(),
+            slots: Slots::default(),
             occupied: [0; WORDS],
             words: 0,
             far: BinaryHeap::new(),
@@ -120,40 +106,39 @@ impl Default for Agenda {
 }
 
 impl Agenda {
+    /// Schedules something: a frame that arrives stays in its slot.
     #[inline]
     pub fn push(&mut self, at: u64, happening: Happening) {
         self.serial += 1;
-        self.place(Entry { at, serial: self.serial, happening, next: NONE });
+        let slot = match happening {
+            Happening::Arrival { slot, .. } => slot,
+            _ => self.slots.reserve(),
+        };
+        let this = self.slots.at(slot);
+        (this.serial, this.happening, this.next) = (self.serial, happening, NONE);
+        if at > self.tick && at - self.tick < WHEEL as u64 {
+            return self.append(at, slot);
+        }
+        let entry = Entry { at, serial: self.serial, slot };
+        match at <= self.tick {
+            true => self.late.push(entry),
+            false => self.far.push(entry),
+        }
     }
 
+    /// Puts a slot at the end of its bucket.
     #[inline]
-    fn place(&mut self, entry: Entry) {
-        if entry.at <= self.tick {
-            self.late.push(entry);
-        } else if entry.at - self.tick < WHEEL as u64 {
-            let index = entry.at as usize % WHEEL;
-            let place = match self.free.pop() {
-                Some(place) => {
-                    self.entries[place as usize] = entry;
-                    place
-                }
-                None => {
-                    self.entries.push(entry);
-                    self.entries.len() as u32 - 1
-                }
-            };
-            let (first, last) = &mut self.buckets[index];
-            if *first == NONE {
-                *first = place;
-                self.occupied[index / 64] |= 1 << (index % 64);
-                self.words |= 1 << (index / 64);
-            } else {
-                self.entries[*last as usize].next = place;
-            }
-            *last = place;
+    fn append(&mut self, at: u64, slot: u32) {
+        let index = at as usize % WHEEL;
+        let (first, last) = &mut self.buckets[index];
+        if *first == NONE {
+            *first = slot;
+            self.occupied[index / 64] |= 1 << (index % 64);
+            self.words |= 1 << (index / 64);
         } else {
-            self.far.push(entry);
+            self.slots.at(*last).next = slot;
         }
+        *last = slot;
     }
 
     /// When the next bucket that holds something has its turn.
@@ -205,8 +190,10 @@ impl Agenda {
     /// Puts into buckets what is no longer beyond the wheel.
     fn bring_near(&mut self) {
         while self.far.peek().is_some_and(|entry| entry.at - self.tick < WHEEL as u64) {
-            if let Some(entry) = self.far.pop() {
-                self.place(entry);
+            let Some(entry) = self.far.pop() else { return };
+            match entry.at > self.tick {
+                true => self.append(entry.at, entry.slot),
+                false => self.late.push(entry),
             }
         }
     }
@@ -226,20 +213,31 @@ impl Agenda {
             return None;
         }
         if let Some(late) = self.late.peek()
-            && (self.current == NONE || *late > self.entries[self.current as usize])
+            && (self.current == NONE
+                || (late.at, late.serial) < (self.tick, self.slots.at(self.current).serial))
         {
             if late.at > until {
                 return None;
             }
-            return self.late.pop().map(|entry| (entry.at, entry.happening));
+            let Entry { at, slot, .. } = self.late.pop()?;
+            return Some((at, self.start(slot)));
         }
         if self.tick > until {
             return None;
         }
-        let Entry { at, happening, next, .. } = *self.entries.get(self.current as usize)?;
-        self.free.push(self.current);
-        self.current = next;
-        Some((at, happening))
+        let slot = self.current;
+        self.current = self.slots.at(slot).next;
+        Some((self.tick, self.start(slot)))
+    }
+
+    /// What is in a slot happens now: only frames stay in theirs.
+    #[inline]
+    fn start(&mut self, slot: u32) -> Happening {
+        let happening = self.slots.at(slot).happening;
+        if !matches!(happening, Happening::Arrival { .. }) {
+            self.slots.free(slot);
+        }
+        happening
     }
 }
 

@@ -23,19 +23,18 @@ pub enum LinkState {
 /// holds it back; all of them see it as it was admitted. What is left is put on the line.
 #[derive(Clone, Debug)]
 pub struct Cable {
+    lanes: [Lane; 2],
     seed: Seed,
-    line: Line,
     rules: Vec<Armed>,
     /// Kept only if a rule looks back.
     history: Option<History>,
-    lanes: [Lane; 2],
 }
 
 impl Cable {
     /// A cable without rules. The seed decides every draw; cables may share it.
     pub const fn new(seed: Seed, line: Line) -> Cable {
-        let lanes = [Lane::new(Direction::Forward), Lane::new(Direction::Backward)];
-        Cable { seed, line, rules: Vec::new(), history: None, lanes }
+        let lanes = [Lane::new(Direction::Forward, line), Lane::new(Direction::Backward, line)];
+        Cable { lanes, seed, rules: Vec::new(), history: None }
     }
 
     /// Adds a rule behind the others.
@@ -44,6 +43,13 @@ impl Cable {
             self.history.get_or_insert_default();
         }
         self.rules.push(Armed::new(rule));
+        self.look();
+    }
+
+    /// Sees again where frames pass unhindered.
+    fn look(&mut self) {
+        let has_rules = !self.rules.is_empty();
+        self.lanes.iter_mut().for_each(|lane| lane.look(has_rules));
     }
 
     /// Takes a rule away and returns how often it fired. Frames that it held back still go their way.
@@ -53,6 +59,7 @@ impl Cable {
         if !self.rules.iter().any(|armed| armed.rule.looks_back()) {
             self.history = None;
         }
+        self.look();
         Some(tally)
     }
 
@@ -69,13 +76,12 @@ impl Cable {
 
     /// The line.
     pub const fn line(&self) -> &Line {
-        &self.line
+        self.lanes[0].line()
     }
 
     /// Changes the line for frames that are admitted from now on.
     pub fn set_line(&mut self, line: Line) {
-        self.line = line;
-        self.lanes.iter_mut().for_each(Lane::rate_changed);
+        self.lanes.iter_mut().for_each(|lane| lane.set_line(line));
     }
 
     /// Takes one direction down or brings it up. Frames that already left the sender arrive.
@@ -84,6 +90,7 @@ impl Cable {
             LinkState::Up => 0,
             LinkState::Down => u64::MAX,
         };
+        self.look();
     }
 
     /// Whether one direction carries frames.
@@ -101,8 +108,8 @@ impl Cable {
     }
 
     /// What became of the frames of one direction.
-    pub const fn ledger(&self, direction: Direction) -> &Ledger {
-        &self.lanes[direction as usize].ledger
+    pub const fn ledger(&self, direction: Direction) -> Ledger {
+        self.lanes[direction as usize].account()
     }
 
     /// When [`Cable::expire`] has something to do, if nothing is admitted before.
@@ -113,19 +120,24 @@ impl Cable {
     /// Lets go of frames that were held back for long enough.
     pub fn expire(&mut self, now_ns: u64, outlet: &mut dyn Outlet) {
         for lane in &mut self.lanes {
-            lane.expire(&self.line, now_ns, outlet);
+            lane.expire(now_ns, outlet);
         }
+        self.look();
     }
 
     /// Takes a frame that nothing can happen to, and tells when it arrives: no rule is there to look at it, the
-    /// line carries it and nothing waits for it to pass. Otherwise it is to be admitted.
+    /// line carries it and nothing waits for it to pass. Otherwise it is to be admitted. Its bytes are those that it
+    /// takes in a buffer.
     #[inline]
-    pub(crate) fn pass(&mut self, now_ns: u64, direction: Direction, frame: &Frame) -> Option<u64> {
-        let lane = &mut self.lanes[direction as usize];
-        match self.rules.is_empty() {
-            true => lane.pass(&self.line, now_ns, frame),
-            false => None,
-        }
+    pub(crate) fn pass(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        bytes: usize,
+        is_pause: bool,
+    ) -> Option<u64> {
+        let packet_length = if is_pause { 0 } else { bytes - Frame::ETHERNET };
+        self.lanes[direction as usize].pass(now_ns, packet_length, bytes + Frame::BETWEEN)
     }
 
     /// Takes a frame at the end where `direction` starts. `now_ns` never goes back.
@@ -137,12 +149,25 @@ impl Cable {
         flows: &Flows,
         outlet: &mut dyn Outlet,
     ) {
-        let Cable { seed, line, rules, history, lanes } = self;
+        self.judge(now_ns, direction, frame, flows, outlet);
+        self.look();
+    }
+
+    /// Takes a frame through the rules.
+    fn judge(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        frame: Frame,
+        flows: &Flows,
+        outlet: &mut dyn Outlet,
+    ) {
+        let Cable { lanes, seed, rules, history } = self;
         let lane = &mut lanes[direction as usize];
-        lane.expire(line, now_ns, outlet);
+        lane.expire(now_ns, outlet);
         lane.ledger.admitted += 1;
-        if rules.is_empty() && lane.obstacle(line, now_ns, &frame).is_none() {
-            return lane.ship_unseen(line, now_ns, frame, outlet);
+        if rules.is_empty() && lane.obstacle(now_ns, &frame).is_none() {
+            return lane.ship_unseen(now_ns, frame, outlet);
         }
         let sighting = match history {
             Some(history) => history.observe(&frame, flows),
@@ -188,416 +213,9 @@ impl Cable {
                 }
             }
         }
-        lanes[direction as usize].ship(line, now_ns, shipment, outlet);
+        lanes[direction as usize].ship(now_ns, shipment, outlet);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{ALICE, BOB, Collected, Packet, flow, host, psn};
-    use crate::{
-        Burst, Choice, Classes, Field, PER_BILLION, Pattern, Place, Repeat, Role, Scope, Seal, Selector,
-        Span, Value,
-    };
-    use Direction::{Backward, Forward};
-    use alloc::vec;
-    use core::num::{NonZeroU32, NonZeroU64};
-    use proptest::prelude::*;
-    use softhca_wire::{Ecn, Icrc, Operation};
-
-    /// A cable with one flow from Alice to Bob, first PSN 0, and what came out of it.
-    struct Bench {
-        cable: Cable,
-        flows: Flows,
-        out: Collected,
-    }
-
-    impl Bench {
-        /// On a line that takes no time.
-        fn new(rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
-            Bench::on(Line::default(), rules)
-        }
-
-        fn on(line: Line, rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
-            let mut cable = Cable::new(Seed(1), line);
-            for (index, (selector, repeat, action)) in rules.into_iter().enumerate() {
-                cable.add_rule(Rule { id: RuleId(index as u32), selector, repeat, action });
-            }
-            let mut flows = Flows::new();
-            flows.insert(flow(1, ALICE, BOB, 0));
-            Bench { cable, flows, out: Collected::default() }
-        }
-
-        fn admit(&mut self, now_ns: u64, direction: Direction, frame: Frame) {
-            self.cable.admit(now_ns, direction, frame, &self.flows, &mut self.out);
-        }
-
-        fn writes(&mut self, now_ns: u64, psns: impl IntoIterator<Item = u32>) {
-            for psn in psns {
-                self.admit(now_ns, Forward, Packet::rc(Operation::Write, psn).frame());
-            }
-        }
-
-        fn effects(&self) -> Vec<Effect> {
-            self.out.faults.iter().map(|fault| fault.effect).collect()
-        }
-
-        fn tally(&self, index: usize) -> (u64, u64) {
-            let (_, tally) = self.cable.rules().nth(index).expect("a rule");
-            (tally.matched, tally.fired)
-        }
-    }
-
-    fn relative(psn: u64) -> Selector {
-        Selector { psn: Some(Span::exactly(psn)), ..Selector::default() }
-    }
-
-    fn all() -> Selector {
-        Selector::default()
-    }
-
-    fn reorder(by: u32, within_ns: u64) -> Action {
-        Action::Reorder { by: NonZeroU32::new(by).expect("not zero"), within_ns }
-    }
-
-    fn is_sealed(frame: &Frame) -> bool {
-        let (transport, icrc) = Icrc::split(&frame.bytes).expect("an ICRC");
-        Icrc::compute(&frame.envelope, transport) == icrc
-    }
-
-    #[test]
-    fn a_cable_without_rules_delivers_every_frame_as_it_was() {
-        let mut bench = Bench::new([]);
-        let frame = Packet::rc(Operation::Write, 3).frame();
-        bench.admit(5, Backward, frame.clone());
-        assert_eq!(bench.out.deliveries, [(5, Backward, frame)]);
-        assert_eq!(bench.out.faults, []);
-    }
-
-    #[test]
-    fn a_dropped_packet_is_named_and_its_retransmission_passes() {
-        let data = Selector { classes: Some(Classes::Data), ..relative(1) };
-        let mut bench = Bench::new([(data, Repeat::times(1), Action::Drop)]);
-        bench.writes(7, [0, 1, 2, 1]);
-        assert_eq!(bench.out.psns(), [0, 2, 1]);
-        let [fault] = bench.out.faults[..] else { panic!("one fault") };
-        assert_eq!((fault.at_ns, fault.direction, fault.cause), (7, Forward, Cause::Rule(RuleId(0))));
-        assert_eq!(fault.effect, Effect::Dropped { copies: 0 });
-        assert_eq!((fault.sighting.role, fault.sighting.relative_psn), (Some(Role(1)), Some(1)));
-        assert_eq!(bench.tally(0), (2, 1));
-    }
-
-    #[test]
-    fn the_retransmission_can_be_dropped_too() {
-        let second = Selector { transmission: Some(Span::exactly(2)), ..relative(1) };
-        let mut bench = Bench::new([(second, Repeat::default(), Action::Drop)]);
-        bench.writes(0, [0, 1, 2, 1, 2, 1]);
-        assert_eq!(bench.out.psns(), [0, 1, 2, 2, 1]);
-    }
-
-    #[test]
-    fn a_rule_behind_another_does_not_see_what_that_one_dropped() {
-        let drop = || (relative(1), Repeat::times(1), Action::Drop);
-        let count = || (relative(1), Repeat::default(), Action::Count);
-        let mut bench = Bench::new([count(), drop(), drop(), count()]);
-        bench.writes(0, [1, 1, 1]);
-        assert_eq!([0, 1, 2, 3].map(|index| bench.tally(index)), [(3, 3), (3, 1), (2, 1), (1, 1)]);
-    }
-
-    #[test]
-    fn duplicates_arrive_right_behind_their_original() {
-        let mut bench = Bench::new([(relative(1), Repeat::times(1), Action::Duplicate { copies: 2 })]);
-        bench.writes(0, [0, 1, 2]);
-        assert_eq!(bench.out.psns(), [0, 1, 1, 1, 2]);
-        assert_eq!(bench.out.deliveries[1], bench.out.deliveries[3]);
-        assert_eq!(bench.effects(), [Effect::Duplicated { copies: 2 }]);
-    }
-
-    #[test]
-    fn a_frame_that_is_held_back_follows_the_frames_it_was_waiting_for() {
-        let mut bench = Bench::new([(relative(1), Repeat::times(1), reorder(2, 100))]);
-        bench.writes(0, [0, 1, 2]);
-        assert_eq!(bench.out.psns(), [0, 2]);
-        assert_eq!(bench.cable.ledger(Forward).held, 1);
-        bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 2).between(BOB, ALICE).frame());
-        bench.writes(0, [3, 4]);
-        assert_eq!(bench.out.psns(), [0, 2, 2, 3, 1, 4]);
-        assert_eq!(bench.cable.next_timeout(), None);
-    }
-
-    #[test]
-    fn nothing_is_held_for_ever() {
-        let mut bench = Bench::new([(all(), Repeat::times(2), reorder(9, 100))]);
-        bench.writes(50, [0, 1]);
-        assert_eq!(bench.cable.next_timeout(), Some(150));
-        bench.cable.expire(149, &mut bench.out);
-        assert_eq!(bench.out.psns(), []);
-        bench.cable.expire(200, &mut bench.out);
-        assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![150, 150]));
-        assert!(bench.cable.reorders());
-    }
-
-    #[test]
-    fn a_late_call_to_expire_does_not_let_a_frame_jump_the_queue() {
-        let mut bench = Bench::new([(all(), Repeat::times(1), reorder(9, 100))]);
-        bench.writes(0, [0]);
-        bench.writes(300, [1]);
-        assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![100, 300]));
-    }
-
-    #[test]
-    fn a_delayed_frame_is_overtaken() {
-        let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Delay { ns: 1000 })]);
-        bench.writes(5, [0, 1]);
-        assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![1005, 5]));
-    }
-
-    #[test]
-    fn corruption_is_visible_unless_the_icrc_is_repaired() {
-        let original = Packet::rc(Operation::Write, 0).frame();
-        for place in [Place::Bit(8 * 9), Place::PayloadBit(3), Place::Anywhere] {
-            for seal in [Seal::Stale, Seal::Repaired] {
-                let mut bench = Bench::new([(all(), Repeat::default(), Action::Corrupt { place, seal })]);
-                bench.admit(0, Forward, original.clone());
-                let (_, _, frame) = &bench.out.deliveries[0];
-                assert_eq!(is_sealed(frame), seal == Seal::Repaired);
-                let [Effect::Corrupted { bit, .. }] = bench.effects()[..] else { panic!("one corruption") };
-                let at = bit as usize / 8;
-                assert_eq!(frame.bytes[at] ^ original.bytes[at], 0x80 >> (bit % 8));
-                let end = frame.bytes.len() - 4;
-                let differing = (0..end).filter(|at| frame.bytes[*at] != original.bytes[*at]).count();
-                assert_eq!(differing, 1);
-            }
-        }
-    }
-
-    #[test]
-    fn damage_anywhere_is_never_where_the_icrc_does_not_look() {
-        let action = Action::Corrupt { place: Place::Anywhere, seal: Seal::Stale };
-        let mut bench = Bench::new([(all(), Repeat::default(), action)]);
-        bench.writes(0, 0..2000);
-        assert!(bench.out.deliveries.iter().all(|(_, _, frame)| !is_sealed(frame)));
-    }
-
-    #[test]
-    fn a_rule_is_not_about_packets_that_its_action_does_not_fit() {
-        let field = Action::Rewrite { field: Field::RemoteKey, value: Value::To(1) };
-        let payload = Action::Corrupt { place: Place::PayloadBit(0), seal: Seal::Stale };
-        let bit = Action::Corrupt { place: Place::Bit(1 << 20), seal: Seal::Stale };
-        let mut bench = Bench::new([field, payload, bit].map(|action| (all(), Repeat::default(), action)));
-        bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 0).between(BOB, ALICE).frame());
-        assert_eq!([0, 1, 2].map(|index| bench.tally(index)), [(0, 0); 3]);
-        assert_eq!(bench.out.faults, []);
-    }
-
-    #[test]
-    fn a_congestion_mark_leaves_the_icrc_valid() {
-        let mut bench = Bench::new([(all(), Repeat::default(), Action::MarkCe)]);
-        bench.writes(0, [0]);
-        let (_, _, frame) = &bench.out.deliveries[0];
-        assert_eq!(frame.envelope.ecn(), Ecn::CongestionExperienced);
-        assert!(is_sealed(frame));
-        assert_eq!(bench.effects(), [Effect::MarkedCe]);
-    }
-
-    #[test]
-    fn a_rewritten_packet_has_a_valid_icrc() {
-        let action = Action::Rewrite { field: Field::Psn, value: Value::Plus(5) };
-        let mut bench = Bench::new([(all(), Repeat::default(), action)]);
-        bench.writes(0, [0xff_fffe]);
-        let (_, _, frame) = &bench.out.deliveries[0];
-        assert_eq!(psn(frame), 3);
-        assert!(is_sealed(frame));
-        assert_eq!(bench.effects(), [Effect::Rewritten { field: Field::Psn, from: 0xff_fffe, to: 3 }]);
-    }
-
-    #[test]
-    fn a_link_that_is_down_in_one_direction_carries_frames_in_the_other() {
-        let mut bench = Bench::new([]);
-        bench.cable.set_link(Forward, LinkState::Down);
-        bench.writes(0, [0]);
-        bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 9).between(BOB, ALICE).frame());
-        assert_eq!(bench.out.psns(), [9]);
-        assert_eq!(bench.out.faults[0].cause, Cause::LinkDown);
-        bench.cable.set_link(Forward, LinkState::Up);
-        bench.writes(0, [1]);
-        assert_eq!(bench.out.psns(), [9, 1]);
-    }
-
-    #[test]
-    fn a_packet_can_take_the_link_down_for_a_while() {
-        let action = Action::LinkDown { cut: Cut::BothWays, for_ns: 100 };
-        let mut bench = Bench::new([(relative(1), Repeat::times(1), action)]);
-        bench.writes(10, [0, 1, 2]);
-        assert_eq!(bench.cable.link(109, Backward), LinkState::Down);
-        assert_eq!(bench.cable.link(110, Backward), LinkState::Up);
-        bench.writes(110, [1]);
-        assert_eq!(bench.out.psns(), [0, 1]);
-        let cut = Effect::LinkCut { cut: Cut::BothWays, until_ns: 110 };
-        assert_eq!(bench.effects(), [cut, Effect::Dropped { copies: 0 }, Effect::Dropped { copies: 0 }]);
-    }
-
-    #[test]
-    fn a_rule_that_is_taken_away_reports_and_acts_no_more() {
-        let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Drop)]);
-        bench.writes(0, [0]);
-        assert_eq!(bench.cable.remove_rule(RuleId(0)), Some(Tally { matched: 1, fired: 1 }));
-        assert_eq!(bench.cable.remove_rule(RuleId(0)), None);
-        bench.writes(0, [0]);
-        assert_eq!(bench.out.psns(), [0]);
-    }
-
-    fn any_action() -> impl Strategy<Value = Action> {
-        prop_oneof![
-            Just(Action::Count),
-            Just(Action::Drop),
-            (0u32..4).prop_map(|copies| Action::Duplicate { copies }),
-            (1u32..5, 0u64..50).prop_map(|(by, within_ns)| reorder(by, within_ns)),
-            (0u64..100).prop_map(|ns| Action::Delay { ns }),
-            (any::<bool>(), 0u32..400).prop_map(|(repaired, bit)| Action::Corrupt {
-                place: if repaired { Place::Bit(bit) } else { Place::Anywhere },
-                seal: if repaired { Seal::Repaired } else { Seal::Stale },
-            }),
-            Just(Action::MarkCe),
-            prop_oneof![Just(Field::Opcode), Just(Field::Pad), Just(Field::Psn), Just(Field::RemoteKey)]
-                .prop_flat_map(|field| any::<i64>().prop_map(move |more| (field, more)))
-                .prop_map(|(field, more)| Action::Rewrite { field, value: Value::Plus(more) }),
-            (any::<bool>(), 0u64..20).prop_map(|(both, for_ns)| Action::LinkDown {
-                cut: if both { Cut::BothWays } else { Cut::OneWay },
-                for_ns,
-            }),
-        ]
-    }
-
-    fn any_choice() -> impl Strategy<Value = Choice> {
-        let probability = || 0..=PER_BILLION;
-        prop_oneof![
-            Just(Choice::Each),
-            (1u64..5).prop_map(|n| Choice::Every(NonZeroU64::new(n).expect("not zero"))),
-            "[XO]{1,8}".prop_map(|text| Choice::Pattern(Pattern::parse(&text).expect("a pattern"))),
-            probability().prop_map(|per_billion| Choice::Chance { per_billion }),
-            (probability(), probability(), probability(), probability()).prop_map(
-                |(enter, leave, hit_in_good, hit_in_bad)| {
-                    Choice::Burst(Burst { enter, leave, hit_in_good, hit_in_bad })
-                }
-            ),
-        ]
-    }
-
-    fn any_repeat(scope: Scope) -> impl Strategy<Value = Repeat> {
-        (0u64..3, prop::option::of(0u64..5), any_choice()).prop_map(move |(skip, times, choice)| Repeat {
-            skip,
-            times,
-            choice,
-            scope,
-        })
-    }
-
-    fn any_rule() -> impl Strategy<Value = (Selector, Repeat, Action)> {
-        let selector =
-            (prop::option::of(0u64..6), prop::option::of(1u64..3)).prop_map(|(psn, nth)| Selector {
-                psn: psn.map(Span::starting),
-                transmission: nth.map(Span::exactly),
-                ..Selector::default()
-            });
-        (selector, any_repeat(Scope::Rule), any_action())
-    }
-
-    fn any_line() -> impl Strategy<Value = Line> {
-        (0u64..3, 0u64..50, 80u32..120).prop_map(|(gigabits, delay_ns, mtu)| Line {
-            bits_per_second: NonZeroU64::new(gigabits * 1_000_000_000),
-            delay_ns,
-            mtu,
-        })
-    }
-
-    /// Time since the frame before, direction, PSN.
-    fn any_traffic() -> impl Strategy<Value = Vec<(u64, bool, u32)>> {
-        prop::collection::vec((0u64..10, any::<bool>(), 0u32..10), 0..60)
-    }
-
-    fn play(bench: &mut Bench, traffic: &[(u64, bool, u32)]) {
-        let mut now_ns = 0;
-        for (later_ns, forward, psn) in traffic {
-            now_ns += later_ns;
-            match forward {
-                true => bench.writes(now_ns, [*psn]),
-                false => {
-                    let ack = Packet::rc(Operation::Acknowledge, *psn).between(BOB, ALICE);
-                    bench.admit(now_ns, Backward, ack.frame());
-                }
-            }
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn every_frame_is_delivered_dropped_or_held(
-            line in any_line(),
-            rules in prop::collection::vec(any_rule(), 0..6),
-            traffic in any_traffic(),
-        ) {
-            let mut bench = Bench::on(line, rules);
-            play(&mut bench, &traffic);
-            for direction in [Forward, Backward] {
-                let ledger = bench.cable.ledger(direction);
-                prop_assert!(ledger.balances(), "{:?}", ledger);
-            }
-            bench.cable.expire(u64::MAX - 1, &mut bench.out);
-            let (forward, backward) = (bench.cable.ledger(Forward), bench.cable.ledger(Backward));
-            prop_assert!(forward.balances() && backward.balances());
-            prop_assert_eq!(forward.held + backward.held, 0);
-            prop_assert_eq!(forward.admitted + backward.admitted, traffic.len() as u64);
-            prop_assert_eq!(forward.delivered + backward.delivered, bench.out.deliveries.len() as u64);
-            let dropped = |effect| if let Effect::Dropped { copies } = effect { 1 + copies } else { 0 };
-            let told: u64 = bench.effects().into_iter().map(dropped).sum();
-            prop_assert_eq!(forward.dropped + backward.dropped, told);
-        }
-
-        #[test]
-        fn the_same_seed_gives_the_same_bytes_and_facts(
-            line in any_line(),
-            rules in prop::collection::vec(any_rule(), 0..6),
-            traffic in any_traffic(),
-        ) {
-            let run = || {
-                let mut bench = Bench::on(line, rules.clone());
-                play(&mut bench, &traffic);
-                bench.cable.expire(u64::MAX - 1, &mut bench.out);
-                bench.out
-            };
-            prop_assert_eq!(run(), run());
-        }
-
-        #[test]
-        fn other_flows_do_not_change_which_packets_of_a_flow_are_hit(
-            repeat in any_repeat(Scope::Flow),
-            traffic in prop::collection::vec((any::<bool>(), 0u32..10), 0..80),
-            seed in any::<u64>(),
-        ) {
-            let run = |noise: bool| {
-                let mut bench = Bench::new([]);
-                bench.cable = Cable::new(Seed(seed), Line::default());
-                let rule = Rule { id: RuleId(7), selector: all(), repeat, action: Action::Drop };
-                bench.cable.add_rule(rule);
-                bench.flows.insert(flow(2, host(3), BOB, 0));
-                for (other, psn) in &traffic {
-                    match other {
-                        false => bench.writes(0, [*psn]),
-                        true if noise => {
-                            let packet = Packet::rc(Operation::Write, *psn).between(host(3), BOB);
-                            bench.admit(0, Forward, packet.frame());
-                        }
-                        true => {}
-                    }
-                }
-                let mut deliveries = bench.out.deliveries;
-                deliveries.retain(|(_, _, frame)| frame.envelope.source == ALICE.address);
-                bench.out.faults.retain(|fault| fault.sighting.role == Some(Role(1)));
-                (deliveries, bench.out.faults)
-            };
-            prop_assert_eq!(run(false), run(true));
-        }
-    }
-}
+mod tests;

@@ -2,8 +2,8 @@
 
 use crate::agenda::Happening;
 use crate::network::{Network, Output};
+use crate::observer::Observer;
 use crate::outside::{Border, Outside};
-use crate::world::Observer;
 use crate::{
     BadTopology, CableId, Census, Frame, HostId, HostPortCounters, Laid, Line, Node, Origin, OutsideNews,
     Receiver, Seed, Switch, SwitchId, SwitchSettings, Topology,
@@ -90,8 +90,8 @@ impl Fabric {
                         outside.line_is_free(at, host, network, woken, observer);
                     }
                 }
-                Output::Arrived { host, frame } => {
-                    arrived[host.0 as usize].push_back(frame);
+                Output::Arrived { host, slot } => {
+                    arrived[host.0 as usize].push_back(network.agenda.slots.remove(slot));
                     woken.push(host);
                 }
                 Output::Paused { host, .. } if outside.is_port(host) => {

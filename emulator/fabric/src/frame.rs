@@ -53,21 +53,24 @@ pub struct Frame {
 
 impl Frame {
     /// What Ethernet adds: header and check sequence.
-    const ETHERNET: usize = 18;
+    pub(crate) const ETHERNET: usize = 18;
     /// What passes on the wire between two frames: preamble and gap.
-    const BETWEEN: usize = 8 + 12;
+    pub(crate) const BETWEEN: usize = 8 + 12;
 
     /// A packet, from the BTH to the ICRC.
     pub const fn new(envelope: Envelope, bytes: Vec<u8>) -> Frame {
         Frame { envelope, bytes, content: Content::Packet, service_level: 0 }
     }
 
+    /// What stands where no frame is.
+    pub(crate) const fn nothing() -> Frame {
+        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        Frame::new(Envelope::between(nowhere, nowhere), Vec::new())
+    }
+
     /// A pause frame.
     pub fn pause(pause: &Pfc) -> Frame {
-        let nowhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let content = Content::Pause;
-        let envelope = Envelope::between(nowhere, nowhere);
-        Frame { envelope, bytes: pause.emit().to_vec(), content, service_level: 0 }
+        Frame { bytes: pause.emit().to_vec(), content: Content::Pause, ..Frame::nothing() }
     }
 
     /// The pause that it asks for, if it is a pause frame that can be read.

@@ -67,31 +67,41 @@ struct Held {
     deadline_ns: u64,
 }
 
-/// One direction of a cable.
+/// One direction of a cable. What a frame touches that passes unhindered is one line of the cache.
 #[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub(crate) struct Lane {
-    direction: Direction,
-    pub ledger: Ledger,
-    /// The link is down before this time.
-    pub down_until_ns: u64,
     /// When the last bit of the last frame leaves the sender, and how many (bits × 10^9) modulo the rate
     /// are owed beyond that, so that rounding does not add up.
     busy_until_ns: u64,
     remainder: u64,
     /// A cable keeps order, also when it becomes shorter.
     last_arrival_ns: u64,
+    /// Frames that passed unhindered.
+    passed: u64,
+    line: Line,
+    /// No rule looks at frames, none is held back, and the link is up: frames pass unhindered.
+    is_open: bool,
+    direction: Direction,
+    /// What became of the other frames.
+    pub ledger: Ledger,
+    /// The link is down before this time.
+    pub down_until_ns: u64,
     held: Vec<Held>,
 }
 
 impl Lane {
-    pub const fn new(direction: Direction) -> Lane {
+    pub const fn new(direction: Direction, line: Line) -> Lane {
         Lane {
-            direction,
-            ledger: Ledger { admitted: 0, duplicated: 0, delivered: 0, dropped: 0, held: 0 },
-            down_until_ns: 0,
             busy_until_ns: 0,
             remainder: 0,
             last_arrival_ns: 0,
+            passed: 0,
+            line,
+            is_open: true,
+            direction,
+            ledger: Ledger { admitted: 0, duplicated: 0, delivered: 0, dropped: 0, held: 0 },
+            down_until_ns: 0,
             held: Vec::new(),
         }
     }
@@ -100,16 +110,33 @@ impl Lane {
         self.busy_until_ns
     }
 
+    pub const fn line(&self) -> &Line {
+        &self.line
+    }
+
+    /// What became of all frames.
+    pub const fn account(&self) -> Ledger {
+        let Ledger { admitted, duplicated, delivered, dropped, held } = self.ledger;
+        let (admitted, delivered) = (admitted + self.passed, delivered + self.passed);
+        Ledger { admitted, duplicated, delivered, dropped, held }
+    }
+
     /// The remainder counts in parts of the rate.
-    pub fn rate_changed(&mut self) {
+    pub fn set_line(&mut self, line: Line) {
+        self.line = line;
         self.remainder = 0;
     }
 
+    /// Sees again whether frames pass unhindered.
+    pub fn look(&mut self, has_rules: bool) {
+        self.is_open = !has_rules && self.held.is_empty() && self.down_until_ns == 0;
+    }
+
     /// Why the line would not carry this frame now.
-    pub fn obstacle(&self, line: &Line, now_ns: u64, frame: &Frame) -> Option<Cause> {
+    pub fn obstacle(&self, now_ns: u64, frame: &Frame) -> Option<Cause> {
         if now_ns < self.down_until_ns {
             Some(Cause::LinkDown)
-        } else if frame.packet_length() > line.mtu as usize {
+        } else if frame.packet_length() > self.line.mtu as usize {
             Some(Cause::TooBig)
         } else {
             None
@@ -129,29 +156,28 @@ impl Lane {
     }
 
     /// Puts a shipment on the line and then what was waiting for it to pass.
-    pub fn ship(&mut self, line: &Line, now_ns: u64, shipment: Shipment, outlet: &mut dyn Outlet) {
-        if !self.carry(line, now_ns, shipment, outlet) {
+    pub fn ship(&mut self, now_ns: u64, shipment: Shipment, outlet: &mut dyn Outlet) {
+        if !self.carry(now_ns, shipment, outlet) {
             return;
         }
-        self.passed(line, now_ns, outlet);
+        self.passed(now_ns, outlet);
     }
 
     /// Puts a frame on the line to which there is no obstacle, and then what was waiting for it to pass.
-    pub fn ship_unseen(&mut self, line: &Line, now_ns: u64, frame: Frame, outlet: &mut dyn Outlet) {
-        let arrival_ns = self.arrival(line, now_ns, &frame);
+    pub fn ship_unseen(&mut self, now_ns: u64, frame: Frame, outlet: &mut dyn Outlet) {
+        let arrival_ns = self.arrival(now_ns, frame.wire_length());
         self.deliver(arrival_ns, frame, outlet);
-        self.passed(line, now_ns, outlet);
+        self.passed(now_ns, outlet);
     }
 
-    /// Puts a frame on the line if there is no obstacle and nobody waits for it to pass; tells when it arrives.
+    /// Puts a frame on the line if nothing hinders it; tells when it arrives.
     #[inline]
-    pub fn pass(&mut self, line: &Line, now_ns: u64, frame: &Frame) -> Option<u64> {
-        if !self.held.is_empty() || self.obstacle(line, now_ns, frame).is_some() {
+    pub fn pass(&mut self, now_ns: u64, packet_length: usize, wire_length: usize) -> Option<u64> {
+        if !self.is_open || packet_length > self.line.mtu as usize {
             return None;
         }
-        self.ledger.admitted += 1;
-        self.ledger.delivered += 1;
-        Some(self.arrival(line, now_ns, frame))
+        self.passed += 1;
+        Some(self.arrival(now_ns, wire_length))
     }
 
     /// Keeps a shipment back.
@@ -166,31 +192,31 @@ impl Lane {
     }
 
     /// Lets go of everything that has waited long enough, each at the time when it had.
-    pub fn expire(&mut self, line: &Line, now_ns: u64, outlet: &mut dyn Outlet) {
+    pub fn expire(&mut self, now_ns: u64, outlet: &mut dyn Outlet) {
         while let Some(deadline_ns) = self.next_timeout().filter(|deadline_ns| *deadline_ns <= now_ns) {
-            self.release(line, deadline_ns, outlet, |held| held.deadline_ns == deadline_ns);
+            self.release(deadline_ns, outlet, |held| held.deadline_ns == deadline_ns);
         }
     }
 
     /// One frame more has passed those that are held.
-    fn passed(&mut self, line: &Line, now_ns: u64, outlet: &mut dyn Outlet) {
+    fn passed(&mut self, now_ns: u64, outlet: &mut dyn Outlet) {
         if self.held.is_empty() {
             return;
         }
         for held in &mut self.held {
             held.remaining = held.remaining.saturating_sub(1);
         }
-        self.release(line, now_ns, outlet, |held| held.remaining == 0);
+        self.release(now_ns, outlet, |held| held.remaining == 0);
     }
 
     /// Lets go of the held shipments that are `ready`, in the order of their admission.
-    fn release(&mut self, line: &Line, now_ns: u64, outlet: &mut dyn Outlet, ready: impl Fn(&Held) -> bool) {
+    fn release(&mut self, now_ns: u64, outlet: &mut dyn Outlet, ready: impl Fn(&Held) -> bool) {
         let mut index = 0;
         while index < self.held.len() {
             if ready(&self.held[index]) {
                 let shipment = self.held.remove(index).shipment;
                 self.ledger.held -= shipment.frames();
-                self.carry(line, now_ns, shipment, outlet);
+                self.carry(now_ns, shipment, outlet);
             } else {
                 index += 1;
             }
@@ -198,17 +224,17 @@ impl Lane {
     }
 
     /// Delivers a shipment, or loses it at an obstacle; whether it was delivered.
-    fn carry(&mut self, line: &Line, now_ns: u64, shipment: Shipment, outlet: &mut dyn Outlet) -> bool {
-        if let Some(cause) = self.obstacle(line, now_ns, &shipment.frame) {
+    fn carry(&mut self, now_ns: u64, shipment: Shipment, outlet: &mut dyn Outlet) -> bool {
+        if let Some(cause) = self.obstacle(now_ns, &shipment.frame) {
             self.discard(now_ns, cause, &shipment, outlet);
             return false;
         }
         let Shipment { frame, copies, delay_ns, .. } = shipment;
-        let mut arrival_ns = self.arrival(line, now_ns, &frame).saturating_add(delay_ns);
+        let mut arrival_ns = self.arrival(now_ns, frame.wire_length()).saturating_add(delay_ns);
         for _ in 0..copies {
             let copy = frame.clone();
             self.deliver(arrival_ns, copy, outlet);
-            arrival_ns = self.arrival(line, now_ns, &frame).saturating_add(delay_ns);
+            arrival_ns = self.arrival(now_ns, frame.wire_length()).saturating_add(delay_ns);
         }
         self.deliver(arrival_ns, frame, outlet);
         true
@@ -220,18 +246,19 @@ impl Lane {
     }
 
     /// When a frame that is sent now, behind all that was sent before, has arrived.
-    fn arrival(&mut self, line: &Line, now_ns: u64, frame: &Frame) -> u64 {
+    fn arrival(&mut self, now_ns: u64, wire_length: usize) -> u64 {
         if now_ns > self.busy_until_ns {
             self.busy_until_ns = now_ns;
             self.remainder = 0;
         }
-        if let Some(rate) = line.bits_per_second {
-            let bits = frame.wire_length() as u64 * 8;
+        if let Some(rate) = self.line.bits_per_second {
+            let bits = wire_length as u64 * 8;
             let time = bits * 1_000_000_000 + self.remainder;
             self.busy_until_ns = self.busy_until_ns.saturating_add(time / rate);
             self.remainder = time % rate;
         }
-        self.last_arrival_ns = self.last_arrival_ns.max(self.busy_until_ns.saturating_add(line.delay_ns));
+        self.last_arrival_ns =
+            self.last_arrival_ns.max(self.busy_until_ns.saturating_add(self.line.delay_ns));
         self.last_arrival_ns
     }
 }
@@ -257,40 +284,42 @@ mod tests {
         // 36 bytes from BTH to ICRC, 28 of IP and UDP, 38 of Ethernet: 816 bits at 400 Gb/s take 2.04 ns.
         let rate = NonZeroU64::new(400_000_000_000);
         let line = Line { bits_per_second: rate, delay_ns: 1000, ..Line::default() };
-        let (mut lane, mut out) = (Lane::new(Direction::Forward), Collected::default());
+        let (mut lane, mut out) = (Lane::new(Direction::Forward, line), Collected::default());
         assert_eq!(send(0, 20).wire_length() * 8, 816);
         for psn in 0..1000 {
-            lane.ship_unseen(&line, 0, send(psn, 20), &mut out);
+            lane.ship_unseen(0, send(psn, 20), &mut out);
         }
         assert_eq!(out.times()[..3], [1002, 1004, 1006]);
         assert_eq!(out.times()[999], 1000 + 2040);
         assert_eq!(lane.busy_until_ns(), 2040);
-        lane.ship_unseen(&line, 5000, send(1000, 20), &mut out);
+        lane.ship_unseen(5000, send(1000, 20), &mut out);
         assert_eq!(out.times()[1000], 6002);
     }
 
     #[test]
     fn duplicates_take_their_time_on_the_line() {
         let line = Line { bits_per_second: NonZeroU64::new(816_000_000), ..Line::default() };
-        let (mut lane, mut out) = (Lane::new(Direction::Forward), Collected::default());
-        lane.ship(&line, 0, Shipment { copies: 2, ..shipment(send(0, 20)) }, &mut out);
+        let (mut lane, mut out) = (Lane::new(Direction::Forward, line), Collected::default());
+        lane.ship(0, Shipment { copies: 2, ..shipment(send(0, 20)) }, &mut out);
         assert_eq!(out.times(), [1000, 2000, 3000]);
     }
 
     #[test]
     fn a_line_that_becomes_shorter_does_not_reorder() {
-        let (mut lane, mut out) = (Lane::new(Direction::Forward), Collected::default());
-        lane.ship_unseen(&Line { delay_ns: 1000, ..Line::default() }, 0, send(0, 4), &mut out);
-        lane.ship_unseen(&Line::default(), 1, send(1, 4), &mut out);
+        let line = Line { delay_ns: 1000, ..Line::default() };
+        let (mut lane, mut out) = (Lane::new(Direction::Forward, line), Collected::default());
+        lane.ship_unseen(0, send(0, 4), &mut out);
+        lane.set_line(Line::default());
+        lane.ship_unseen(1, send(1, 4), &mut out);
         assert_eq!(out.times(), [1000, 1000]);
     }
 
     #[test]
     fn a_packet_larger_than_the_mtu_is_lost() {
         let line = Line { mtu: 500, ..Line::default() };
-        let (mut lane, mut out) = (Lane::new(Direction::Forward), Collected::default());
+        let (mut lane, mut out) = (Lane::new(Direction::Forward, line), Collected::default());
         for (psn, payload) in [(0, 456), (1, 460)] {
-            lane.ship(&line, 0, shipment(send(psn, payload)), &mut out);
+            lane.ship(0, shipment(send(psn, payload)), &mut out);
         }
         assert_eq!(out.psns(), [0]);
         assert_eq!(out.faults[0].cause, Cause::TooBig);
@@ -298,10 +327,11 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_held_back_is_lost_if_the_link_is_down_when_it_is_let_go() {
-        let (mut lane, mut out) = (Lane::new(Direction::Forward), Collected::default());
+        let mut lane = Lane::new(Direction::Forward, Line::default());
+        let mut out = Collected::default();
         lane.hold(shipment(send(0, 4)), NonZeroU32::MIN, 50);
         lane.down_until_ns = 60;
-        lane.expire(&Line::default(), 100, &mut out);
+        lane.expire(100, &mut out);
         assert_eq!((out.psns().len(), out.faults[0].cause, out.faults[0].at_ns), (0, Cause::LinkDown, 50));
         assert_eq!((lane.ledger.held, lane.ledger.dropped), (0, 1));
     }

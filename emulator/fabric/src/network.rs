@@ -6,9 +6,10 @@
 
 use crate::agenda::{Agenda, Happening};
 use crate::fabric_event::Culprit;
+use crate::observer::{Observer, Stage};
 use crate::receiver::HostPort;
+use crate::slots::Slot;
 use crate::switch::Switch;
-use crate::world::{Observer, Stage};
 use crate::{
     Cable, CableId, Content, Direction, End, FabricEvent, Fault, Flows, Frame, HostId, Layout, Ledger, Line,
     LossCause, Node, Outlet, Seed, SwitchId, SwitchSettings,
@@ -18,55 +19,6 @@ use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
 use softhca_wire::{Envelope, Pfc};
-
-/// A frame on its way through the network, and what was found out about it when it started.
-pub(crate) struct Transit {
-    pub frame: Frame,
-    /// The host that it is for, or [`Transit::EVERYBODY`].
-    pub host: u32,
-    /// Stands for its flow.
-    pub flow: u64,
-}
-
-impl Transit {
-    pub const EVERYBODY: u32 = u32::MAX;
-}
-
-/// The frames on their way: each stays in its slot from cable to queue to cable.
-#[derive(Default)]
-pub(crate) struct Transits {
-    slots: Vec<Option<Transit>>,
-    free: Vec<u32>,
-}
-
-impl Transits {
-    pub fn insert(&mut self, transit: Transit) -> u32 {
-        match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = Some(transit);
-                slot
-            }
-            None => {
-                self.slots.push(Some(transit));
-                (self.slots.len() - 1) as u32
-            }
-        }
-    }
-
-    #[inline]
-    pub fn at(&mut self, slot: u32) -> &mut Transit {
-        self.slots[slot as usize].as_mut().expect("a frame that is under way")
-    }
-
-    pub fn take(&mut self, slot: u32) -> Transit {
-        self.free.push(slot);
-        self.slots[slot as usize].take().expect("a frame arrives once")
-    }
-
-    fn len(&self) -> usize {
-        self.slots.len() - self.free.len()
-    }
-}
 
 /// Who has which address.
 #[derive(Default)]
@@ -101,9 +53,8 @@ impl Addresses {
     }
 }
 
-/// A cable, and what it ends in.
+/// What a cable ends in. Every frame that arrives asks for it, hence apart from the cable.
 pub(crate) struct Link {
-    pub cable: Cable,
     pub ends: [Node; 2],
     /// The port of the switch at each end.
     pub ports: [u16; 2],
@@ -112,10 +63,10 @@ pub(crate) struct Link {
 /// What came of something that happened, for the owner of the network.
 pub(crate) enum Output {
     Nothing,
-    /// A frame reached a host.
+    /// A frame reached a host; whoever takes it frees its slot.
     Arrived {
         host: HostId,
-        frame: Frame,
+        slot: u32,
     },
     /// Other priorities of a host are stopped than before; so many pause frames did that.
     Paused {
@@ -127,6 +78,8 @@ pub(crate) enum Output {
 pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
+    pub cables: Vec<Cable>,
+    /// What each cable ends in.
     pub links: Vec<Link>,
     pub switches: Vec<Switch>,
     pub flows: Flows,
@@ -134,9 +87,6 @@ pub(crate) struct Network {
     /// Routes that were set by hand: at a switch, to a host, over these ports.
     pub pinned: BTreeMap<(SwitchId, HostId), Vec<u16>>,
     pub agenda: Agenda,
-    pub transits: Transits,
-    /// Buffers of frames that have arrived.
-    pub spare: Vec<Vec<u8>>,
     pub routes_are_stale: bool,
     /// Frames that reached a host, and pause frames that reached a switch.
     arrived: u64,
@@ -201,14 +151,13 @@ impl Network {
         Network {
             seed,
             hosts: Vec::new(),
+            cables: Vec::new(),
             links: Vec::new(),
             switches: Vec::new(),
             flows: Flows::new(),
             addresses: Addresses::default(),
             pinned: BTreeMap::new(),
             agenda: Agenda::default(),
-            transits: Transits::default(),
-            spare: Vec::new(),
             routes_are_stale: false,
             arrived: 0,
             lost: 0,
@@ -247,16 +196,12 @@ impl Network {
                     ports[at] = self.switches[switch.0 as usize].add_port(id, direction);
                 }
                 (Node::Host(here), there) => {
-                    let host = &mut self.hosts[here.0 as usize];
-                    host.cables.push((id, direction));
-                    match there {
-                        Node::Host(there) => _ = host.direct.insert(there, (id, direction)),
-                        Node::Switch(_) => host.uplinks.push((id, direction)),
-                    }
+                    self.hosts[here.0 as usize].connect((id, direction), there);
                 }
             }
         }
-        self.links.push(Link { cable: Cable::new(self.seed, line), ends, ports });
+        self.cables.push(Cable::new(self.seed, line));
+        self.links.push(Link { ends, ports });
         self.routes_are_stale = true;
         id
     }
@@ -317,11 +262,13 @@ impl Network {
 
     /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
     pub fn host_free_at(&self, host: HostId) -> u64 {
-        let cables = &self.hosts[host.0 as usize].cables;
-        let free_at = |(cable, direction): &(CableId, Direction)| {
-            self.links[cable.0 as usize].cable.free_at_ns(*direction)
-        };
-        cables.iter().map(free_at).max().unwrap_or(0)
+        let HostPort { only, cables, .. } = &self.hosts[host.0 as usize];
+        let free_at =
+            |(cable, direction): (CableId, Direction)| self.cables[cable.0 as usize].free_at_ns(direction);
+        match *only {
+            Some(only) => free_at(only),
+            None => cables.iter().copied().map(free_at).max().unwrap_or(0),
+        }
     }
 
     /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
@@ -333,27 +280,51 @@ impl Network {
         let destination = frame.envelope.destination;
         if destination.is_multicast() {
             for (cable, direction) in self.hosts[from.0 as usize].cables.clone() {
-                let transit = Transit { frame: frame.clone(), host: Transit::EVERYBODY, flow: 0 };
-                let slot = self.transits.insert(transit);
+                let slot = self.agenda.slots.insert(frame.clone(), Slot::EVERYBODY, 0);
                 self.put(now, cable, direction, slot, Stage::Admitted, observer);
             }
-            return self.spare.push(frame.bytes);
+            return;
         }
         let flow = flow_of(&frame.envelope);
-        let port = &self.hosts[from.0 as usize];
-        let to = self.addresses.find(destination);
-        let way = to.and_then(|to| match port.direct.get(&to) {
-            Some(way) => Some(*way),
-            None if port.uplinks.len() < 2 => port.uplinks.first().copied(),
-            None => Some(port.uplinks[Seed(0).below(port.uplinks.len() as u64, &[flow]) as usize]),
-        });
-        match (to, way) {
-            (Some(to), Some((cable, direction))) => {
-                let slot = self.transits.insert(Transit { frame, host: to.0, flow });
-                self.put(now, cable, direction, slot, Stage::Admitted, observer);
-            }
-            _ => self.spare.push(frame.bytes),
+        if let Some((to, (cable, direction))) = self.way(from, destination, flow) {
+            let slot = self.agenda.slots.insert(frame, to.0, flow);
+            self.put(now, cable, direction, slot, Stage::Admitted, observer);
         }
+    }
+
+    /// Takes a frame that a host sends to another.
+    pub fn send_bytes(
+        &mut self,
+        now: Instant,
+        from: HostId,
+        (envelope, bytes): (&Envelope, &[u8]),
+        content: Content,
+        service_level: u8,
+        observer: &mut dyn Observer,
+    ) {
+        if self.routes_are_stale {
+            self.find_routes();
+        }
+        let flow = flow_of(envelope);
+        if let Some((to, (cable, direction))) = self.way(from, envelope.destination, flow) {
+            let slot = self.agenda.slots.fill(envelope, bytes, content, service_level, to.0, flow);
+            self.put(now, cable, direction, slot, Stage::Admitted, observer);
+        }
+    }
+
+    /// Who has an address, and by which cable a host sends to it.
+    fn way(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (CableId, Direction))> {
+        let port = &self.hosts[from.0 as usize];
+        let to = self.addresses.find(destination)?;
+        if let Some(only) = port.only {
+            return Some((to, only));
+        }
+        let way = match port.direct.get(&to) {
+            Some(way) => *way,
+            None if port.uplinks.len() < 2 => *port.uplinks.first()?,
+            None => port.uplinks[Seed(0).below(port.uplinks.len() as u64, &[flow]) as usize],
+        };
+        Some((to, way))
     }
 
     /// Takes a frame for a host at one of a cable's ends.
@@ -369,7 +340,7 @@ impl Network {
             self.find_routes();
         }
         let flow = flow_of(&frame.envelope);
-        let slot = self.transits.insert(Transit { frame, host: to.0, flow });
+        let slot = self.agenda.slots.insert(frame, to.0, flow);
         self.put(now, cable, direction, slot, Stage::Admitted, observer);
     }
 
@@ -383,13 +354,13 @@ impl Network {
         stage: Stage,
         observer: &mut dyn Observer,
     ) {
-        let link = &mut self.links[cable.0 as usize];
-        let frame = &self.transits.at(slot).frame;
-        show(now, cable, direction, stage, frame, observer);
-        if let Some(at) = link.cable.pass(now.nanos(), direction, frame) {
+        self.show(now, cable, direction, stage, slot, observer);
+        let Slot { bytes, is_pause, .. } = *self.agenda.slots.at(slot);
+        let line = &mut self.cables[cable.0 as usize];
+        if let Some(at) = line.pass(now.nanos(), direction, bytes as usize, is_pause) {
             return self.agenda.push(at, Happening::Arrival { slot, cable, direction });
         }
-        let Transit { frame, .. } = self.transits.take(slot);
+        let frame = self.agenda.slots.remove(slot);
         self.through(now, cable, observer, |cable, flows, outlet| {
             cable.admit(now.nanos(), direction, frame, flows, outlet);
         });
@@ -403,9 +374,9 @@ impl Network {
         observer: &mut dyn Observer,
         act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet),
     ) {
-        let Network { links, flows, agenda, transits, addresses, .. } = self;
-        let cable = &mut links[id.0 as usize].cable;
-        act(cable, flows, &mut Exit { id, now, agenda, transits, addresses, observer });
+        let Network { cables, flows, agenda, addresses, .. } = self;
+        let cable = &mut cables[id.0 as usize];
+        act(cable, flows, &mut Exit { id, now, agenda, addresses, observer });
         if let Some(at) = cable.next_timeout() {
             self.agenda.push(at, Happening::Held { cable: id });
         }
@@ -429,17 +400,15 @@ impl Network {
                 Output::Nothing
             }
             Node::Host(host) => {
-                let frame = &self.transits.at(slot).frame;
-                show(now, cable, direction, Stage::Delivered, frame, observer);
+                self.show(now, cable, direction, Stage::Delivered, slot, observer);
                 self.arrive_at_host(now, host, cable, slot, observer)
             }
         }
     }
 
-    /// Takes a frame out of the network: it is where it was to go.
-    pub fn finish(&mut self, slot: u32) -> Frame {
+    /// A frame is where it was to go; whoever takes it frees its slot.
+    pub fn note_arrived(&mut self) {
         self.arrived += 1;
-        self.transits.take(slot).frame
     }
 
     /// Loses a frame.
@@ -452,11 +421,11 @@ impl Network {
         cause: LossCause,
         observer: &mut dyn Observer,
     ) {
-        let Transit { frame, .. } = self.transits.take(slot);
         self.lost += 1;
-        let (priority, culprit) = (frame.priority(), Culprit::of(&frame));
+        let frame = self.agenda.slots.frame(slot);
+        let (priority, culprit) = (frame.priority(), Culprit::of(frame));
         observer.fabric(now, &FabricEvent::Lost { at, cable, priority, cause, culprit });
-        self.spare.push(frame.bytes);
+        self.agenda.slots.release(slot);
     }
 
     pub fn note_forwarded(&mut self) {
@@ -476,8 +445,7 @@ impl Network {
         pause: &Pfc,
         observer: &mut dyn Observer,
     ) {
-        let transit = Transit { frame: Frame::pause(pause), host: 0, flow: 0 };
-        let slot = self.transits.insert(transit);
+        let slot = self.agenda.slots.insert(Frame::pause(pause), 0, 0);
         self.put(now, cable, direction, slot, Stage::Admitted, observer);
     }
 
@@ -486,12 +454,12 @@ impl Network {
         let mut census = Census {
             delivered: self.arrived,
             dropped: self.lost,
-            in_flight: self.transits.len() as u64,
+            in_flight: self.agenda.slots.frames() as u64,
             admitted: self.copied,
         };
-        for link in &self.links {
+        for cable in &self.cables {
             for direction in [Direction::Forward, Direction::Backward] {
-                let Ledger { admitted, duplicated, dropped, held, .. } = *link.cable.ledger(direction);
+                let Ledger { admitted, duplicated, dropped, held, .. } = cable.ledger(direction);
                 census.admitted += admitted + duplicated;
                 census.dropped += dropped;
                 census.in_flight += held;
@@ -500,21 +468,26 @@ impl Network {
         census.admitted -= self.forwarded;
         census
     }
-}
 
-/// Shows a frame, or the pause that it asks for.
-fn show(
-    now: Instant,
-    cable: CableId,
-    direction: Direction,
-    stage: Stage,
-    frame: &Frame,
-    observer: &mut dyn Observer,
-) {
-    match (frame.content, frame.as_pause()) {
-        (Content::Pause, Some(pause)) => observer.pause(now, cable, direction, stage, &pause),
-        (Content::Pause, None) => {}
-        _ => observer.frame(now, cable, direction, stage, frame),
+    /// Shows a frame, or the pause that it asks for, to whoever looks.
+    fn show(
+        &mut self,
+        now: Instant,
+        cable: CableId,
+        direction: Direction,
+        stage: Stage,
+        slot: u32,
+        observer: &mut dyn Observer,
+    ) {
+        if !observer.looks() {
+            return;
+        }
+        let frame = self.agenda.slots.frame(slot);
+        match (frame.content, frame.as_pause()) {
+            (Content::Pause, Some(pause)) => observer.pause(now, cable, direction, stage, &pause),
+            (Content::Pause, None) => {}
+            _ => observer.frame(now, cable, direction, stage, frame),
+        }
     }
 }
 
@@ -523,7 +496,6 @@ struct Exit<'a> {
     id: CableId,
     now: Instant,
     agenda: &'a mut Agenda,
-    transits: &'a mut Transits,
     addresses: &'a Addresses,
     observer: &'a mut dyn Observer,
 }
@@ -532,11 +504,11 @@ impl Outlet for Exit<'_> {
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame) {
         let destination = frame.envelope.destination;
         let host = match destination.is_multicast() {
-            true => Transit::EVERYBODY,
-            false => self.addresses.find(destination).map_or(Transit::EVERYBODY - 1, |host| host.0),
+            true => Slot::EVERYBODY,
+            false => self.addresses.find(destination).map_or(Slot::EVERYBODY - 1, |host| host.0),
         };
         let flow = flow_of(&frame.envelope);
-        let slot = self.transits.insert(Transit { frame, host, flow });
+        let slot = self.agenda.slots.insert(frame, host, flow);
         self.agenda.push(at_ns, Happening::Arrival { slot, cable: self.id, direction });
     }
 

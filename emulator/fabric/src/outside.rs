@@ -6,7 +6,7 @@
 use crate::agenda::Happening;
 use crate::fabric_event::Culprit;
 use crate::network::Network;
-use crate::world::Observer;
+use crate::observer::Observer;
 use crate::{CableId, Direction, FabricEvent, Fault, Frame, HostId, Line, LossCause, Node, Stage};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;

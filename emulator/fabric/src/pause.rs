@@ -155,10 +155,9 @@ impl Pauses {
     }
 }
 
-/// What a buffer holds of one ingress port, and which of its priorities were told to stop.
+/// Which priorities of an ingress port were told to stop. What the buffer holds of each, its owner keeps.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ingress {
-    pub held: [u64; 8],
     stopped: u8,
     /// Apart, because most ports never ask.
     asked: Option<Box<Asked>>,
@@ -177,11 +176,9 @@ impl Ingress {
         self.stopped >> priority & 1 == 1
     }
 
-    /// Takes a frame in. True if the sender is to be told to stop.
-    pub fn fill(&mut self, flow: Option<&FlowControl>, now: u64, priority: u8, bytes: u64) -> bool {
-        let held = &mut self.held[usize::from(priority)];
-        *held += bytes;
-        let stops = flow.is_some_and(|flow| flow.priorities >> priority & 1 == 1 && *held >= flow.xoff);
+    /// A frame was taken in, and so many bytes are held now. True if the sender is to be told to stop.
+    pub fn fill(&mut self, flow: Option<&FlowControl>, now: u64, priority: u8, held: u64) -> bool {
+        let stops = flow.is_some_and(|flow| flow.priorities >> priority & 1 == 1 && held >= flow.xoff);
         if !stops || self.is_stopped(priority) {
             return false;
         }
@@ -194,11 +191,9 @@ impl Ingress {
         self.asked.get_or_insert_default().stopped_at[usize::from(priority)] = now;
     }
 
-    /// Lets a frame out. True if the sender is to be told to go on.
-    pub fn release(&mut self, flow: Option<&FlowControl>, priority: u8, bytes: u64) -> bool {
-        let held = &mut self.held[usize::from(priority)];
-        *held -= bytes;
-        let resumes = flow.is_none_or(|flow| *held <= flow.xon);
+    /// A frame was let out, and so many bytes are held still. True if the sender is to be told to go on.
+    pub fn release(&mut self, flow: Option<&FlowControl>, priority: u8, held: u64) -> bool {
+        let resumes = flow.is_none_or(|flow| held <= flow.xon);
         if !resumes || self.stopped >> priority & 1 == 0 {
             return false;
         }
@@ -266,9 +261,9 @@ mod tests {
     fn a_sender_is_told_once_to_stop_and_once_to_go_on() {
         let flow = FlowControl { xoff: 100, xon: 50, ..FlowControl::default() };
         let mut ingress = Ingress::default();
-        let told = [40, 40, 40, 40].map(|bytes| ingress.fill(Some(&flow), 0, 3, bytes));
+        let told = [40, 80, 120, 160].map(|held| ingress.fill(Some(&flow), 0, 3, held));
         assert_eq!(told, [false, false, true, false]);
-        let told = [40, 40, 40, 40].map(|bytes| ingress.release(Some(&flow), 3, bytes));
+        let told = [120, 80, 40, 0].map(|held| ingress.release(Some(&flow), 3, held));
         assert_eq!(told, [false, false, true, false]);
         assert!(!ingress.fill(Some(&flow), 0, 7, 1_000), "priority 7 may lose frames");
     }

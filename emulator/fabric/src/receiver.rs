@@ -2,10 +2,11 @@
 
 use crate::agenda::Happening;
 use crate::network::{Network, Output};
+use crate::observer::Observer;
 use crate::pause::{FlowControl, Ingress, PauseChange, Pauses, pause_ns};
+use crate::slots::Slot;
 use crate::switching::pause_frame;
-use crate::world::Observer;
-use crate::{CableId, Content, Direction, FabricEvent, HostId, LossCause, Node, PauseEnd};
+use crate::{CableId, Direction, FabricEvent, HostId, LossCause, Node, PauseEnd};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
@@ -56,17 +57,23 @@ pub struct HostPortCounters {
     pub watchdog_fired: u64,
 }
 
+/// The port of a host. What every frame touches stands together and first.
+#[repr(C, align(64))]
 pub(crate) struct HostPort {
+    /// The only cable, if there is one, and if it leads to a switch.
+    pub only: Option<(CableId, Direction)>,
+    /// Frames that wait for the card.
+    queue: VecDeque<u32>,
+    pub receiver: Receiver,
     pub address: IpAddr,
     pub cables: Vec<(CableId, Direction)>,
     /// The cables to hosts, and those to switches.
     pub direct: BTreeMap<HostId, (CableId, Direction)>,
     pub uplinks: Vec<(CableId, Direction)>,
     pub pauses: Pauses,
-    pub receiver: Receiver,
     ingress: Ingress,
-    /// Frames that wait for the card.
-    queue: VecDeque<u32>,
+    /// Bytes that wait for the card, for each priority.
+    held: [u64; 8],
     buffered: u64,
     /// A frame is on its way from the port to the card.
     drains: bool,
@@ -79,6 +86,7 @@ pub(crate) struct HostPort {
 impl HostPort {
     pub fn new(address: IpAddr) -> HostPort {
         HostPort {
+            only: None,
             address,
             cables: Vec::new(),
             direct: BTreeMap::new(),
@@ -86,6 +94,7 @@ impl HostPort {
             pauses: Pauses::default(),
             receiver: Receiver::default(),
             ingress: Ingress::default(),
+            held: [0; 8],
             queue: VecDeque::new(),
             buffered: 0,
             drains: false,
@@ -93,6 +102,19 @@ impl HostPort {
             lost_frames: 0,
             watchdog_fired: 0,
         }
+    }
+
+    /// A cable leads from here to a host or a switch.
+    pub fn connect(&mut self, way: (CableId, Direction), to: Node) {
+        self.cables.push(way);
+        match to {
+            Node::Host(to) => _ = self.direct.insert(to, way),
+            Node::Switch(_) => self.uplinks.push(way),
+        }
+        self.only = match (&*self.cables, &*self.uplinks) {
+            ([_], [only]) => Some(*only),
+            _ => None,
+        };
     }
 
     pub fn counters(&self) -> HostPortCounters {
@@ -115,15 +137,16 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) -> Output {
-        let frame = &self.transits.at(slot).frame;
-        if frame.content == Content::Pause {
+        let Slot { is_pause, priority, bytes, .. } = *self.agenda.slots.at(slot);
+        if is_pause {
             return self.pause_host(now, host, cable, slot, observer);
         }
         let port = &mut self.hosts[host.0 as usize];
         if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
-            return Output::Arrived { host, frame: self.finish(slot) };
+            self.note_arrived();
+            return Output::Arrived { host, slot };
         }
-        let (priority, bytes) = (frame.priority(), frame.buffer_length() as u64);
+        let bytes = u64::from(bytes);
         if port.buffered + bytes > port.receiver.buffer {
             port.lost_frames += 1;
             self.lose(now, Node::Host(host), cable, slot, LossCause::BufferFull, observer);
@@ -132,7 +155,9 @@ impl Network {
         port.buffered += bytes;
         port.queue.push_back(slot);
         let flow = port.receiver.flow_control.filter(|_| port.muted >> priority & 1 == 0);
-        if port.ingress.fill(flow.as_ref(), now.nanos(), priority, bytes) {
+        let held = &mut port.held[usize::from(priority)];
+        *held += bytes;
+        if port.ingress.fill(flow.as_ref(), now.nanos(), priority, *held) {
             self.ask_sender(now, host, priority, observer);
         }
         self.drain_next(now, host);
@@ -143,7 +168,7 @@ impl Network {
     fn drain_next(&mut self, now: Instant, host: HostId) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(slot) = port.queue.front().copied().filter(|_| !port.drains) else { return };
-        let bits = self.transits.at(slot).frame.wire_length() as u64 * 8;
+        let bits = self.agenda.slots.frame(slot).wire_length() as u64 * 8;
         let wait = match port.receiver.bits_per_second {
             None => 0,
             Some(0) => return,
@@ -161,22 +186,25 @@ impl Network {
             return Output::Nothing;
         }
         let Some(slot) = port.queue.pop_front() else { return Output::Nothing };
-        let frame = &self.transits.at(slot).frame;
-        let (priority, bytes) = (frame.priority(), frame.buffer_length() as u64);
+        let Slot { priority, bytes, .. } = *self.agenda.slots.at(slot);
+        let bytes = u64::from(bytes);
         port.buffered -= bytes;
         let flow = port.receiver.flow_control;
-        if flow.is_some_and(|flow| port.ingress.held[usize::from(priority)] - bytes <= flow.xon) {
+        let held = &mut port.held[usize::from(priority)];
+        *held -= bytes;
+        if flow.is_some_and(|flow| *held <= flow.xon) {
             port.muted &= !(1 << priority);
         }
         let storms = port.receiver.storm >> priority & 1 == 1;
-        if port.ingress.release(flow.as_ref(), priority, bytes) {
+        if port.ingress.release(flow.as_ref(), priority, *held) {
             match storms {
                 true => port.ingress.stop(now.nanos(), priority),
                 false => self.tell_sender(now, host, priority, 0, observer),
             }
         }
         self.drain_next(now, host);
-        Output::Arrived { host, frame: self.finish(slot) }
+        self.note_arrived();
+        Output::Arrived { host, slot }
     }
 
     /// Changes how fast a host takes what arrives.
@@ -206,8 +234,7 @@ impl Network {
     fn ask_sender(&mut self, now: Instant, host: HostId, priority: u8, observer: &mut dyn Observer) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.flow_control.map_or(u16::MAX, |flow| flow.quanta);
-        let rates =
-            port.cables.iter().map(|(cable, _)| self.links[cable.0 as usize].cable.line().bits_per_second);
+        let rates = port.cables.iter().map(|(cable, _)| self.cables[cable.0 as usize].line().bits_per_second);
         let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
         let again = now.nanos() + (lasts / 2).max(1);
         port.ingress.ask_again(priority, again);
@@ -230,7 +257,7 @@ impl Network {
     ) {
         let port = &mut self.hosts[host.0 as usize];
         port.ingress.note_sent(priority);
-        let held = port.ingress.held[usize::from(priority)];
+        let held = port.held[usize::from(priority)];
         let pause = pause_frame(MacAddress::of(port.address), priority, quanta);
         let at = Node::Host(host);
         for index in 0..port.cables.len() {
@@ -276,13 +303,13 @@ impl Network {
         observer: &mut dyn Observer,
     ) -> Output {
         let at = Node::Host(host);
-        let Some(pause) = self.transits.at(slot).frame.as_pause() else {
+        let Some(pause) = self.agenda.slots.frame(slot).as_pause() else {
             self.lose(now, at, cable, slot, LossCause::Unreadable, observer);
             return Output::Nothing;
         };
-        let frame = self.finish(slot);
-        self.spare.push(frame.bytes);
-        let rate = self.links[cable.0 as usize].cable.line().bits_per_second;
+        self.note_arrived();
+        self.agenda.slots.release(slot);
+        let rate = self.cables[cable.0 as usize].line().bits_per_second;
         let pauses = &mut self.hosts[host.0 as usize].pauses;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };

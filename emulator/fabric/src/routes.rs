@@ -1,7 +1,7 @@
 //! Finds the shortest ways through a network, and the tree that datagrams for groups take.
 
 use crate::network::Network;
-use crate::switch::Routes;
+use crate::switch::{Routes, Way};
 use crate::{HostId, Node, SwitchId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
@@ -30,7 +30,7 @@ impl Network {
         }
         for switch in &mut self.switches {
             switch.routes = Routes::default();
-            switch.routes.by_host = vec![Routes::NONE; self.hosts.len()];
+            switch.routes.by_host = vec![Way::NONE; self.hosts.len()];
         }
         // Hosts on the same switches are reached the same way from everywhere else.
         let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();

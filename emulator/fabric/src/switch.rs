@@ -4,9 +4,9 @@
 
 use crate::pause::{FlowControl, Ingress, Pauses};
 use crate::seed::Seed;
+use crate::slots::{NONE, Slots};
 use crate::{CableId, Direction, LossCause, PER_BILLION};
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -118,14 +118,6 @@ impl Default for SwitchSettings {
     }
 }
 
-/// A frame in a queue.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Queued {
-    pub slot: u32,
-    pub bytes: u32,
-    pub ingress: u16,
-}
-
 /// The watchdog's notes of one port.
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {
@@ -143,29 +135,34 @@ impl Guard {
     }
 }
 
-/// The frames of one priority that wait to leave by a port.
-#[derive(Clone, Debug, Default)]
+/// What a port does for one priority.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(32))]
 pub(crate) struct Queue {
-    pub frames: VecDeque<Queued>,
-    /// Their bytes.
+    /// The slots of the first and the last frame that wait to leave; those between follow each other.
+    first: u32,
+    last: u32,
+    /// Their bytes, and the most that there were.
     pub depth: u64,
+    deepest: u64,
+    /// Bytes in the switch that came by this port.
+    pub held: u64,
 }
 
-/// What a port counts of the frames that pass it, as in [`PortCounters`].
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct PortTally {
-    pub sent_frames: u64,
-    pub sent_bytes: u64,
-    pub received_frames: u64,
-    pub lost_frames: u64,
-    pub marked: u64,
-    pub deepest: u64,
-    pub watchdog_fired: u64,
+impl Queue {
+    const EMPTY: Queue = Queue { first: NONE, last: NONE, depth: 0, deepest: 0, held: 0 };
+
+    /// How many frames there are, counted one by one.
+    pub fn len(&self, slots: &mut Slots) -> u64 {
+        let next = |slot: &u32| Some(slots.at(*slot).next).filter(|next| *next != NONE);
+        core::iter::successors(Some(self.first).filter(|first| *first != NONE), next).count() as u64
+    }
 }
 
-/// A port of a switch. What every frame touches stands together: with a thousand hosts, ports do not fit the caches.
+/// A port of a switch. With a thousand hosts, ports do not fit the caches: what a frame touches is the first line and
+/// one of a queue.
 #[derive(Clone, Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub(crate) struct SwitchPort {
     pub cable: CableId,
     /// Which way frames leave.
@@ -177,10 +174,16 @@ pub(crate) struct SwitchPort {
     /// The priority that was served last.
     served: u8,
     pub pauses: Pauses,
-    pub guard: Option<Box<Guard>>,
-    pub tally: PortTally,
     pub ingress: Ingress,
+    pub sent_frames: u64,
+    pub sent_bytes: u64,
+    pub received_frames: u64,
     pub queues: [Queue; 8],
+    /// There is one if the switch has a watchdog.
+    pub guard: Option<Box<Guard>>,
+    pub lost_frames: u64,
+    pub marked: u64,
+    pub watchdog_fired: u64,
 }
 
 impl SwitchPort {
@@ -192,10 +195,15 @@ impl SwitchPort {
             waits: false,
             served: 0,
             pauses: Pauses::default(),
-            guard: settings.watchdog.map(|_| Guard::idle()),
-            tally: PortTally::default(),
             ingress: Ingress::default(),
-            queues: Default::default(),
+            sent_frames: 0,
+            sent_bytes: 0,
+            received_frames: 0,
+            queues: [Queue::EMPTY; 8],
+            guard: settings.watchdog.map(|_| Guard::idle()),
+            lost_frames: 0,
+            marked: 0,
+            watchdog_fired: 0,
         }
     }
 
@@ -215,46 +223,68 @@ impl SwitchPort {
     }
 
     /// Takes the next frame of a queue out.
-    pub fn pop(&mut self, priority: u8) -> Option<Queued> {
+    pub fn pop(&mut self, priority: u8, slots: &mut Slots) -> Option<u32> {
         let queue = &mut self.queues[usize::from(priority)];
-        let queued = queue.frames.pop_front()?;
-        queue.depth -= u64::from(queued.bytes);
-        if queue.frames.is_empty() {
+        let slot = Some(queue.first).filter(|first| *first != NONE)?;
+        let frame = slots.at(slot);
+        queue.first = frame.next;
+        queue.depth -= u64::from(frame.bytes);
+        if queue.first == NONE {
             self.occupied &= !(1 << priority);
         }
         self.served = priority;
-        Some(queued)
+        Some(slot)
     }
 }
 
-/// How a switch finds the way: for each host an entry in a list of sets of ports.
+/// How a switch finds the way: for each host a port, or a set of them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routes {
+    /// By host: the way to it.
+    pub by_host: Vec<Way>,
     /// The ports of all sets, and where in them each set begins and ends.
     ports: Vec<u16>,
     sets: Vec<(u32, u32)>,
-    /// By host; `u16::MAX` for one that cannot be reached.
-    pub by_host: Vec<u16>,
     /// The ports of the tree that datagrams for groups take.
     pub flood: Vec<u16>,
 }
 
-impl Routes {
-    pub const NONE: u16 = u16::MAX;
+/// The port that leads to a host, which is below [`Way::SETS`]; or, from there on, a set of ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way(u16);
 
-    /// Adds a set of ports; returns what stands for it.
-    pub fn add(&mut self, ports: &[u16]) -> u16 {
-        let start = self.ports.len() as u32;
-        self.ports.extend_from_slice(ports);
-        self.sets.push((start, self.ports.len() as u32));
-        (self.sets.len() - 1) as u16
+impl Way {
+    /// The host cannot be reached.
+    pub const NONE: Way = Way(u16::MAX);
+    const SETS: u16 = 1 << 15;
+}
+
+impl Routes {
+    /// The way over any of these ports.
+    ///
+    /// # Panics
+    /// If there are more than 32,000 sets.
+    pub fn add(&mut self, ports: &[u16]) -> Way {
+        if let [only] = *ports
+            && only < Way::SETS
+        {
+            return Way(only);
+        }
+        let is_same = |(start, end): &(u32, u32)| self.ports[*start as usize..*end as usize] == *ports;
+        let set = self.sets.iter().position(is_same).unwrap_or_else(|| {
+            let start = self.ports.len() as u32;
+            self.ports.extend_from_slice(ports);
+            self.sets.push((start, self.ports.len() as u32));
+            self.sets.len() - 1
+        });
+        assert!(set < usize::from(u16::MAX - Way::SETS), "a switch with {set} sets of ports");
+        Way(Way::SETS + set as u16)
     }
 
-    /// The ports by which a host is reached.
+    /// The ports of a set.
     #[inline]
-    fn ports(&self, host: u32) -> Option<&[u16]> {
-        let set = *self.by_host.get(host as usize)?;
-        let (start, end) = *self.sets.get(usize::from(set))?;
+    fn set(&self, way: Way) -> Option<&[u16]> {
+        let (start, end) = *self.sets.get(usize::from(way.0 - Way::SETS))?;
         self.ports.get(start as usize..end as usize)
     }
 }
@@ -330,30 +360,31 @@ impl Switch {
     /// What the port at a cable counted.
     pub fn counters(&self, cable: CableId) -> Option<PortCounters> {
         let port = self.ports.iter().find(|port| port.cable == cable)?;
-        let PortTally { sent_frames, sent_bytes, received_frames, lost_frames, .. } = port.tally;
-        let PortTally { marked, deepest, watchdog_fired, .. } = port.tally;
         Some(PortCounters {
-            sent_frames,
-            sent_bytes,
-            received_frames,
-            lost_frames,
-            marked,
+            sent_frames: port.sent_frames,
+            sent_bytes: port.sent_bytes,
+            received_frames: port.received_frames,
+            lost_frames: port.lost_frames,
+            marked: port.marked,
             pauses_sent: port.ingress.sent(),
             pauses_received: port.pauses.received(),
             paused_ns: port.pauses.total_ns(),
-            deepest,
-            watchdog_fired,
+            deepest: port.queues.iter().map(|queue| queue.deepest).max().unwrap_or(0),
+            watchdog_fired: port.watchdog_fired,
         })
     }
 
     /// The port that a packet of a flow leaves by.
     #[inline]
     pub(crate) fn egress(&self, host: u32, flow: u64) -> Option<u16> {
-        let ports = self.routes.ports(host)?;
-        match *ports {
+        let way = *self.routes.by_host.get(host as usize)?;
+        if way.0 < Way::SETS {
+            return Some(way.0);
+        }
+        match *self.routes.set(way)? {
             [] => None,
             [only] => Some(only),
-            _ => Some(ports[Seed(self.salt).below(ports.len() as u64, &[flow]) as usize]),
+            ref ports => Some(ports[Seed(self.salt).below(ports.len() as u64, &[flow]) as usize]),
         }
     }
 
@@ -367,8 +398,8 @@ impl Switch {
     ) -> Result<(), LossCause> {
         let at = usize::from(priority);
         let out = &self.ports[usize::from(egress)];
-        if out.guard.as_ref().is_some_and(|guard| guard.active >> priority & 1 == 1)
-            && self.settings.watchdog.is_some_and(|watchdog| watchdog.remedy == Remedy::Drop)
+        if self.settings.watchdog.is_some_and(|watchdog| watchdog.remedy == Remedy::Drop)
+            && out.guard.as_ref().is_some_and(|guard| guard.active >> priority & 1 == 1)
         {
             return Err(LossCause::Watchdog);
         }
@@ -377,7 +408,7 @@ impl Switch {
         }
         match &self.settings.flow_control {
             Some(flow) if flow.priorities >> priority & 1 == 1 => {
-                let held = self.ports[usize::from(ingress)].ingress.held[at];
+                let held = self.ports[usize::from(ingress)].queues[at].held;
                 // The frame that passes XOFF is the last that the pool takes; the headroom is for what follows.
                 let fits = held < flow.xoff || held + bytes <= flow.xoff + flow.headroom;
                 if fits { Ok(()) } else { Err(LossCause::HeadroomFull) }
@@ -388,25 +419,44 @@ impl Switch {
     }
 
     /// Queues a frame that was admitted. True if its sender is to be told to stop.
-    pub(crate) fn enqueue(&mut self, now: u64, egress: u16, priority: u8, queued: Queued) -> bool {
-        let (at, bytes) = (usize::from(priority), u64::from(queued.bytes));
+    pub(crate) fn enqueue(
+        &mut self,
+        now: u64,
+        egress: u16,
+        priority: u8,
+        slot: u32,
+        slots: &mut Slots,
+    ) -> bool {
+        let frame = slots.at(slot);
+        frame.next = NONE;
+        let (ingress, bytes) = (frame.ingress, u64::from(frame.bytes));
         self.used += bytes;
         let out = &mut self.ports[usize::from(egress)];
         out.occupied |= 1 << priority;
-        let queue = &mut out.queues[at];
+        let queue = &mut out.queues[usize::from(priority)];
         queue.depth += bytes;
-        out.tally.deepest = out.tally.deepest.max(queue.depth);
-        queue.frames.push_back(queued);
+        queue.deepest = queue.deepest.max(queue.depth);
+        match queue.first {
+            NONE => queue.first = slot,
+            _ => slots.at(queue.last).next = slot,
+        }
+        queue.last = slot;
         let flow = self.settings.flow_control.as_ref();
-        self.ports[usize::from(queued.ingress)].ingress.fill(flow, now, priority, bytes)
+        let SwitchPort { ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
+        let held = &mut queues[usize::from(priority)].held;
+        *held += bytes;
+        ingress.fill(flow, now, priority, *held)
     }
 
     /// A frame left its queue. True if its sender is to be told to go on.
-    pub(crate) fn release(&mut self, priority: u8, queued: &Queued) -> bool {
-        let bytes = u64::from(queued.bytes);
+    pub(crate) fn release(&mut self, priority: u8, ingress: u16, bytes: u32) -> bool {
+        let bytes = u64::from(bytes);
         self.used -= bytes;
         let flow = self.settings.flow_control.as_ref();
-        self.ports[usize::from(queued.ingress)].ingress.release(flow, priority, bytes)
+        let SwitchPort { ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
+        let held = &mut queues[usize::from(priority)].held;
+        *held -= bytes;
+        ingress.release(flow, priority, *held)
     }
 }
 
@@ -422,8 +472,11 @@ mod tests {
         switch
     }
 
-    fn queued(ingress: u16, bytes: u32) -> Queued {
-        Queued { slot: 0, bytes, ingress }
+    /// Queues a frame for the first port.
+    fn enqueue(switch: &mut Switch, slots: &mut Slots, priority: u8, bytes: u32) -> bool {
+        let slot = slots.reserve();
+        (slots.at(slot).ingress, slots.at(slot).bytes) = (1, bytes);
+        switch.enqueue(0, 0, priority, slot, slots)
     }
 
     #[test]
@@ -437,9 +490,9 @@ mod tests {
 
     #[test]
     fn strict_scheduling_serves_the_highest_priority_that_may_send() {
-        let mut switch = switch(SwitchSettings::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
         for priority in [1, 6, 3] {
-            switch.enqueue(0, 0, priority, queued(1, 100));
+            enqueue(&mut switch, &mut slots, priority, 100);
         }
         let port = &mut switch.ports[0];
         assert_eq!(port.next_priority(Scheduling::Strict), Some(6));
@@ -449,16 +502,16 @@ mod tests {
 
     #[test]
     fn round_robin_takes_turns() {
-        let mut switch = switch(SwitchSettings::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
         for _ in 0..2 {
             for priority in [1, 6, 3] {
-                switch.enqueue(0, 0, priority, queued(1, 100));
+                enqueue(&mut switch, &mut slots, priority, 100);
             }
         }
         let port = &mut switch.ports[0];
         let mut served = Vec::new();
         while let Some(priority) = port.next_priority(Scheduling::RoundRobin) {
-            port.pop(priority);
+            port.pop(priority, &mut slots);
             served.push(priority);
         }
         assert_eq!(served, [1, 3, 6, 1, 3, 6]);
@@ -468,13 +521,14 @@ mod tests {
     fn a_lossless_priority_loses_only_what_its_headroom_does_not_hold() {
         let flow = FlowControl { xoff: 1_000, xon: 500, headroom: 250, ..FlowControl::default() };
         let mut switch = switch(SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() });
+        let mut slots = Slots::default();
         let mut told = Vec::new();
         let mut fate = Vec::new();
         for _ in 0..13 {
             let admitted = switch.admits(1, 0, 3, 100);
             fate.push(admitted);
             if admitted.is_ok() {
-                told.push(switch.enqueue(0, 0, 3, queued(1, 100)));
+                told.push(enqueue(&mut switch, &mut slots, 3, 100));
             }
         }
         assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
@@ -489,7 +543,7 @@ mod tests {
         let mut switch =
             switch(SwitchSettings { queue_limit: 250, buffer: 400, ..SwitchSettings::default() });
         assert_eq!(switch.admits(1, 0, 7, 251), Err(LossCause::QueueFull));
-        switch.enqueue(0, 0, 7, queued(1, 250));
+        enqueue(&mut switch, &mut Slots::default(), 7, 250);
         assert_eq!(switch.admits(1, 2, 7, 151), Err(LossCause::BufferFull));
         assert_eq!(switch.admits(1, 2, 7, 150), Ok(()));
     }

@@ -2,11 +2,12 @@
 
 use crate::agenda::Happening;
 use crate::fabric_event::Culprit;
-use crate::network::{Network, Transit};
+use crate::network::Network;
+use crate::observer::{Observer, Stage};
 use crate::pause::{PauseChange, pause_ns};
-use crate::switch::{Queued, Remedy};
-use crate::world::{Observer, Stage};
-use crate::{CableId, Content, FabricEvent, LossCause, Node, PauseEnd, SwitchId};
+use crate::slots::Slot;
+use crate::switch::Remedy;
+use crate::{CableId, FabricEvent, LossCause, Node, PauseEnd, SwitchId};
 use softhca_engine::Instant;
 use softhca_wire::{Ecn, MacAddress, Pfc};
 
@@ -35,22 +36,21 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) {
-        let transit = self.transits.at(slot);
-        if transit.frame.content == Content::Pause {
+        let frame = self.agenda.slots.at(slot);
+        if frame.is_pause {
             return self.pause_switch(now, switch, port, slot, observer);
         }
-        let (host, flow) = (transit.host, transit.flow);
-        let hops = &mut transit.frame.envelope.hop_limit;
-        *hops = hops.saturating_sub(1);
-        let is_old = *hops == 0;
+        let (host, flow) = (frame.host, frame.flow);
+        frame.hop_limit = frame.hop_limit.saturating_sub(1);
+        let is_old = frame.hop_limit == 0;
         let this = &mut self.switches[switch.0 as usize];
         let entry = &mut this.ports[usize::from(port)];
-        entry.tally.received_frames += 1;
+        entry.received_frames += 1;
         let cable = entry.cable;
         if is_old {
             return self.lose_at_switch(now, switch, port, cable, slot, LossCause::HopLimit, observer);
         }
-        if host == Transit::EVERYBODY {
+        if host == Slot::EVERYBODY {
             return self.flood(now, switch, port, slot, observer);
         }
         match this.egress(host, flow) {
@@ -69,7 +69,7 @@ impl Network {
         cause: LossCause,
         observer: &mut dyn Observer,
     ) {
-        self.switches[switch.0 as usize].ports[usize::from(port)].tally.lost_frames += 1;
+        self.switches[switch.0 as usize].ports[usize::from(port)].lost_frames += 1;
         self.lose(now, Node::Switch(switch), cable, slot, cause, observer);
     }
 
@@ -84,9 +84,9 @@ impl Network {
         };
         self.note_copied(others.len() as u64);
         for egress in others {
-            let Transit { frame, host, flow } = self.transits.at(slot);
-            let copy = Transit { frame: frame.clone(), host: *host, flow: *flow };
-            let copy = self.transits.insert(copy);
+            let Slot { host, flow, .. } = *self.agenda.slots.at(slot);
+            let copy = self.agenda.slots.frame(slot).clone();
+            let copy = self.agenda.slots.insert(copy, host, flow);
             self.enqueue(now, switch, port, *egress, copy, observer);
         }
         self.enqueue(now, switch, port, *last, slot, observer);
@@ -102,8 +102,9 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) {
-        let Transit { frame, flow, .. } = self.transits.at(slot);
-        let (priority, bytes) = (frame.priority(), frame.buffer_length() as u32);
+        let frame = self.agenda.slots.at(slot);
+        frame.ingress = ingress;
+        let Slot { priority, bytes, flow, packet, traffic_class, .. } = *frame;
         let this = &mut self.switches[switch.0 as usize];
         let cable = this.ports[usize::from(egress)].cable;
         if let Err(cause) = this.admits(ingress, egress, priority, bytes.into()) {
@@ -113,20 +114,19 @@ impl Network {
         let depth = port.queues[usize::from(priority)].depth;
         if let Some(marking) = &this.settings.marking
             && depth > marking.least
-            && matches!(frame.envelope.ecn(), Ecn::Capable0 | Ecn::Capable1)
+            && matches!(Ecn::of(traffic_class), Ecn::Capable0 | Ecn::Capable1)
         {
-            // Destination queue pair and PSN, as they stand in the BTH.
-            let packet = frame.bytes.get(4..12).and_then(|bytes| bytes.try_into().ok());
-            let packet = packet.map_or(0, u64::from_be_bytes);
-            let words = [MARK, switch.0.into(), egress.into(), *flow, packet];
+            let words = [MARK, switch.0.into(), egress.into(), flow, packet];
             if self.seed.happens(marking.chance(depth), &words) {
-                frame.envelope.traffic_class |= Ecn::CongestionExperienced as u8;
-                port.tally.marked += 1;
-                let culprit = Culprit::of(frame);
-                observer.fabric(now, &FabricEvent::Marked { switch, cable, priority, depth, culprit });
+                frame.traffic_class |= Ecn::CongestionExperienced as u8;
+                port.marked += 1;
+                if observer.looks() {
+                    let culprit = Culprit::of(self.agenda.slots.frame(slot));
+                    observer.fabric(now, &FabricEvent::Marked { switch, cable, priority, depth, culprit });
+                }
             }
         }
-        let stops = this.enqueue(now.nanos(), egress, priority, Queued { slot, bytes, ingress });
+        let stops = this.enqueue(now.nanos(), egress, priority, slot, &mut self.agenda.slots);
         let step = this.settings.sample_step;
         if step > 0 && depth / step != (depth + u64::from(bytes)) / step {
             let depth = depth + u64::from(bytes);
@@ -148,7 +148,7 @@ impl Network {
             let egress = &mut this.ports[usize::from(port)];
             let Some(priority) = egress.next_priority(scheduling) else { return };
             let (cable, direction) = (egress.cable, egress.direction);
-            let free_at = self.links[cable.0 as usize].cable.free_at_ns(direction);
+            let free_at = self.cables[cable.0 as usize].free_at_ns(direction);
             if free_at > now.nanos() {
                 if !egress.waits {
                     egress.waits = true;
@@ -157,21 +157,24 @@ impl Network {
                 return;
             }
             let before = egress.queues[usize::from(priority)].depth;
-            let Some(queued) = egress.pop(priority) else { return };
+            let Some(slot) = egress.pop(priority, &mut self.agenda.slots) else { return };
+            let Slot { bytes, ingress, .. } = *self.agenda.slots.at(slot);
             let depth = egress.queues[usize::from(priority)].depth;
-            egress.tally.sent_frames += 1;
-            egress.tally.sent_bytes += u64::from(queued.bytes);
-            if let Some(guard) = &mut egress.guard {
+            egress.sent_frames += 1;
+            egress.sent_bytes += u64::from(bytes);
+            if this.settings.watchdog.is_some()
+                && let Some(guard) = &mut egress.guard
+            {
                 guard.since[usize::from(priority)] = u64::MAX;
             }
-            let resumes = this.release(priority, &queued);
+            let resumes = this.release(priority, ingress, bytes);
             if step > 0 && before / step != depth / step {
                 observer.fabric(now, &FabricEvent::QueueSampled { switch, cable, priority, depth });
             }
             self.note_forwarded();
-            self.put(now, cable, direction, queued.slot, Stage::Forwarded, observer);
+            self.put(now, cable, direction, slot, Stage::Forwarded, observer);
             if resumes {
-                self.send_switch_pause(now, switch, queued.ingress, priority, 0, observer);
+                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
             }
         }
     }
@@ -188,7 +191,7 @@ impl Network {
         let this = &mut self.switches[switch.0 as usize];
         let Some(flow) = this.settings.flow_control else { return };
         let entry = &mut this.ports[usize::from(port)];
-        let rate = self.links[entry.cable.0 as usize].cable.line().bits_per_second;
+        let rate = self.cables[entry.cable.0 as usize].line().bits_per_second;
         let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
         entry.ingress.ask_again(priority, again);
         self.agenda.push(again, Happening::Refresh { switch, port, priority });
@@ -207,7 +210,7 @@ impl Network {
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         entry.ingress.note_sent(priority);
         let (cable, direction) = (entry.cable, entry.direction);
-        let held = entry.ingress.held[usize::from(priority)];
+        let held = entry.queues[usize::from(priority)].held;
         let at = Node::Switch(switch);
         observer.fabric(now, &FabricEvent::PauseSent { at, cable, priority, quanta, held });
         let pause = pause_frame(mac_of(switch, port), priority, quanta);
@@ -240,12 +243,12 @@ impl Network {
     ) {
         let at = Node::Switch(switch);
         let cable = self.switches[switch.0 as usize].ports[usize::from(port)].cable;
-        let Some(pause) = self.transits.at(slot).frame.as_pause() else {
+        let Some(pause) = self.agenda.slots.frame(slot).as_pause() else {
             return self.lose(now, at, cable, slot, LossCause::Unreadable, observer);
         };
-        let frame = self.finish(slot);
-        self.spare.push(frame.bytes);
-        let rate = self.links[cable.0 as usize].cable.line().bits_per_second;
+        self.note_arrived();
+        self.agenda.slots.release(slot);
+        let rate = self.cables[cable.0 as usize].line().bits_per_second;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };
             let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
@@ -340,28 +343,22 @@ impl Network {
         }
         guard.since[usize::from(priority)] = u64::MAX;
         guard.active |= 1 << priority;
-        egress.tally.watchdog_fired += 1;
+        egress.watchdog_fired += 1;
         egress.pauses.end(now.nanos(), priority);
-        let waiting = egress.queues[usize::from(priority)].frames.len() as u64;
+        let waiting = egress.queues[usize::from(priority)].len(&mut self.agenda.slots);
         let lost = if watchdog.remedy == Remedy::Drop { waiting } else { 0 };
         observer.fabric(now, &FabricEvent::WatchdogFired { at, cable, priority, lost });
         let how = PauseEnd::Overruled;
         observer.fabric(now, &FabricEvent::PauseEnded { at, cable, priority, how });
         for _ in 0..lost {
             let this = &mut self.switches[switch.0 as usize];
-            let Some(queued) = this.ports[usize::from(port)].pop(priority) else { break };
-            let resumes = this.release(priority, &queued);
-            self.lose_at_switch(
-                now,
-                switch,
-                queued.ingress,
-                cable,
-                queued.slot,
-                LossCause::Watchdog,
-                observer,
-            );
+            let port = &mut this.ports[usize::from(port)];
+            let Some(slot) = port.pop(priority, &mut self.agenda.slots) else { break };
+            let Slot { bytes, ingress, .. } = *self.agenda.slots.at(slot);
+            let resumes = this.release(priority, ingress, bytes);
+            self.lose_at_switch(now, switch, ingress, cable, slot, LossCause::Watchdog, observer);
             if resumes {
-                self.send_switch_pause(now, switch, queued.ingress, priority, 0, observer);
+                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
             }
         }
         self.agenda.push(now.plus(watchdog.restore).nanos(), again);

@@ -8,149 +8,20 @@ use crate::host::{Host, HostId};
 use crate::network::{Network, Output};
 use crate::verbs::Verbs;
 use crate::{
-    BadTopology, Cable, Census, Content, Direction, FabricEvent, Fault, Flows, Frame, HostPortCounters, Laid,
-    Layout, Line, LinkState, Node, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
+    BadTopology, Cable, Census, Content, Direction, Flows, Frame, HostPortCounters, Laid, Layout, Line,
+    LinkState, Node, Observer, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
-use alloc::rc::Rc;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::cell::RefCell;
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Context, Event, Instant, PayloadMode, PortState, Settings};
-use softhca_wire::{Icrc, Pfc, Psn};
+use softhca_engine::{Context, Event, Instant, PayloadMode, PortState, Run, Settings};
+use softhca_wire::{Icrc, Psn};
 
 /// Names a cable of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CableId(pub u32);
-
-/// Where on its way a frame is seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
-    /// It leaves a host and enters the cable, before any fault.
-    Admitted,
-    /// It leaves a switch and enters the cable, before any fault.
-    Forwarded,
-    /// It comes out of the cable and reaches a host.
-    Delivered,
-}
-
-/// Sees what happens in a world. Every method does nothing unless it is written.
-pub trait Observer {
-    /// A card told an event.
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        let _ = (now, host, event);
-    }
-
-    /// A frame went by.
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        let _ = (now, cable, direction, stage, frame);
-    }
-
-    /// A pause frame went by.
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
-        let _ = (now, cable, direction, stage, pause);
-    }
-
-    /// A rule, or the state of a link, did something to a frame.
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        let _ = (now, cable, fault);
-    }
-
-    /// A switch, or the port of a host, told an event.
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        let _ = (now, event);
-    }
-
-    /// A port of another machine was connected, whose frames come over this cable from its first end.
-    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
-        let _ = (port, address, cable, ends);
-    }
-}
-
-impl Observer for () {}
-
-/// Shown to several, in order.
-impl Observer for Vec<Box<dyn Observer>> {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.iter_mut().for_each(|observer| observer.card(now, host, event));
-    }
-
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.iter_mut().for_each(|observer| observer.frame(now, cable, direction, stage, frame));
-    }
-
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
-        self.iter_mut().for_each(|observer| observer.pause(now, cable, direction, stage, pause));
-    }
-
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        self.iter_mut().for_each(|observer| observer.fault(now, cable, fault));
-    }
-
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        self.iter_mut().for_each(|observer| observer.fabric(now, event));
-    }
-
-    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
-        self.iter_mut().for_each(|observer| observer.attached(port, address, cable, ends));
-    }
-}
-
-/// Shown to one that somebody else keeps, to ask it afterwards.
-impl<O: Observer> Observer for Rc<RefCell<O>> {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.borrow_mut().card(now, host, event);
-    }
-
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.borrow_mut().frame(now, cable, direction, stage, frame);
-    }
-
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
-        self.borrow_mut().pause(now, cable, direction, stage, pause);
-    }
-
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        self.borrow_mut().fault(now, cable, fault);
-    }
-
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        self.borrow_mut().fabric(now, event);
-    }
-
-    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
-        self.borrow_mut().attached(port, address, cable, ends);
-    }
-}
-
-/// Shown to whatever is in the box.
-impl<O: Observer + ?Sized> Observer for Box<O> {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        (**self).card(now, host, event);
-    }
-
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        (**self).frame(now, cable, direction, stage, frame);
-    }
-
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
-        (**self).pause(now, cable, direction, stage, pause);
-    }
-
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        (**self).fault(now, cable, fault);
-    }
-
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        (**self).fabric(now, event);
-    }
-
-    fn attached(&mut self, port: HostId, address: IpAddr, cable: CableId, ends: [Node; 2]) {
-        (**self).attached(port, address, cable, ends);
-    }
-}
 
 /// Hosts, cables and switches under a virtual clock, seen by an observer.
 pub struct World<O: Observer = Box<dyn Observer>> {
@@ -336,12 +207,12 @@ impl<O: Observer> World<O> {
 
     /// A cable.
     pub fn cable(&self, id: CableId) -> &Cable {
-        &self.network.links[id.0 as usize].cable
+        &self.network.cables[id.0 as usize]
     }
 
     /// A cable, to change its line, its links or its rules.
     pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
-        &mut self.network.links[id.0 as usize].cable
+        &mut self.network.cables[id.0 as usize]
     }
 
     /// Takes one direction of a cable down or brings it up. The port of a host is down when none of its cables
@@ -356,8 +227,8 @@ impl<O: Observer> World<O> {
                     .map(|way| cable.link(now_ns, way))
                     .contains(&LinkState::Up)
             };
-            let mut cables = self.network.links.iter().filter(|link| link.ends.contains(&end));
-            let port = match cables.any(|link| carries(&link.cable)) {
+            let mut cables = self.network.cables.iter().zip(&self.network.links);
+            let port = match cables.any(|(cable, link)| link.ends.contains(&end) && carries(cable)) {
                 true => PortState::Active,
                 false => PortState::Down,
             };
@@ -524,13 +395,14 @@ impl<O: Observer> World<O> {
             }
             Happening::Looped => {
                 let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
-                Output::Arrived { host, frame }
+                self.inject(host, frame);
+                Output::Nothing
             }
             other => self.network.happen(self.now, other, &mut self.observer),
         };
         match output {
             Output::Nothing => {}
-            Output::Arrived { host, frame } => self.arrive(host, frame),
+            Output::Arrived { host, slot } => self.arrive(host, slot),
             Output::Paused { host, frames } => {
                 let mask = self.paused(host);
                 let hca = &mut self.host_mut(host).hca;
@@ -542,22 +414,12 @@ impl<O: Observer> World<O> {
         true
     }
 
-    fn arrive(&mut self, host: HostId, frame: Frame) {
-        self.with_context(host, |hca, ctx| match frame.content {
-            Content::Elided { bytes } => {
-                hca.receive_elided(ctx, &frame.envelope, &frame.bytes, bytes as usize);
-            }
-            Content::Pause => {}
-            Content::Packet => match Icrc::split(&frame.bytes) {
-                Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
-                    hca.receive(ctx, &frame.envelope, transport);
-                }
-                Ok(_) => hca.note_bad_icrc(ctx),
-                Err(_) => hca.receive(ctx, &frame.envelope, &[]),
-            },
-        });
-        self.network.spare.push(frame.bytes);
-        self.flush(host);
+    fn arrive(&mut self, id: HostId, slot: u32) {
+        let World { now, hosts, network, observer, .. } = self;
+        let slots = &mut network.agenda.slots;
+        receive(*now, id, &mut hosts[id.0 as usize], slots.frame(slot), observer);
+        slots.release(slot);
+        self.flush(id);
     }
 
     /// Lets the card of a host hear its doorbells, and send.
@@ -588,17 +450,14 @@ impl<O: Observer> World<O> {
             let run = self.with_context(id, |hca, ctx| hca.transmit(ctx, &mut (), &mut scratch, 1));
             self.scratch = scratch;
             let Some(run) = run else { break };
-            let mut bytes = self.network.spare.pop().unwrap_or_default();
-            bytes.clear();
-            bytes.extend_from_slice(&self.scratch[..run.bytes]);
             let content = match self.host(id).hca.settings().payload {
                 PayloadMode::Elided => Content::Elided { bytes: run.elided as u32 },
                 PayloadMode::Carried => {
-                    Icrc::seal(&run.envelope, &mut bytes);
+                    Icrc::seal(&run.envelope, &mut self.scratch[..run.bytes]);
                     Content::Packet
                 }
             };
-            self.send(id, Frame { envelope: run.envelope, bytes, content, service_level: run.service_level });
+            self.send(id, &run, content);
         }
         self.watch_timers(id);
     }
@@ -612,16 +471,20 @@ impl<O: Observer> World<O> {
         }
     }
 
-    fn send(&mut self, id: HostId, frame: Frame) {
-        let destination = frame.envelope.destination;
-        if destination == self.host(id).address {
-            return self.loop_back(id, frame);
+    /// Sends the packet that was built last.
+    fn send(&mut self, id: HostId, run: &Run, content: Content) {
+        let World { now, network, observer, scratch, .. } = self;
+        let (envelope, bytes, service_level) = (&run.envelope, &scratch[..run.bytes], run.service_level);
+        let destination = envelope.destination;
+        let is_own = destination == self.hosts[id.0 as usize].address;
+        if !is_own && !destination.is_multicast() {
+            return network.send_bytes(*now, id, (envelope, bytes), content, service_level, observer);
         }
-        let copy = destination.is_multicast().then(|| frame.clone());
-        self.network.send(self.now, id, frame, &mut self.observer);
-        if let Some(copy) = copy {
-            self.loop_back(id, copy);
+        let frame = Frame { envelope: *envelope, bytes: bytes.to_vec(), content, service_level };
+        if !is_own {
+            network.send(*now, id, frame.clone(), observer);
         }
+        self.loop_back(id, frame);
     }
 
     fn loop_back(&mut self, id: HostId, frame: Frame) {
@@ -631,6 +494,27 @@ impl<O: Observer> World<O> {
 
     /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
-        self.arrive(to, frame);
+        receive(self.now, to, &mut self.hosts[to.0 as usize], &frame, &mut self.observer);
+        self.flush(to);
+    }
+}
+
+/// Gives a frame to the card of a host.
+fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, observer: &mut impl Observer) {
+    let mut events = |now, event: &Event| observer.card(now, id, event);
+    let Host { hca, store, .. } = host;
+    let ctx = &mut Context { now, memory: store, events: &mut events };
+    match frame.content {
+        Content::Elided { bytes } => {
+            hca.receive_elided(ctx, &frame.envelope, &frame.bytes, bytes as usize);
+        }
+        Content::Pause => {}
+        Content::Packet => match Icrc::split(&frame.bytes) {
+            Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
+                hca.receive(ctx, &frame.envelope, transport);
+            }
+            Ok(_) => hca.note_bad_icrc(ctx),
+            Err(_) => hca.receive(ctx, &frame.envelope, &[]),
+        },
     }
 }

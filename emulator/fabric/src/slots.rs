@@ -1,0 +1,175 @@
+//! Everything that waits in a network, a line of the cache for each: frames on their way, and what else will happen.
+//!
+//! With a thousand hosts tens of thousands of frames are on their way, more than a cache holds. A node that a frame
+//! passes touches its slot and nothing else of it: the slot says what nodes ask for, and is itself the link of the
+//! list that the frame waits in. The frame stands apart until it arrives.
+
+use crate::agenda::Happening;
+use crate::{Content, Frame};
+use alloc::vec::Vec;
+use softhca_wire::Envelope;
+
+/// No slot: the end of a list.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A frame that waits, or something else that will happen.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
+    /// Which of all that was scheduled it is.
+    pub serial: u64,
+    pub happening: Happening,
+    /// The next of the list that it stands in: a bucket of the agenda, the queue of a port, or the free slots.
+    pub next: u32,
+    /// The host that the frame is for, or [`Slot::EVERYBODY`]. This and what follows is of frames only.
+    pub host: u32,
+    /// Stands for its flow.
+    pub flow: u64,
+    /// Destination queue pair and PSN, as they stand in the BTH.
+    pub packet: u64,
+    /// What it takes in a buffer.
+    pub bytes: u32,
+    /// The port by which it came to the switch where it waits.
+    pub ingress: u16,
+    pub priority: u8,
+    pub is_pause: bool,
+    /// What switches change; the frame is told when somebody looks at it.
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+}
+
+impl Slot {
+    pub const EVERYBODY: u32 = u32::MAX;
+
+    const fn of(happening: Happening) -> Slot {
+        Slot {
+            serial: 0,
+            happening,
+            next: NONE,
+            host: 0,
+            flow: 0,
+            packet: 0,
+            bytes: 0,
+            ingress: 0,
+            priority: 0,
+            is_pause: false,
+            traffic_class: 0,
+            hop_limit: 0,
+        }
+    }
+}
+
+/// The slots, and the frames of those that have one. What was free last is used first: it may be in the cache.
+pub(crate) struct Slots {
+    slots: Vec<Slot>,
+    /// The frame of each slot; of a free one, what is left of its last: the memory of its bytes.
+    frames: Vec<Frame>,
+    free: u32,
+    frames_on_their_way: usize,
+}
+
+impl Default for Slots {
+    fn default() -> Slots {
+        Slots { slots: Vec::new(), frames: Vec::new(), free: NONE, frames_on_their_way: 0 }
+    }
+}
+
+impl Slots {
+    #[inline]
+    pub fn at(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// A slot for something that is no frame, or for a frame that follows.
+    #[inline]
+    pub fn reserve(&mut self) -> u32 {
+        match self.slots.get(self.free as usize) {
+            Some(slot) => core::mem::replace(&mut self.free, slot.next),
+            None => {
+                self.slots.push(Slot::of(Happening::Looped));
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The end of what was no frame.
+    #[inline]
+    pub fn free(&mut self, slot: u32) {
+        self.slots[slot as usize].next = core::mem::replace(&mut self.free, slot);
+    }
+
+    /// Takes a frame.
+    pub fn insert(&mut self, frame: Frame, host: u32, flow: u64) -> u32 {
+        let slot = self.reserve_frame();
+        self.frames[slot as usize] = frame;
+        self.describe(slot, host, flow);
+        slot
+    }
+
+    /// Takes a frame of these bytes.
+    pub fn fill(
+        &mut self,
+        envelope: &Envelope,
+        bytes: &[u8],
+        content: Content,
+        service_level: u8,
+        host: u32,
+        flow: u64,
+    ) -> u32 {
+        let slot = self.reserve_frame();
+        let frame = &mut self.frames[slot as usize];
+        (frame.envelope, frame.content, frame.service_level) = (*envelope, content, service_level);
+        frame.bytes.clear();
+        frame.bytes.extend_from_slice(bytes);
+        self.describe(slot, host, flow);
+        slot
+    }
+
+    fn reserve_frame(&mut self) -> u32 {
+        let slot = self.reserve();
+        if slot as usize >= self.frames.len() {
+            self.frames.resize_with(slot as usize + 1, Frame::nothing);
+        }
+        self.frames_on_their_way += 1;
+        slot
+    }
+
+    fn describe(&mut self, slot: u32, host: u32, flow: u64) {
+        let frame = &self.frames[slot as usize];
+        let packet = frame.bytes.get(4..12).and_then(|bytes| bytes.try_into().ok());
+        let this = &mut self.slots[slot as usize];
+        (this.host, this.flow) = (host, flow);
+        this.packet = packet.map_or(0, u64::from_be_bytes);
+        this.bytes = frame.buffer_length() as u32;
+        this.priority = frame.priority();
+        this.is_pause = frame.content == Content::Pause;
+        this.traffic_class = frame.envelope.traffic_class;
+        this.hop_limit = frame.envelope.hop_limit;
+    }
+
+    /// A frame, as it is now.
+    pub fn frame(&mut self, slot: u32) -> &Frame {
+        let Slot { traffic_class, hop_limit, .. } = self.slots[slot as usize];
+        let frame = &mut self.frames[slot as usize];
+        (frame.envelope.traffic_class, frame.envelope.hop_limit) = (traffic_class, hop_limit);
+        frame
+    }
+
+    /// Takes a frame out.
+    pub fn remove(&mut self, slot: u32) -> Frame {
+        self.frame(slot);
+        let frame = core::mem::replace(&mut self.frames[slot as usize], Frame::nothing());
+        self.release(slot);
+        frame
+    }
+
+    /// The end of a frame.
+    pub fn release(&mut self, slot: u32) {
+        self.frames_on_their_way -= 1;
+        self.free(slot);
+    }
+
+    pub fn frames(&self) -> usize {
+        self.frames_on_their_way
+    }
+}
