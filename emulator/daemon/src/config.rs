@@ -225,6 +225,9 @@ impl PfcFile {
     }
 }
 
+/// Of a cable: a second, by which time a program takes its peer for dead.
+const LONGEST_DELAY: u64 = 1_000_000_000;
+
 const fn hundred() -> NonZeroU64 {
     NonZeroU64::new(100).expect("not zero")
 }
@@ -274,6 +277,9 @@ impl FabricFile {
                 self.topology,
                 topology.hosts()
             ));
+        }
+        if self.delay_ns > LONGEST_DELAY {
+            return Err(format!("fabric.delay_ns is {}, at most {LONGEST_DELAY} is expected", self.delay_ns));
         }
         let bits_per_second =
             Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
@@ -429,6 +435,7 @@ mod tests {
             ("topology = 'leaf-spine'\nspines = 2", "needs leaves"),
             ("topology = 'ring'\nswitches = 3", "evenly"),
             ("topology = 'fat-tree'\nk = 4", "16 hosts"),
+            ("topology = 'star'\ndelay_ns = 1_000_000_001", "at most"),
             ("topology = 'star'\ncolour = 1", "colour"),
         ] {
             let message = parse(wrong).unwrap_err();
