@@ -81,6 +81,7 @@ pub(crate) struct Plan {
 }
 
 /// The card.
+#[repr(C)]
 pub struct Hca {
     pub(crate) queue_pairs: Table<QueuePair>,
     pub(crate) card: Card,
@@ -412,7 +413,14 @@ impl Hca {
     }
 
     /// Stops the queue pairs of completion queues that overflowed.
+    #[inline]
     pub(crate) fn settle(&mut self, ctx: &mut Context<'_>) {
+        if !self.card.overflowed.is_empty() {
+            self.stop_overflowed(ctx);
+        }
+    }
+
+    fn stop_overflowed(&mut self, ctx: &mut Context<'_>) {
         while let Some(cq) = self.card.overflowed.pop() {
             let card = &self.card;
             let users = self

@@ -111,6 +111,9 @@ impl QueuePair {
     /// Copies the next request out of the ring and gives it its PSNs.
     fn take(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.outbound.ring else { return false };
+        if matches!(ring.is_waiting(), Ok(false)) {
+            return false;
+        }
         let mut work = self.outbound.spare.pop().unwrap_or_default();
         let taken = ring.take(&mut work.entries, &mut work.inline);
         let (size, outcome) = match taken {
