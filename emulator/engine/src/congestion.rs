@@ -4,9 +4,9 @@
 //! a run gives the same rates on every machine.
 
 use crate::card::Card;
-use crate::hca::Plan;
 use crate::limiter::Limiter;
 use crate::queue_pair::QueuePair;
+use crate::run::Plan;
 use crate::{Context, Event, Gate, Hca, Packet, Run};
 use core::time::Duration;
 use softhca_wire::{Bth, Ecn, Envelope, Header, ICRC_LEN, Opcode, Operation, Psn, Qpn};

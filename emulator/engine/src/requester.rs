@@ -2,9 +2,9 @@
 
 use crate::card::Card;
 use crate::congestion::mark_capable;
-use crate::hca::Plan;
 use crate::outbound::{Work, WorkOperation};
 use crate::queue_pair::QueuePair;
+use crate::run::Plan;
 use crate::{AsyncEvent, Context, EndToEndCredits, Event, Limits, QpKind, Reason, State};
 use softhca_queue::{Access, Operation, Payload, RemoteAddress, SendFlags, SendTrailer, Status};
 use softhca_wire as wire;
