@@ -98,8 +98,8 @@ impl QueuePair {
     #[inline]
     pub fn wake_requester(&mut self, card: &mut Card) {
         let outbound = &self.outbound;
-        let waiting = outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.is_waiting(), Ok(false)));
-        if outbound.cursor < outbound.works.len() || waiting || self.state == State::SendQueueDrained {
+        let waits = || outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.is_waiting(), Ok(false)));
+        if outbound.cursor < outbound.works.len() || self.state == State::SendQueueDrained || waits() {
             self.wake(card);
         }
     }

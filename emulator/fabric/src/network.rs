@@ -469,7 +469,8 @@ impl Network {
         census
     }
 
-    /// Shows a frame, or the pause that it asks for, to whoever looks.
+    /// Shows a frame to whoever looks.
+    #[inline]
     fn show(
         &mut self,
         now: Instant,
@@ -479,9 +480,21 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) {
-        if !observer.looks() {
-            return;
+        if observer.looks() {
+            self.show_frame(now, cable, direction, stage, slot, observer);
         }
+    }
+
+    /// Shows a frame, or the pause that it asks for.
+    fn show_frame(
+        &mut self,
+        now: Instant,
+        cable: CableId,
+        direction: Direction,
+        stage: Stage,
+        slot: u32,
+        observer: &mut dyn Observer,
+    ) {
         let frame = self.agenda.slots.frame(slot);
         match (frame.content, frame.as_pause()) {
             (Content::Pause, Some(pause)) => observer.pause(now, cable, direction, stage, &pause),
