@@ -9,7 +9,7 @@ use core::net::IpAddr;
 use softhca_wire::{Envelope, Header, ICRC_LEN, Qpn};
 
 /// Says whether the driver may send to a destination now. A queue pair that may not is parked until
-/// [`Hca::unpark`].
+/// [`crate::Hca::unpark`].
 pub trait Gate {
     /// How many packets of up to `size` bytes, IP headers excluded, may go in this envelope now; zero parks.
     fn packets(&mut self, envelope: &Envelope, size: usize) -> usize;
