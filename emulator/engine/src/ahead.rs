@@ -4,11 +4,11 @@
 //! payload could not be moved ahead moves it then, so that a fault is found by the packet that it belongs to.
 
 use crate::card::Card;
-use crate::hca::Plan;
 use crate::inbound::Owed;
 use crate::memory::{MemoryId, Place};
 use crate::outbound::Work;
 use crate::queue_pair::QueuePair;
+use crate::run::Plan;
 use crate::{Context, Hca, Limits, PdId, PortState, QpKind};
 use alloc::vec::Vec;
 use core::mem::discriminant;

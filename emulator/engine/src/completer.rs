@@ -166,7 +166,9 @@ impl QueuePair {
             self.complete_work(card, ctx, &work, status, reason);
             self.outbound.spare.push(work);
         }
-        self.wake_requester(card);
+        if !self.waits_for_turn(ctx) {
+            self.wake_requester(card);
+        }
     }
 
     /// Reports how a work request ended; success only if somebody wants to know.

@@ -4,10 +4,10 @@
 //! a run gives the same rates on every machine.
 
 use crate::card::Card;
-use crate::hca::Plan;
 use crate::limiter::Limiter;
 use crate::queue_pair::QueuePair;
-use crate::{Context, Event, Gate, Hca, Packet, Run};
+use crate::run::Plan;
+use crate::{Context, Event, Gate, Hca, Packet, Run, State};
 use core::time::Duration;
 use softhca_wire::{Bth, Ecn, Envelope, Header, ICRC_LEN, Opcode, Operation, Psn, Qpn};
 
@@ -173,6 +173,22 @@ impl QueuePair {
             card.pacers.push(at, self.number);
         }
         false
+    }
+
+    /// Whether the next packet of a message under way waits for its turn: a timer wakes the queue pair, and to try
+    /// before changes nothing.
+    #[inline]
+    pub(crate) fn waits_for_turn(&self, ctx: &Context<'_>) -> bool {
+        let Some(limiter) = &self.limiter else { return false };
+        self.paced_at == Some(limiter.next_at())
+            && limiter.is_quiet(ctx.now)
+            && self.state == State::ReadyToSend
+            && self.inbound.owed.is_empty()
+            && self.outbound.works.get(self.outbound.cursor).is_some_and(|work| {
+                work.outcome.is_none()
+                    && !work.is_read_or_atomic()
+                    && work.first.is_before(self.outbound.next)
+            })
     }
 
     /// A packet left: the next one waits its time.

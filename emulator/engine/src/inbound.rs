@@ -33,22 +33,24 @@ pub(crate) enum Owed {
     Atomic { psn: Psn, original: u64, msn: u32, again: bool },
 }
 
+/// What every packet touches stands first.
+#[repr(C)]
 pub(crate) struct Inbound {
-    pub ring: Option<ReceiveConsumer>,
     pub expected: Psn,
     /// Messages completed, modulo 2^24.
     pub msn: u32,
-    pub open: Option<Open>,
-    /// The receive that the open message uses, or that a broken one left behind.
-    pub buffer: Option<Buffer>,
-    pub spare: Vec<Buffer>,
-    pub owed: VecDeque<Owed>,
-    /// Results of atomics, to answer duplicates.
-    pub atomics: VecDeque<(Psn, u64)>,
     /// A NAK was sent for the expected PSN and nothing else is taken until it comes.
     pub refused: bool,
     /// Communication-established was raised.
     pub established: bool,
+    pub owed: VecDeque<Owed>,
+    pub open: Option<Open>,
+    /// The receive that the open message uses, or that a broken one left behind.
+    pub buffer: Option<Buffer>,
+    pub ring: Option<ReceiveConsumer>,
+    pub spare: Vec<Buffer>,
+    /// Results of atomics, to answer duplicates.
+    pub atomics: VecDeque<(Psn, u64)>,
 }
 
 impl Inbound {

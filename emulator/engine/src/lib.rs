@@ -34,6 +34,7 @@ mod queue_pair;
 mod replies;
 mod requester;
 mod responder;
+mod run;
 mod settings;
 mod shared_receive;
 mod table;
@@ -47,13 +48,14 @@ pub use congestion::{Congestion, Dcqcn, Notification, RateCause};
 pub use control::QpRings;
 pub use error::{Error, Resource};
 pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
-pub use hca::{Context, Gate, Hca, Run};
+pub use hca::{Context, Hca};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId, Place};
 pub use protection::{Denied, Region};
 pub use settings::{Acks, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 
+pub use run::{Gate, Run};
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, CmChannelId, CmId, Counters, CqId,
     Limits, Modify, PdId, PortState, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State,

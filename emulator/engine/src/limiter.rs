@@ -58,6 +58,11 @@ impl Limiter {
         self.next_at
     }
 
+    /// Whether nothing happens now: the next packet waits, and the rate does not rise.
+    pub fn is_quiet(&self, now: Instant) -> bool {
+        self.next_at > now && self.rises_at > now
+    }
+
     /// The change as an event.
     pub fn event(&self, qp: Qpn, cause: RateCause) -> Event {
         let alpha_millionths = ((self.alpha * 1_000_000) >> 32) as u32;

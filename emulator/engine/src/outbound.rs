@@ -11,24 +11,25 @@ use softhca_queue::{
 };
 use softhca_wire::Psn;
 
-/// A send work request in the card's private copy.
+/// A send work request in the card's private copy. What every packet touches stands first.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct Work {
+    pub first: Psn,
+    /// PSNs that it takes; none for local operations.
+    pub packets: u32,
+    pub length: u32,
+    pub flags: SendFlags,
     pub id: u64,
     pub operation: WorkOperation,
-    pub flags: SendFlags,
+    /// Decided by this side alone; reported when every earlier request has completed.
+    pub outcome: Option<(Status, Reason)>,
+    /// Its place among all messages of the queue pair, modulo 2^24, from 1.
+    pub sequence: u32,
+    pub shared_receive_queue: u32,
     pub entries: Vec<Sge>,
     pub inline: Vec<u8>,
     pub datagram: Datagram,
-    pub shared_receive_queue: u32,
-    pub length: u32,
-    pub first: Psn,
-    /// Its place among all messages of the queue pair, modulo 2^24, from 1.
-    pub sequence: u32,
-    /// PSNs that it takes; none for local operations.
-    pub packets: u32,
-    /// Decided by this side alone; reported when every earlier request has completed.
-    pub outcome: Option<(Status, Reason)>,
 }
 
 /// [`Operation`] with a default, for recycled slots.
@@ -80,40 +81,42 @@ impl Work {
     }
 }
 
+/// What every packet touches stands first.
+#[repr(C)]
 pub(crate) struct Outbound {
-    pub ring: Option<SendConsumer>,
-    /// Taken and not completed, oldest first.
-    pub works: VecDeque<Work>,
-    pub spare: Vec<Work>,
     /// The work whose packets are sent next: an index into `works`, its length if none.
     pub cursor: usize,
+    /// Taken and not completed, oldest first.
+    pub works: VecDeque<Work>,
     /// The next PSN to send.
     pub next: Psn,
     /// The first PSN that was never sent.
     pub fresh: Psn,
-    /// The PSN that the next work to be taken gets.
-    pub assigned: Psn,
     /// The oldest PSN that nobody acknowledged.
     pub unacked: Psn,
-    /// Reads and atomics that were sent and are not answered.
-    pub reads: u32,
-    /// The sequence of the last message taken.
-    pub sequence: u32,
-    /// The last message that the peer's receives cover; none if the peer does not tell.
-    pub limit: Option<u32>,
     /// Packets since the last acknowledgement request.
     pub unrequested: u32,
+    /// Reads and atomics that were sent and are not answered.
+    pub reads: u32,
     pub retries: u8,
     pub rnr_retries: u8,
     /// What a gap in the responses skipped was asked for again; the responses that were under way before show
     /// the same gap.
     pub gap_answered: bool,
+    /// The drained event was raised.
+    pub drained: bool,
+    /// The last message that the peer's receives cover; none if the peer does not tell.
+    pub limit: Option<u32>,
     /// The requester waits for the receiver until then.
     pub rnr_until: Option<Instant>,
     /// When the peer's silence becomes an error.
     pub ack_deadline: Option<Instant>,
-    /// The drained event was raised.
-    pub drained: bool,
+    pub ring: Option<SendConsumer>,
+    /// The PSN that the next work to be taken gets.
+    pub assigned: Psn,
+    /// The sequence of the last message taken.
+    pub sequence: u32,
+    pub spare: Vec<Work>,
 }
 
 impl Outbound {

@@ -2,9 +2,9 @@
 
 use crate::card::Card;
 use crate::congestion::mark_capable;
-use crate::hca::Plan;
 use crate::inbound::Owed;
 use crate::queue_pair::QueuePair;
+use crate::run::Plan;
 use crate::{Context, EndToEndCredits, Refusal};
 use softhca_queue::Access;
 use softhca_wire::{

@@ -2,9 +2,9 @@
 
 use crate::card::Card;
 use crate::congestion::mark_capable;
-use crate::hca::Plan;
 use crate::outbound::{Work, WorkOperation};
 use crate::queue_pair::QueuePair;
+use crate::run::Plan;
 use crate::{AsyncEvent, Context, EndToEndCredits, Event, Limits, QpKind, Reason, State};
 use softhca_queue::{Access, Operation, Payload, RemoteAddress, SendFlags, SendTrailer, Status};
 use softhca_wire as wire;
@@ -111,6 +111,9 @@ impl QueuePair {
     /// Copies the next request out of the ring and gives it its PSNs.
     fn take(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.outbound.ring else { return false };
+        if matches!(ring.is_waiting(), Ok(false)) {
+            return false;
+        }
         let mut work = self.outbound.spare.pop().unwrap_or_default();
         let taken = ring.take(&mut work.entries, &mut work.inline);
         let (size, outcome) = match taken {

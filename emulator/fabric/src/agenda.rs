@@ -198,6 +198,12 @@ impl Agenda {
         }
     }
 
+    /// What happens next in this nanosecond, of what was scheduled before it.
+    #[inline]
+    pub fn next_slot(&self) -> Option<u32> {
+        Some(self.current).filter(|slot| *slot != NONE)
+    }
+
     /// When the next thing happens.
     pub fn next_at(&self) -> Option<u64> {
         let current = (self.current != NONE).then_some(self.tick);

@@ -19,19 +19,20 @@ pub(crate) struct Queues {
     pub receive: Option<ReceiveProducer>,
 }
 
-/// A host of a world.
+/// A host of a world. What every packet touches stands together and first.
+#[repr(C)]
 pub struct Host {
-    pub(crate) hca: Hca,
     /// When it is woken next, of what the agenda holds; the end of time if it is not.
     pub(crate) wakes_at: u64,
-    /// Later wake-ups that the agenda holds, the earliest last.
-    pub(crate) wakes_later: alloc::vec::Vec<u64>,
-    /// The port will be looked at when the line is free.
-    pub(crate) port_waits: bool,
     /// It stands still until this time.
     pub(crate) stalled_until: u64,
+    /// The port will be looked at when the line is free.
+    pub(crate) port_waits: bool,
     pub(crate) address: IpAddr,
     pub(crate) store: Store,
+    pub(crate) hca: Hca,
+    /// Later wake-ups that the agenda holds, the earliest last.
+    pub(crate) wakes_later: alloc::vec::Vec<u64>,
     pub(crate) name: String,
     pub(crate) client: ClientId,
     pub(crate) doorbell: DoorbellProducer,

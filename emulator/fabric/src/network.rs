@@ -8,7 +8,7 @@ use crate::agenda::{Agenda, Happening};
 use crate::fabric_event::Culprit;
 use crate::observer::{Observer, Stage};
 use crate::receiver::HostPort;
-use crate::slots::Slot;
+use crate::slots::{NONE, Slot};
 use crate::switch::Switch;
 use crate::{
     Cable, CableId, Content, Direction, End, FabricEvent, Fault, Flows, Frame, HostId, Layout, Ledger, Line,
@@ -16,6 +16,7 @@ use crate::{
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
 use softhca_wire::{Envelope, Pfc};
@@ -226,6 +227,40 @@ impl Network {
         let ports = ports.filter(|(port, _)| cables.contains(&port.cable)).map(|(_, port)| port).collect();
         self.pinned.insert((switch, host), ports);
         self.routes_are_stale = true;
+    }
+
+    /// Reads a word of what the next thing is going to ask for, and of what follows it. In a large network many things
+    /// happen within one nanosecond, each somewhere else: while one happens, the memory of the next is on its way.
+    /// The host that comes next, if it is one.
+    pub fn look_ahead(&mut self, slot: u32) -> Option<HostId> {
+        let Slot { happening, next, host: to, .. } = *self.agenda.slots.at(slot);
+        if next != NONE {
+            black_box(self.agenda.slots.at(next).serial);
+        }
+        match happening {
+            Happening::Arrival { cable, direction, .. } => {
+                let Link { ends, ports } = &self.links[cable.0 as usize];
+                let end = direction.reverse() as usize;
+                match ends[end] {
+                    Node::Switch(switch) => {
+                        let switch = &self.switches[switch.0 as usize];
+                        black_box(switch.ports[usize::from(ports[end])].received_frames);
+                        black_box(switch.routes.by_host.get(to as usize).copied());
+                        None
+                    }
+                    Node::Host(host) => {
+                        self.agenda.slots.touch_frame(slot);
+                        Some(host)
+                    }
+                }
+            }
+            Happening::PortLine { switch, port } => {
+                black_box(self.switches[switch.0 as usize].ports[usize::from(port)].occupied);
+                None
+            }
+            Happening::HostLine { host } | Happening::HostTimer { host } => Some(host),
+            _ => None,
+        }
     }
 
     /// Lets something happen. What is the business of hosts only is not done here.
@@ -469,7 +504,8 @@ impl Network {
         census
     }
 
-    /// Shows a frame, or the pause that it asks for, to whoever looks.
+    /// Shows a frame to whoever looks.
+    #[inline]
     fn show(
         &mut self,
         now: Instant,
@@ -479,9 +515,21 @@ impl Network {
         slot: u32,
         observer: &mut dyn Observer,
     ) {
-        if !observer.looks() {
-            return;
+        if observer.looks() {
+            self.show_frame(now, cable, direction, stage, slot, observer);
         }
+    }
+
+    /// Shows a frame, or the pause that it asks for.
+    fn show_frame(
+        &mut self,
+        now: Instant,
+        cable: CableId,
+        direction: Direction,
+        stage: Stage,
+        slot: u32,
+        observer: &mut dyn Observer,
+    ) {
         let frame = self.agenda.slots.frame(slot);
         match (frame.content, frame.as_pause()) {
             (Content::Pause, Some(pause)) => observer.pause(now, cable, direction, stage, &pause),

@@ -7,6 +7,7 @@
 use crate::agenda::Happening;
 use crate::{Content, Frame};
 use alloc::vec::Vec;
+use core::hint::black_box;
 use softhca_wire::Envelope;
 
 /// No slot: the end of a list.
@@ -147,6 +148,12 @@ impl Slots {
         this.hop_limit = frame.envelope.hop_limit;
     }
 
+    /// Reads the first line of a frame: see [`crate::network::Network::look_ahead`].
+    #[inline]
+    pub fn touch_frame(&self, slot: u32) {
+        black_box(self.frames.get(slot as usize).map(|frame| frame.service_level));
+    }
+
     /// A frame, as it is now.
     pub fn frame(&mut self, slot: u32) -> &Frame {
         let Slot { traffic_class, hop_limit, .. } = self.slots[slot as usize];
@@ -171,5 +178,44 @@ impl Slots {
 
     pub fn frames(&self) -> usize {
         self.frames_on_their_way
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Packet;
+    use softhca_wire::Operation;
+
+    #[test]
+    fn a_slot_is_one_line_of_the_cache() {
+        assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
+    }
+
+    #[test]
+    fn a_frame_that_is_looked_at_has_what_switches_changed() {
+        let mut slots = Slots::default();
+        let sent = Packet::rc(Operation::Write, 7).frame();
+        let slot = slots.insert(sent.clone(), 3, 5);
+        assert_eq!(slots.at(slot).bytes as usize, sent.buffer_length());
+        (slots.at(slot).hop_limit, slots.at(slot).traffic_class) = (9, 3);
+        let mut expected = sent;
+        (expected.envelope.hop_limit, expected.envelope.traffic_class) = (9, 3);
+        assert_eq!(*slots.frame(slot), expected);
+        assert_eq!(slots.frames(), 1);
+        assert_eq!((slots.remove(slot), slots.frames()), (expected, 0));
+    }
+
+    #[test]
+    fn what_was_free_last_is_used_first_and_nothing_of_it_is_left() {
+        let mut slots = Slots::default();
+        let long = Packet::rc(Operation::Write, 7).payload(100).frame();
+        let [first, second] = [long.clone(), long].map(|frame| slots.insert(frame, 0, 0));
+        slots.release(first);
+        slots.release(second);
+        let short = Packet::rc(Operation::Acknowledge, 1).frame();
+        let slot = slots.fill(&short.envelope, &short.bytes, short.content, 0, 1, 2);
+        assert_eq!((slot, slots.frame(slot)), (second, &short));
+        assert_eq!((slots.reserve(), slots.reserve()), (first, 2));
     }
 }

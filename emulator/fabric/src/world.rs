@@ -15,6 +15,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, PayloadMode, PortState, Run, Settings};
 use softhca_wire::{Icrc, Psn};
@@ -374,6 +375,9 @@ impl<O: Observer> World<O> {
     fn step_until(&mut self, until: u64) -> bool {
         let Some((at, happening)) = self.network.agenda.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
+        if let Some(slot) = self.network.agenda.next_slot() {
+            self.look_ahead(slot);
+        }
         if self.stalls
             && let Some(host) = self.host_of(&happening)
             && self.host(host).stalled_until > at
@@ -412,6 +416,15 @@ impl<O: Observer> World<O> {
             }
         }
         true
+    }
+
+    /// Reads a word of what the next thing is going to ask for.
+    #[inline(never)]
+    fn look_ahead(&mut self, slot: u32) {
+        if let Some(host) = self.network.look_ahead(slot) {
+            let host = self.host(host);
+            black_box((host.wakes_at, host.hca.is_ready()));
+        }
     }
 
     fn arrive(&mut self, id: HostId, slot: u32) {

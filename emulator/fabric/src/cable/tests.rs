@@ -245,6 +245,30 @@ fn a_packet_can_take_the_link_down_for_a_while() {
 }
 
 #[test]
+fn frames_pass_unhindered_only_where_nothing_can_happen_to_them() {
+    let line = Line { mtu: 1_000, ..Line::default() };
+    let mut bench = Bench::on(line, []);
+    let passes = |bench: &mut Bench, bytes| bench.cable.pass(0, Forward, bytes, false).is_some();
+    assert!(passes(&mut bench, 1_018));
+    assert!(!passes(&mut bench, 1_019), "larger than the MTU");
+    bench.cable.set_link(Forward, LinkState::Down);
+    assert!(!passes(&mut bench, 100));
+    bench.cable.set_link(Forward, LinkState::Up);
+    assert!(passes(&mut bench, 100));
+    let rule = Rule { id: RuleId(0), selector: all(), repeat: Repeat::times(1), action: reorder(1, 50) };
+    bench.cable.add_rule(rule);
+    assert!(!passes(&mut bench, 100));
+    bench.writes(0, [0]);
+    bench.cable.remove_rule(RuleId(0));
+    assert!(!passes(&mut bench, 100), "a frame is held back");
+    bench.cable.expire(50, &mut bench.out);
+    assert!(passes(&mut bench, 100));
+    let ledger = bench.cable.ledger(Forward);
+    assert!(ledger.balances());
+    assert_eq!((ledger.admitted, ledger.delivered), (4, 4));
+}
+
+#[test]
 fn a_rule_that_is_taken_away_reports_and_acts_no_more() {
     let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Drop)]);
     bench.writes(0, [0]);
