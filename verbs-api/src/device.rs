@@ -6,7 +6,7 @@ use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
 use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
-use softhca_engine::{Acks, Limits, PortState};
+use softhca_engine::{Acks, Answers, Limits, PortState};
 use softhca_fabric::{Flow, Line, Receiver, Rule, SwitchSettings, Tally};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
@@ -56,6 +56,7 @@ impl Default for EmbeddedOptions {
             entropy: Entropy::Off,
             settings: Settings {
                 acks: Acks::Coalesce,
+                answers: Answers::Ahead,
                 least_ack_timeout: Duration::from_millis(500),
                 ..Settings::default()
             },

@@ -83,8 +83,8 @@ pub use world::{Outcome, World};
 pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    Acks, AddressVector, AsyncEvent, AttributeMask, Attributes, CmTimes, Counters, Event, Instant, Modify,
-    PortState, QpKind, QpView, Recovery, Settings, State, WindowKind,
+    Acks, AddressVector, Answers, AsyncEvent, AttributeMask, Attributes, CmTimes, Counters, Event, Instant,
+    Modify, PortState, QpKind, QpView, Recovery, Settings, State, WindowKind,
 };
 pub use softhca_fabric::{
     Action, Census, Choice, Class, Classes, CmMessage, Fault, FlowControl, Line, Marking, Observer, Pattern,

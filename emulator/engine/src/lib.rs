@@ -51,7 +51,7 @@ pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, 
 pub use hca::{Context, Hca};
 pub use memory::{Atomic, Memory, MemoryFault, MemoryId, Place};
 pub use protection::{Denied, Region};
-pub use settings::{Acks, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
+pub use settings::{Acks, Answers, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 

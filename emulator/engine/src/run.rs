@@ -4,7 +4,7 @@ use crate::ahead::ReadAhead;
 use crate::card::Card;
 use crate::congestion::priority;
 use crate::queue_pair::QueuePair;
-use crate::{Context, DropReason, Event, Packet, PayloadMode};
+use crate::{Answers, Context, DropReason, Event, Packet, PayloadMode};
 use core::net::IpAddr;
 use softhca_wire::{Envelope, Header, ICRC_LEN, Qpn};
 
@@ -93,7 +93,10 @@ impl QueuePair {
                     return None;
                 }
             }
-            if run.count == most || run.bytes + largest > buffer.len() {
+            // Somebody waits for a lone answer, nobody for its acknowledgement.
+            let goes_alone =
+                run.count == 1 && plan.reply && !replied && card.ready.is_empty() && self.answers_ahead(card);
+            if run.count == most || run.bytes + largest > buffer.len() || goes_alone {
                 self.wake(card);
                 break;
             }
@@ -143,9 +146,14 @@ impl QueuePair {
             }
         }
         // Whoever found no room in this run is the first in the next. An acknowledgement, being short, mostly
-        // finds room behind the requests, which saves the driver a send.
+        // finds room behind several requests, which saves the driver a send.
         self.replies_last = replied || self.inbound.owed.is_empty();
         (run.count > 0).then_some(run)
+    }
+
+    /// Whether an answer goes before its acknowledgement. To this card itself it would not get there sooner.
+    fn answers_ahead(&self, card: &Card) -> bool {
+        card.settings.answers == Answers::Ahead && self.envelope.destination != self.envelope.source
     }
 
     /// Wakes the queue pair if it has more to send: now, or when its rate lets it.

@@ -42,6 +42,17 @@ pub enum Acks {
     Coalesce,
 }
 
+/// What becomes of an acknowledgement that is due together with a lone answer to another card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Answers {
+    /// Both go in one run, which takes the least time in all.
+    #[default]
+    WithAcknowledgement,
+    /// The answer goes ahead: who polls for it has it sooner, and the acknowledgement follows while it is at work. For
+    /// cards whose users have a processor each.
+    Ahead,
+}
+
 /// Whether end-to-end credits of acknowledgements are used (IBA 9.7.7.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum EndToEndCredits {
@@ -100,6 +111,8 @@ pub struct Settings {
     pub recovery: Recovery,
     /// How many acknowledgements are sent.
     pub acks: Acks,
+    /// Whether answers wait for them.
+    pub answers: Answers,
     /// The least time that an acknowledgement may take in `fatal` recovery; zero in virtual time.
     pub least_ack_timeout: Duration,
     /// Packets without an acknowledgement request after which one is made in the middle of a message.
@@ -123,6 +136,7 @@ impl Default for Settings {
         Settings {
             recovery: Recovery::default(),
             acks: Acks::default(),
+            answers: Answers::default(),
             least_ack_timeout: Duration::ZERO,
             ack_request_every: 64,
             mtu: Mtu::B4096,

@@ -419,7 +419,7 @@ impl<M: Memory> Driver<M> {
     /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
     ///
     /// What a turn receives is acknowledged by the next one: if it makes the application answer, the
-    /// acknowledgement leaves in one send with the answer.
+    /// acknowledgement leaves in one send with the answer, or behind it, as [`Settings::answers`] says.
     pub fn turn(&mut self) -> io::Result<bool> {
         let now = self.now();
         self.turned_at = now;

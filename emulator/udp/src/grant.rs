@@ -88,11 +88,12 @@ pub struct Granter {
     senders: BTreeMap<IpAddr, Sender>,
     /// Who needs a grant for the very next frame, in the order of asking.
     waiting: VecDeque<IpAddr>,
-    /// The sums over all senders.
+    /// The sums over all senders, the strays of forgotten ones included.
     outstanding: u64,
     strays: u64,
     /// What forgotten senders may still have in the socket, and when the last was forgotten.
     retired: BTreeMap<IpAddr, u64>,
+    retired_strays: u64,
     retired_at: u64,
     /// What was granted, was taken out of the socket, and still waits to enter the network of this process.
     held: BTreeMap<IpAddr, u64>,
@@ -115,6 +116,7 @@ impl Granter {
             outstanding: 0,
             strays: 0,
             retired: BTreeMap::new(),
+            retired_strays: 0,
             retired_at: 0,
             held: BTreeMap::new(),
             settle_at: None,
@@ -223,8 +225,8 @@ impl Granter {
         if let Some(sender) = self.senders.remove(&from) {
             self.waiting.retain(|waiting| *waiting != from);
             self.outstanding -= sender.outstanding();
-            self.strays -= sender.strays;
-            *self.retired.entry(from).or_default() += sender.outstanding() + sender.strays;
+            self.retired_strays += sender.strays;
+            *self.retired.entry(from).or_default() += sender.outstanding();
             self.retired_at = now;
             self.changed = true;
         }
@@ -234,6 +236,7 @@ impl Granter {
     pub fn socket_empty(&mut self, now: u64) {
         if !self.retired.is_empty() && now >= self.retired_at + SETTLE {
             self.retired.clear();
+            self.strays -= std::mem::take(&mut self.retired_strays);
             self.changed = true;
         }
         if self.settle_at.is_none_or(|at| now < at) {

@@ -167,6 +167,12 @@ impl<M: Memory> Core<M> {
         let mut driver = self.driver.try_lock()?;
         let moved = driver.turn().unwrap_or(false);
         self.driven_at.store(driver.turned_at().nanos(), Ordering::Relaxed);
+        let is_left = driver.has_more();
+        drop(driver);
+        // The caller may not come back, and what would have woken the thread is out of the socket.
+        if is_left && self.asleep[0].load(Ordering::SeqCst) != 0 {
+            self.waker.wake();
+        }
         Some(moved)
     }
 
