@@ -2,20 +2,21 @@
 //!
 //! No timed asserts: the machine decides the numbers, this prints them.
 
+#[path = "../tests/bare/mod.rs"]
+mod bare;
+
+use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Acks, AddressVector, ClientId, Context, CqId, Hca, Instant, Limits, Modify, PdId, QpInit, QpKind,
-    QpRings, Region, Settings, State,
+    Acks, ClientId, Context, CqId, Hca, Instant, Limits, PdId, QpKind, QpRings, Region, Settings,
 };
 use softhca_fabric::{Connection, Line, QpOptions, Store, World};
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer,
-    SendRequest, Sge, completion_ring, doorbell, receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendRequest,
+    Sge, completion_ring, doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey, RnrTimer};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::time::Instant as Clock;
-
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 
 /// A card with one connected queue pair, and as many idle ones as asked for.
 struct Card {
@@ -57,16 +58,7 @@ impl Card {
     fn add_queue_pair(&mut self, depth: u32) {
         let (send, taken) = send_ring(depth, 1, 0);
         let (_, receive) = receive_ring(1, 1);
-        let cq = Some(self.cq);
-        let init = QpInit {
-            kind: QpKind::Rc,
-            domain: Some(self.domain),
-            send_cq: cq,
-            receive_cq: cq,
-            shared_receive_queue: None,
-            xrc_domain: None,
-            signal_all: false,
-        };
+        let init = reliable(self.domain, self.cq);
         let rings = QpRings { send: Some(taken), receive: Some(receive) };
         self.queue_pairs.push((self.hca.create_queue_pair(self.client, init, rings).unwrap(), send));
     }
@@ -74,28 +66,9 @@ impl Card {
     fn connect(&mut self, index: usize, peer: &Card, mtu: Mtu) {
         let (number, _) = self.queue_pairs[index];
         let (destination, _) = peer.queue_pairs[index];
-        let modify = Modify::default();
         let mut ctx = Context { now: Instant::ZERO, memory: &mut self.store, events: &mut () };
-        for step in [
-            modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
-            modify
-                .state(State::ReadyToReceive)
-                .path(AddressVector::to(Gid::from(peer.address)))
-                .mtu(mtu)
-                .destination(destination)
-                .receive_psn(Psn::new(0))
-                .max_reads_in(16)
-                .min_rnr_timer(RnrTimer::new(12)),
-            modify
-                .state(State::ReadyToSend)
-                .send_psn(Psn::new(0))
-                .timeout(14)
-                .retry_count(7)
-                .rnr_retry(7)
-                .max_reads_out(16),
-        ] {
-            self.hca.modify_queue_pair(&mut ctx, self.client, number, &step).unwrap();
-        }
+        let there = (Gid::from(peer.address), destination);
+        bare::connect(&mut self.hca, &mut ctx, (self.client, number), there, mtu, Psn::new(0));
     }
 
     fn post_write(&mut self, index: usize, peer_key: RemoteKey, length: u32) -> bool {

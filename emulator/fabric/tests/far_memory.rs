@@ -1,20 +1,21 @@
 //! Memory where every access costs much: what several packets carry is moved at once, and nothing else changes.
 
+mod bare;
+
+use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Acks, AddressVector, Atomic, ClientId, Context, CqId, Event, Hca, Instant, Limits, Memory, MemoryFault,
-    MemoryId, Modify, Place, QpInit, QpKind, QpRings, Region, Settings, State, Subscriber,
+    Acks, Atomic, ClientId, Context, CqId, Event, Hca, Instant, Limits, Memory, MemoryFault, MemoryId, Place,
+    QpRings, Region, Settings, Subscriber,
 };
 use softhca_fabric::Store;
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, RemoteAddress,
-    SendFlags, SendProducer, SendRequest, SendTrailer, Sge, completion_ring, doorbell, receive_ring,
-    send_ring,
+    CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, RemoteAddress, SendFlags,
+    SendProducer, SendRequest, SendTrailer, Sge, completion_ring, doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey, RnrTimer};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::cell::Cell;
 
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
 const SIZE: u64 = 1 << 20;
 
 /// Near or far, and not to be reached from some byte on.
@@ -130,17 +131,8 @@ impl Card {
         let key = hca.register(region).unwrap();
         let (sends, taken) = send_ring(128, 4, 0);
         let (receives, given) = receive_ring(128, 4);
-        let init = QpInit {
-            kind: QpKind::Rc,
-            domain: Some(domain),
-            send_cq: Some(cq),
-            receive_cq: Some(cq),
-            shared_receive_queue: None,
-            xrc_domain: None,
-            signal_all: false,
-        };
         let rings = QpRings { send: Some(taken), receive: Some(given) };
-        let number = hca.create_queue_pair(client, init, rings).unwrap();
+        let number = hca.create_queue_pair(client, reliable(domain, cq), rings).unwrap();
         let place = Reached { store, is_far, end, accesses: Cell::new(0) };
         let told = Told::default();
         Card {
@@ -161,28 +153,9 @@ impl Card {
     }
 
     fn connect(&mut self, peer: (Gid, Qpn), mtu: Mtu) {
-        let modify = Modify::default();
         let mut ctx = Context { now: Instant::ZERO, memory: &mut self.place, events: &mut self.told };
-        for step in [
-            modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
-            modify
-                .state(State::ReadyToReceive)
-                .path(AddressVector::to(peer.0))
-                .mtu(mtu)
-                .destination(peer.1)
-                .receive_psn(Psn::new(0xff_fff0))
-                .max_reads_in(16)
-                .min_rnr_timer(RnrTimer::new(12)),
-            modify
-                .state(State::ReadyToSend)
-                .send_psn(Psn::new(0xff_fff0))
-                .timeout(14)
-                .retry_count(7)
-                .rnr_retry(7)
-                .max_reads_out(16),
-        ] {
-            self.hca.modify_queue_pair(&mut ctx, self.client, self.number, &step).unwrap();
-        }
+        let first = Psn::new(0xff_fff0);
+        bare::connect(&mut self.hca, &mut ctx, (self.client, self.number), peer, mtu, first);
         assert_ne!(self.cq, CqId(0));
     }
 

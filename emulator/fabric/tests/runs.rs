@@ -1,16 +1,16 @@
 //! What goes into one send: a lone answer may go before its acknowledgement, unless others want to send.
 
+mod bare;
+
+use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{
-    AddressVector, Answers, Context, Hca, Instant, Limits, Modify, QpInit, QpKind, QpRings, Region, Settings,
-    State,
-};
+use softhca_engine::{Answers, Context, Hca, Instant, Limits, QpRings, Region, Settings};
 use softhca_fabric::Store;
 use softhca_queue::{
-    Access, CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, SendProducer,
-    SendRequest, SendTrailer, Sge, completion_ring, doorbell, receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, SendProducer, SendRequest,
+    SendTrailer, Sge, completion_ring, doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, RnrTimer, Transport};
+use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, Transport};
 
 /// A card with connections to one other card.
 struct Card {
@@ -43,49 +43,25 @@ impl Card {
         let cq = hca.create_completion_queue(client, producer).unwrap();
         let mut memory = Store::default();
         let block = memory.allocate(4096);
-        let access = Access::LOCAL_WRITE;
-        let key =
-            hca.register(Region { client, domain, base: 0, length: 4096, access, memory: block }).unwrap();
+        let key = hca
+            .register(Region { client, domain, base: 0, length: 4096, access: RIGHTS, memory: block })
+            .unwrap();
         let make = |_| {
             let (sends, taken) = send_ring(8, 1, 0);
             let (receives, given) = receive_ring(8, 1);
-            let init = QpInit {
-                kind: QpKind::Rc,
-                domain: Some(domain),
-                send_cq: Some(cq),
-                receive_cq: Some(cq),
-                shared_receive_queue: None,
-                xrc_domain: None,
-                signal_all: false,
-            };
             let rings = QpRings { send: Some(taken), receive: Some(given) };
-            End { number: hca.create_queue_pair(client, init, rings).unwrap(), sends, receives }
+            End {
+                number: hca.create_queue_pair(client, reliable(domain, cq), rings).unwrap(),
+                sends,
+                receives,
+            }
         };
         let ends: Vec<End> = (0..ends).map(make).collect();
         // Both cards number their queue pairs alike: each is connected with its namesake.
         for End { number, .. } in &ends {
-            let (modify, events) = (Modify::default(), &mut ());
-            let mut ctx = Context { now: Instant::ZERO, memory: &mut memory, events };
-            for step in [
-                modify.state(State::Init).partition_index(0).port(1).access(access),
-                modify
-                    .state(State::ReadyToReceive)
-                    .path(AddressVector::to(gid(3 - last)))
-                    .mtu(Mtu::B1024)
-                    .destination(*number)
-                    .receive_psn(Psn::new(7))
-                    .max_reads_in(1)
-                    .min_rnr_timer(RnrTimer::new(12)),
-                modify
-                    .state(State::ReadyToSend)
-                    .send_psn(Psn::new(7))
-                    .timeout(14)
-                    .retry_count(7)
-                    .rnr_retry(7)
-                    .max_reads_out(1),
-            ] {
-                hca.modify_queue_pair(&mut ctx, client, *number, &step).unwrap();
-            }
+            let mut ctx = Context { now: Instant::ZERO, memory: &mut memory, events: &mut () };
+            let peer = (gid(3 - last), *number);
+            bare::connect(&mut hca, &mut ctx, (client, *number), peer, Mtu::B1024, Psn::new(7));
         }
         Card { hca, memory, key: LocalKey(key.0), doorbell, ends, _completions }
     }

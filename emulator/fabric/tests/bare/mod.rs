@@ -1,0 +1,52 @@
+//! Queue pairs of a card that no world drives.
+
+use softhca_engine::{AddressVector, ClientId, Context, CqId, Hca, Modify, PdId, QpInit, QpKind, State};
+use softhca_queue::Access;
+use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
+
+pub const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+
+/// A reliable connection whose completions all go to one queue.
+pub fn reliable(domain: PdId, queue: CqId) -> QpInit {
+    QpInit {
+        kind: QpKind::Rc,
+        domain: Some(domain),
+        send_cq: Some(queue),
+        receive_cq: Some(queue),
+        shared_receive_queue: None,
+        xrc_domain: None,
+        signal_all: false,
+    }
+}
+
+/// Makes a queue pair ready to send to its peer, with the same first PSN both ways.
+pub fn connect(
+    hca: &mut Hca,
+    ctx: &mut Context<'_>,
+    (client, number): (ClientId, Qpn),
+    (gid, destination): (Gid, Qpn),
+    mtu: Mtu,
+    first: Psn,
+) {
+    let modify = Modify::default();
+    for step in [
+        modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
+        modify
+            .state(State::ReadyToReceive)
+            .path(AddressVector::to(gid))
+            .mtu(mtu)
+            .destination(destination)
+            .receive_psn(first)
+            .max_reads_in(16)
+            .min_rnr_timer(RnrTimer::new(12)),
+        modify
+            .state(State::ReadyToSend)
+            .send_psn(first)
+            .timeout(14)
+            .retry_count(7)
+            .rnr_retry(7)
+            .max_reads_out(16),
+    ] {
+        hca.modify_queue_pair(ctx, client, number, &step).unwrap();
+    }
+}
