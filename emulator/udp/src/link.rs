@@ -5,7 +5,10 @@
 //! every run, and hears of changes from [`Links::poll_event`]. Nothing on the receiving side ever waits for
 //! permission to send.
 
-use crate::grant::{Granter, Holder};
+mod peer;
+
+use crate::grant::Granter;
+use peer::Peer;
 use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Order, Pause};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -24,11 +27,6 @@ const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// make are known at once, because nobody listens on their link port; and a port like ours may be slow to
 /// answer on a network that still looks for its address.
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
-/// How many messages a silent peer gets without a pause between them. Those that it does not read stay in its
-/// socket, together with those of all its other peers.
-const UNHEARD: u32 = 2;
-/// The longest pause between later ones. They fill a socket that nobody reads, so that many peers ask seldom.
-const LONGEST_PAUSE: u64 = 2000 * MILLISECOND;
 /// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
 /// that was stopped may have been given up by its peers.
 const LEASE: u64 = 500 * MILLISECOND;
@@ -38,8 +36,7 @@ const MOST_GREET: u64 = 100 * MILLISECOND;
 /// The most silence that counts between two calls of `expire`: a port that was stopped itself must not blame
 /// its peers.
 const LONGEST_STEP: u64 = 200 * MILLISECOND;
-/// What may be on the way to a port of another make, and how long until it counts as arrived.
-const FOREIGN_WINDOW: u64 = 64 * 1024;
+/// How long until what is on the way to a port of another make counts as arrived.
 const FOREIGN_TURN: u64 = MILLISECOND;
 /// With this many events waiting for the driver, more pauses are ignored.
 const MAX_EVENTS: usize = 4096;
@@ -55,7 +52,7 @@ pub enum PeerState {
     Stalled,
     /// It has not answered for too long, or nobody is there. Its queue pairs fail.
     Dead,
-    /// It is there and does not speak link control: rxe, or a real card. Nothing is promised.
+    /// Nobody speaks link control there: rxe, a real card, or nobody at all. Nothing is promised.
     Foreign,
 }
 
@@ -86,159 +83,6 @@ pub enum UnreachablePort {
     Roce,
     /// 4792.
     Link,
-}
-
-#[derive(Debug)]
-struct Peer {
-    state: PeerState,
-    /// Our life on this link: a higher number each time that we forget the peer.
-    ours: Incarnation,
-    /// The peer's, while we are on speaking terms.
-    theirs: Option<Incarnation>,
-    /// It has spoken link control at some time.
-    speaks: bool,
-    /// The order of its frames, as it says.
-    order: Order,
-    holder: Holder,
-    hello_due: Option<Exchange>,
-    hello_at: u64,
-    hello_pause: u64,
-    /// An unanswered heartbeat is out.
-    listening: bool,
-    beat_due: bool,
-    beat_at: u64,
-    beat_answer: Option<u64>,
-    /// Questions that it got since we heard of it, and when it got the last.
-    unheard: u32,
-    asked_at: u64,
-    /// How long it has not answered, while we were awake.
-    silence: u64,
-    /// When the last heartbeat that it answered was sent.
-    leased_at: Option<u64>,
-    active_at: u64,
-    pause_due: Option<Pause>,
-    /// Sent to a foreign peer since `turn_at`.
-    turn_used: u64,
-    turn_at: u64,
-}
-
-impl Peer {
-    fn new(ours: Incarnation, now: u64) -> Peer {
-        Peer {
-            state: PeerState::Dead,
-            ours,
-            theirs: None,
-            speaks: false,
-            order: Order::Kept,
-            holder: Holder::new(now),
-            hello_due: None,
-            hello_at: now,
-            hello_pause: GREET,
-            listening: false,
-            beat_due: false,
-            beat_at: now,
-            beat_answer: None,
-            unheard: 0,
-            asked_at: now,
-            silence: 0,
-            leased_at: None,
-            active_at: now,
-            pause_due: None,
-            turn_used: 0,
-            turn_at: now,
-        }
-    }
-
-    fn answers(&self) -> bool {
-        matches!(self.state, PeerState::Alive | PeerState::Stalled)
-    }
-
-    /// Begins to say HELLO, though not more often than its pauses allow: nobody may be there.
-    fn greet(&mut self, now: u64) {
-        self.state = PeerState::Greeting;
-        self.silence = 0;
-        self.hello_at = self.hello_at.max(now);
-    }
-
-    fn leased(&self, now: u64) -> bool {
-        self.leased_at.is_some_and(|at| now < at + LEASE)
-    }
-
-    /// Forgets everything that was agreed with the peer.
-    fn forget(&mut self, now: u64) {
-        self.theirs = None;
-        self.order = Order::Kept;
-        self.holder.restart(now);
-        self.leased_at = None;
-        self.pause_due = None;
-        self.listening = false;
-        (self.beat_due, self.beat_answer) = (false, None);
-    }
-
-    fn allowance(&self, now: u64) -> u64 {
-        match self.state {
-            PeerState::Alive | PeerState::Stalled if self.leased(now) => self.holder.allowance(),
-            PeerState::Foreign if now >= self.turn_at + FOREIGN_TURN => FOREIGN_WINDOW,
-            PeerState::Foreign => FOREIGN_WINDOW.saturating_sub(self.turn_used),
-            _ => 0,
-        }
-    }
-
-    /// When it may be asked the next question: at once, or after ever longer pauses while it is silent.
-    fn ask_at(&self) -> u64 {
-        match self.unheard.checked_sub(UNHEARD) {
-            None => 0,
-            Some(more) => self.asked_at + (BEAT << more.min(8)).min(LONGEST_PAUSE),
-        }
-    }
-
-    fn asked(&mut self, now: u64) {
-        self.unheard += 1;
-        self.asked_at = now;
-    }
-
-    fn next_timeout(&self) -> Option<u64> {
-        match self.state {
-            PeerState::Greeting => Some(self.hello_at),
-            PeerState::Alive | PeerState::Stalled => {
-                let question = (self.beat_due || self.holder.asks()).then(|| self.ask_at());
-                [question, self.holder.next_timeout(), Some(self.beat_at)].into_iter().flatten().min()
-            }
-            PeerState::Foreign if self.turn_used > 0 => Some(self.turn_at + FOREIGN_TURN),
-            _ => None,
-        }
-    }
-
-    fn message(&self, order: Order, body: Body) -> Message {
-        Message { sender: self.ours, receiver: self.theirs, order, body }
-    }
-
-    /// The next thing to say.
-    fn next_body(&mut self, now: u64) -> Option<Body> {
-        if let Some(exchange) = self.hello_due.take() {
-            return Some(Body::Hello(exchange));
-        }
-        if !self.answers() {
-            return None;
-        }
-        if let Some(stamp) = self.beat_answer.take() {
-            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Answer, stamp }));
-        }
-        if let Some(pause) = self.pause_due.take() {
-            return Some(Body::Pause(pause));
-        }
-        if now < self.ask_at() {
-            return None;
-        }
-        if std::mem::take(&mut self.beat_due) {
-            self.listening = true;
-            self.asked(now);
-            return Some(Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp: now }));
-        }
-        let request = self.holder.transmit(now)?;
-        self.asked(now);
-        Some(Body::Request(request))
-    }
 }
 
 /// All links of one port.
