@@ -4,6 +4,7 @@ use super::mode::Daemon;
 use super::peer;
 use super::table::Figure;
 use super::{Effort, Failure};
+use softhca::Loopback;
 use softhca_udp::raw;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -14,8 +15,13 @@ use std::time::{Duration, Instant};
 const SMALL: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where the two ends of a program run: as programs on one machine do that nobody places, and as on two machines.
-const PLACES: [(&str, [&str; 2]); 2] = [("", ["alice", "alice"]), ("-two-hosts", ["alice", "bob"])];
+/// Where the two ends of a program run: as programs on one machine do that nobody places, the same without sockets, and as
+/// on two machines.
+const PLACES: [(&str, [&str; 2], Loopback); 3] = [
+    ("", ["alice", "alice"], Loopback::Socket),
+    ("-card-loopback", ["alice", "alice"], Loopback::Card),
+    ("-two-hosts", ["alice", "bob"], Loopback::Socket),
+];
 
 /// One run of a program.
 struct Benchmark {
@@ -74,11 +80,12 @@ pub fn measure(
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
-    let daemon = Daemon::start()?;
+    let [sockets, card] = [Daemon::start(Loopback::Socket)?, Daemon::start(Loopback::Card)?];
     for benchmark in &BENCHMARKS {
-        for (suffix, hosts) in PLACES {
+        for (suffix, hosts, loopback) in PLACES {
             let name = format!("{}{suffix}", benchmark.name);
             if wanted(&name) {
+                let daemon = if loopback == Loopback::Card { &card } else { &sockets };
                 let ends = Ends { daemon: daemon.name(), hosts };
                 let figure = benchmark.measure(&name, ends, effort);
                 row(&figure.map_err(|why| format!("{name}: {why}"))?);
