@@ -162,7 +162,9 @@ impl Application {
 
     fn receive(&self, pair: &mut Pair, id: u64, address: u64, length: u32) {
         pair.receive.place(&Receive { id, scatter: &[self.entry(address, length)] }).unwrap();
-        pair.receive.publish();
+        if pair.receive.publish() {
+            pair.send.ring(&self.doorbell, pair.qp);
+        }
     }
 
     fn write(&self, remote: u64) -> Operation {
