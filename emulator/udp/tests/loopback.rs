@@ -499,6 +499,11 @@ fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
         write(&host);
         host.succeed(1);
         host.driver.pause_peer(own, Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 100_000_000 });
+        assert_eq!(
+            host.driver.paused_by(own) == 1 << 3,
+            loopback == Loopback::Card,
+            "at once, within the card"
+        );
         drive(&mut [&mut host], |hosts| hosts[0].driver.paused_by(own) == 1 << 3);
         write(&host);
         drive(&mut [&mut host], |hosts| {

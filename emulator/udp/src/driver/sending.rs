@@ -4,7 +4,7 @@ use super::{Driver, Events, IcrcCheck, Passage, RUNS_PER_TURN, Unsent, is_of_one
 use crate::backbone::Plug;
 use crate::entropy::FlowSockets;
 use crate::pauses::PeerPauses;
-use crate::{HostSockets, Links, RoceSocket, SendError, charge};
+use crate::{HostSockets, Links, SendError, charge};
 use softhca_engine::{Context, Gate, Instant, Memory, Run};
 use softhca_fabric::Frame;
 use softhca_wire::{Envelope, Icrc, ROCE_PORT};
@@ -45,7 +45,7 @@ impl Gate for Permission<'_> {
             return 0;
         }
         if self.links.keeps(destination) {
-            return RoceSocket::run_capacity(size);
+            return usize::MAX;
         }
         let price = charge(size, 1);
         if !self.links.may_send(destination, price, self.now) {
@@ -256,7 +256,7 @@ fn outlet<'a>(
     sockets: &'a mut HostSockets,
     flows: &'a mut Option<FlowSockets>,
     envelope: &Envelope,
-) -> &'a mut RoceSocket {
+) -> &'a mut crate::RoceSocket {
     let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
     own.unwrap_or_else(|| &mut sockets.towards_mut(envelope.destination).roce)
 }
