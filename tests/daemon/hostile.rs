@@ -336,15 +336,15 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     raw.refused(&shared(4096), &[]);
     raw.refused(&shared(u64::MAX), &[short.as_fd()]);
     for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
-        raw.refused(&register(length, Place::Process { address }), &[]);
+        raw.refused(&register(length, Place::Process { address, shared: None }), &[]);
     }
     // Constants cannot be written, but sent.
     static CONSTANT: [u8; 64] = [1; 64];
     let address = CONSTANT.as_ptr() as u64;
-    let (_, why) = raw.refused(&register(64, Place::Process { address }), &[]);
+    let (_, why) = raw.refused(&register(64, Place::Process { address, shared: None }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = Access::REMOTE_READ;
-    let translation = Translation { base: None, length: 64, place: Place::Process { address } };
+    let translation = Translation { base: None, length: 64, place: Place::Process { address, shared: None } };
     let call = Call::Register { domain, translation, access };
     let (reply, _) = raw.call(&call, &[]);
     let Reply::Region { key, .. } = reply else { panic!("{reply:?}") };
