@@ -4,7 +4,7 @@ use crate::data::{ALL, End, connected};
 use crate::process::{PATIENCE, TestDaemon, hear, say, spawn};
 use softhca::{ReceiveRequest, SendRequest, Status};
 use softhca_queue::control::{
-    Call, Folder, Frame, FrameReader, Hello, Message, News, Place, Reply, Sizes, Translation, Welcome,
+    Call, Folder, Frame, FrameReader, Hello, Message, News, Part, Place, Reply, Sizes, Translation, Welcome,
     decode, encode, send_frame,
 };
 use softhca_queue::{
@@ -338,6 +338,20 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
         raw.refused(&register(length, Place::Process { address, shared: None }), &[]);
     }
+    // A part that is shared is a part, and comes with its memory.
+    let own = vec![0u8; 8192];
+    let partly = |offset, length| {
+        let shared = Some(Part { offset, length });
+        register(8192, Place::Process { address: own.as_ptr() as u64, shared })
+    };
+    for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
+        let (_, why) = raw.refused(&partly(offset, length), &[short.as_fd()]);
+        assert!(why.contains("inside of its region"), "{why}");
+    }
+    raw.refused(&partly(0, 4096), &[]);
+    raw.refused(&partly(0, 4096), &[loose.as_fd()]);
+    let (_, why) = raw.refused(&partly(0, 8192), &[short.as_fd()]);
+    assert!(why.contains("shorter"), "{why}");
     // Constants cannot be written, but sent.
     static CONSTANT: [u8; 64] = [1; 64];
     let address = CONSTANT.as_ptr() as u64;

@@ -24,6 +24,8 @@ use std::sync::{Arc, Once};
 const VARIABLE: &str = "SOFTHCA_SHARE";
 /// How much changes places at once, so that no more is there twice.
 const STEP: usize = 2 << 20;
+/// The longest range: copying more would hold up the program when it begins and ends.
+const LONGEST: usize = 256 << 20;
 /// The most places at a time: a process may not have many mappings.
 const MOST: usize = 1024;
 /// After as many were given up again, a program registers as it goes, and would pay more than it gains.
@@ -139,7 +141,7 @@ impl Shared {
     fn take_place(range: &Range<usize>) -> Option<Shared> {
         let page = page_size();
         let pages = range.start.checked_next_multiple_of(page)?..range.end / page * page;
-        if pages.is_empty() || !is_allowed(pages.len()) {
+        if pages.is_empty() || pages.len() > LONGEST || !is_allowed(pages.len()) {
             return None;
         }
         watch_forks();
