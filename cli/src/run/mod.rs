@@ -8,7 +8,7 @@ mod tell;
 #[cfg(target_os = "linux")]
 pub use tell::judged;
 
-use crate::BAD_INPUT;
+use crate::{BAD_INPUT, output};
 use clap::{Args, ValueEnum};
 use job::{Job, Ran};
 use softhca_scenarios::{Problem, Scenario, Verdict};
@@ -161,7 +161,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if let Some(path) = &arguments.junit {
         let report = junit::report(&jobs, &ran);
         if let Err(error) = fs::write(path, report) {
-            eprintln!("softhca run: cannot write {}: {error}", path.display());
+            eprintln!("softhca run: {}", output::refusal("--junit", path, &error));
             return ExitCode::from(BAD_INPUT);
         }
     }
@@ -184,7 +184,7 @@ fn check_outputs(arguments: &Arguments) -> Result<(), String> {
             .map_err(|error| format!("cannot write to {}: {error}", folder.display()))?;
     }
     if let Some(path) = &arguments.junit {
-        fs::File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        output::create("--junit", path)?;
     }
     Ok(())
 }
@@ -289,9 +289,8 @@ fn merge(arguments: &Arguments) -> ExitCode {
         }
     }
     let path = arguments.junit.as_ref().expect("clap asks for it");
-    let written = junit::merge(&reports).and_then(|merged| {
-        fs::write(path, merged).map_err(|error| format!("cannot write {}: {error}", path.display()))
-    });
+    let written = junit::merge(&reports)
+        .and_then(|merged| fs::write(path, merged).map_err(|error| output::refusal("--junit", path, &error)));
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
