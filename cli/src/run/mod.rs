@@ -3,6 +3,7 @@
 mod artefact;
 mod job;
 mod junit;
+mod store;
 mod tell;
 
 #[cfg(target_os = "linux")]
@@ -154,8 +155,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let mut teller = tell::Teller::new(&jobs, arguments.json, arguments.out.clone());
     let mut ran = Vec::new();
     job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: Ran| {
-        teller.tell(&jobs[index], &result);
         ran.push((index, result.summary()));
+        teller.tell(index, &result)
     });
     teller.finish();
     if let Some(path) = &arguments.junit {
