@@ -8,9 +8,10 @@ use softhca_queue::control::{
     decode, encode, send_frame,
 };
 use softhca_queue::{
-    Access, AddressVector, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, QpKind,
-    Rights, SharedMemory, SrqId, State, Words, XrcdId,
+    Access, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, Rights, SharedMemory,
+    SrqId, State, Words, XrcdId,
 };
+use softhca_tests::bare::{reliable, steps};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -185,15 +186,7 @@ fn queue_pair(raw: &mut Raw) -> (Qpn, Words) {
     let Reply::Domain(domain) = reply else { panic!("{reply:?}") };
     let (reply, _) = raw.call(&Call::CreateCompletionQueue { slots: 16 }, &[]);
     let Reply::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
-    let init = QpInit {
-        kind: QpKind::Rc,
-        domain: Some(domain),
-        send_cq: Some(cq),
-        receive_cq: Some(cq),
-        shared_receive_queue: None,
-        xrc_domain: None,
-        signal_all: true,
-    };
+    let init = QpInit { signal_all: true, ..reliable(domain, cq) };
     let sizes = Sizes { sends: 4, receives: 4, entries: 1, inline: 0 };
     let (reply, mut descriptors) = raw.call(&Call::CreateQueuePair { init, sizes }, &[]);
     let Reply::QueuePair(number) = reply else { panic!("{reply:?}") };
@@ -202,20 +195,8 @@ fn queue_pair(raw: &mut Raw) -> (Qpn, Words) {
 }
 
 fn ready_to_send(raw: &mut Raw, number: Qpn) {
-    let peer = AddressVector::to(Gid::from(std::net::IpAddr::from([127, 0, 0, 1])));
-    let modify = Modify::default();
-    let init = modify.state(State::Init).partition_index(0).port(1).access(Access::REMOTE_WRITE);
-    let receive = modify
-        .state(State::ReadyToReceive)
-        .path(peer)
-        .mtu(softhca::Mtu::B1024)
-        .destination(number)
-        .receive_psn(Psn::new(0))
-        .max_reads_in(1)
-        .min_rnr_timer(softhca::RnrTimer::new(1));
-    let send = modify.state(State::ReadyToSend).send_psn(Psn::new(0));
-    let send = send.timeout(14).retry_count(1).rnr_retry(1).max_reads_out(1);
-    for modify in [init, receive, send] {
+    let peer = (Gid::from(std::net::IpAddr::from([127, 0, 0, 1])), number);
+    for modify in steps(peer, softhca::Mtu::B1024, Psn::new(0)) {
         let (reply, _) = raw.call(&Call::ModifyQueuePair { number, modify }, &[]);
         assert!(matches!(reply, Reply::State(_)), "{reply:?}");
     }
@@ -274,15 +255,7 @@ fn handles_and_keys_of_others_name_nothing() {
     raw.open("alice");
     let pair = end.pair.number();
     let key = end.region.remote_key();
-    let init = QpInit {
-        kind: QpKind::Rc,
-        domain: Some(PdId(1)),
-        send_cq: Some(CqId(0)),
-        receive_cq: Some(CqId(0)),
-        shared_receive_queue: None,
-        xrc_domain: None,
-        signal_all: false,
-    };
+    let init = reliable(PdId(1), CqId(0));
     let sizes = Sizes { sends: 1, receives: 1, entries: 1, inline: 0 };
     let calls = [
         Call::QueryQueuePair(pair),

@@ -15,7 +15,7 @@ const SMALL: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Where the two ends of a program run: as programs on one machine do that nobody places, and as on two machines.
-const PLACES: [(&str, [&str; 2]); 2] = [("", ["alice", "alice"]), ("-two-hosts", ["alice", "bob"])];
+static PLACES: [(&str, [&str; 2]); 2] = [("", ["alice", "alice"]), ("-two-hosts", ["alice", "bob"])];
 
 /// One run of a program.
 struct Benchmark {
@@ -48,7 +48,7 @@ const fn row(name: &'static str, words: &'static [&'static str], count: usize, k
     Benchmark { name, words, count, kind }
 }
 
-const BENCHMARKS: [Benchmark; 8] = [
+static BENCHMARKS: [Benchmark; 8] = [
     row("ib_write_bw-1MiB", &["ib_write_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
     row("ib_write_bw-64KiB", &["ib_write_bw", "-s", "65536"], 10_000, Kind::Stream("64K")),
     row("ib_read_bw-1MiB", &["ib_read_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
@@ -64,6 +64,18 @@ const BENCHMARKS: [Benchmark; 8] = [
     row("ib_send_bw-64B", &["ib_send_bw", "-s", "64"], 100_000, Kind::Rate),
 ];
 
+/// Every run with its place: its name, the benchmark, the hosts of its ends.
+fn all() -> impl Iterator<Item = (String, &'static Benchmark, [&'static str; 2])> {
+    BENCHMARKS.iter().flat_map(|benchmark| {
+        PLACES.iter().map(move |(suffix, hosts)| (format!("{}{suffix}", benchmark.name), benchmark, *hosts))
+    })
+}
+
+/// The names of what is measured of programs.
+pub fn names() -> impl Iterator<Item = String> {
+    all().map(|(name, ..)| name)
+}
+
 /// Measures the programs that are installed.
 pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
@@ -75,15 +87,10 @@ pub fn measure(
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
     let daemon = Daemon::start()?;
-    for benchmark in &BENCHMARKS {
-        for (suffix, hosts) in PLACES {
-            let name = format!("{}{suffix}", benchmark.name);
-            if wanted(&name) {
-                let ends = Ends { daemon: daemon.name(), hosts };
-                let figure = benchmark.measure(&name, ends, effort);
-                row(&figure.map_err(|why| format!("{name}: {why}"))?);
-            }
-        }
+    for (name, benchmark, hosts) in all().filter(|(name, ..)| wanted(name)) {
+        let ends = Ends { daemon: daemon.name(), hosts };
+        let figure = benchmark.measure(&name, ends, effort);
+        row(&figure.map_err(|why| format!("{name}: {why}"))?);
     }
     Ok(())
 }
