@@ -2,8 +2,8 @@
 //! takes a turn, the packets stay in order; and a card that has nothing to do does nothing.
 
 use softhca::{
-    Access, Completion, CompletionQueue, Context, Device, EmbeddedOptions, Event, Instant, MemoryRegion, Mtu,
-    Path, QpKind, QueuePair, SendRequest, Witness,
+    Access, Completion, CompletionQueue, Context, Device, EmbeddedOptions, Event, Instant, Loopback,
+    MemoryRegion, Mtu, Path, QpKind, QueuePair, SendRequest, Witness,
 };
 use softhca_tests::process::{self, PATIENCE, Process, hear, say};
 use std::collections::BTreeSet;
@@ -67,6 +67,13 @@ fn connected() -> [End; 2] {
     connect(&[(); 2].map(|()| Device::embedded().unwrap()), &Path::default())
 }
 
+/// Both ends on one card, which has to be driven for either of them.
+fn on_one_card() -> [End; 2] {
+    let options = EmbeddedOptions { loopback: Loopback::Card, ..EmbeddedOptions::default() };
+    let device = Device::embedded_with(options).unwrap();
+    connect(&[device.clone(), device], &Path::default())
+}
+
 /// Comes back when `held` does, or fails in the end.
 fn until(what: &str, mut held: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
@@ -77,14 +84,15 @@ fn until(what: &str, mut held: impl FnMut() -> bool) {
 
 #[test]
 fn a_target_that_spins_on_its_own_memory_is_served() {
-    let [a, b] = connected();
-    thread::scope(|scope| {
-        scope.spawn(|| until("the last byte never came", || b.region.read_at(99, 1) == [7]));
-        a.region.write_at(0, &[7; 100]);
-        a.write(1, 100, &b);
-        a.succeed();
-    });
-    assert_eq!(b.region.read_at(0, 100), [7; 100]);
+    for [a, b] in [connected(), on_one_card()] {
+        thread::scope(|scope| {
+            scope.spawn(|| until("the last byte never came", || b.region.read_at(99, 1) == [7]));
+            a.region.write_at(0, &[7; 100]);
+            a.write(1, 100, &b);
+            a.succeed();
+        });
+        assert_eq!(b.region.read_at(0, 100), [7; 100]);
+    }
 }
 
 #[test]
@@ -132,10 +140,18 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
 
 #[test]
 fn a_caller_that_polls_once_and_sleeps_is_not_waited_for() {
-    let [a, b] = connected();
+    poll_once_and_sleep(&connected());
+}
+
+#[test]
+fn a_caller_that_polls_a_card_of_both_ends_once_and_sleeps_loses_nothing() {
+    poll_once_and_sleep(&on_one_card());
+}
+
+fn poll_once_and_sleep([a, b]: &[End; 2]) {
     for round in 1..20 {
         a.region.write_at(0, &[round; 9000]);
-        a.write(u64::from(round), 9000, &b);
+        a.write(u64::from(round), 9000, b);
         let early = a.queue.poll();
         until("the data never came", || {
             thread::sleep(Duration::from_millis(2));

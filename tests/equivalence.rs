@@ -1,8 +1,9 @@
-//! The same scripts in virtual time and over real sockets tell the same story: per queue pair, and without time.
+//! The same scripts in virtual time and over real sockets tell the same story: per queue pair, and without time. So do they
+//! where both ends are on one host, whichever way it reaches itself.
 
 use softhca::{
     Access, Action, AddressVector, Choice, Class, Classes, Completion, CompletionQueue, Context, Device,
-    EmbeddedOptions, Endpoint, Event, Fault, Instant, MemoryRegion, Observer, Operation, Path,
+    EmbeddedOptions, Endpoint, Event, Fault, Instant, Loopback, MemoryRegion, Observer, Operation, Path,
     ProtectionDomain, QpKind, QueueKey, QueuePair, ReceiveRequest, Recovery, RemoteAddress, RemoteKey,
     Repeat, RnrTimer, Role, Rule, RuleId, Selector, SendFlags, SendRequest, SendTrailer, Settings,
     SharedReceiveQueue, Span, State, Witness, World,
@@ -62,7 +63,10 @@ impl Observer for Chronicler {
 #[derive(Clone, Copy, Debug)]
 enum On {
     World,
+    /// Two hosts.
     Sockets,
+    /// Both ends on one host.
+    OneHost(Loopback),
 }
 
 /// One host of a script.
@@ -125,13 +129,13 @@ impl Script {
                 world.settings(settings).observe(Chronicler(record.clone()));
                 ["alice", "bob"].map(|name| world.device(name))
             }
-            On::Sockets => [HostId(0), HostId(1)].map(|host| {
-                let mut options = EmbeddedOptions::default();
-                let least_ack_timeout = options.settings.least_ack_timeout;
-                options.settings = Settings { least_ack_timeout, ..settings };
-                options.witness = Box::new(Scribe(host, record.clone()));
-                Device::embedded_with(options).unwrap()
-            }),
+            On::Sockets => {
+                [HostId(0), HostId(1)].map(|host| embedded(host, Loopback::Socket, settings, &record))
+            }
+            On::OneHost(loopback) => {
+                let device = embedded(HostId(0), loopback, settings, &record);
+                [device.clone(), device]
+            }
         };
         let mut cast = Cast::new();
         for (index, name) in ["alice", "bob"].into_iter().enumerate() {
@@ -150,6 +154,15 @@ impl Script {
         let record = play.record.lock().unwrap();
         Story::of(&play.cast, record.events.iter().map(|(host, event)| (*host, event)), &record.faults)
     }
+}
+
+/// A card on real sockets.
+fn embedded(host: HostId, loopback: Loopback, settings: Settings, record: &Shared) -> Device {
+    let mut options = EmbeddedOptions { loopback, ..EmbeddedOptions::default() };
+    let least_ack_timeout = options.settings.least_ack_timeout;
+    options.settings = Settings { least_ack_timeout, ..settings };
+    options.witness = Box::new(Scribe(host, record.clone()));
+    Device::embedded_with(options).unwrap()
 }
 
 impl End {
@@ -216,7 +229,7 @@ impl Play {
                 cast.connect(at, peer.endpoint());
             }
             // A world gives the roles itself, in this order.
-            if let On::Sockets = on {
+            if !matches!(on, On::World) {
                 let flow = Flow {
                     role: Role(index as u32),
                     requester: at,
@@ -597,10 +610,24 @@ fn scripts() -> Vec<Script> {
 
 #[test]
 fn virtual_and_real_time_tell_the_same_story() {
+    compare_with_virtual_time(On::Sockets);
+}
+
+#[test]
+fn a_host_that_reaches_itself_through_its_socket_tells_the_same_story() {
+    compare_with_virtual_time(On::OneHost(Loopback::Socket));
+}
+
+#[test]
+fn a_host_that_reaches_itself_within_its_card_tells_the_same_story() {
+    compare_with_virtual_time(On::OneHost(Loopback::Card));
+}
+
+fn compare_with_virtual_time(on: On) {
     let mut told_apart = Vec::new();
     for script in scripts() {
         let label = format!("{} ({})", script.name, script.recovery.name());
-        let [virtual_time, real] = [On::World, On::Sockets].map(|on| script.play(on));
+        let [virtual_time, real] = [On::World, on].map(|on| script.play(on));
         let differences = virtual_time.differences(&real);
         if differences.is_empty() {
             assert_eq!(virtual_time.order_sha256(), real.order_sha256());
@@ -609,7 +636,7 @@ fn virtual_and_real_time_tell_the_same_story() {
             told_apart.push(format!("{label}:\n  {}\n{virtual_time}", differences.join("\n  ")));
         }
     }
-    assert!(told_apart.is_empty(), "virtual time and sockets differ in\n{}", told_apart.join("\n"));
+    assert!(told_apart.is_empty(), "virtual time and {on:?} differ in\n{}", told_apart.join("\n"));
 }
 
 /// A script whose story is not empty tells nothing by being equal: each must have something of its own.

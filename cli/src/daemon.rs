@@ -2,7 +2,7 @@
 
 use crate::output;
 use clap::Args;
-use softhca::{Entropy, Recovery};
+use softhca::{Entropy, Loopback, Recovery};
 use softhca_daemon::{Config, Daemon, HostConfig, Signals};
 use softhca_udp::parse_addresses;
 use std::fs::File;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// What `softhca daemon` takes.
 #[derive(Args)]
 pub struct Arguments {
-    /// A TOML file: name, recovery, clients, [hosts], [share]
+    /// A TOML file: name, recovery, loopback, clients, [hosts], [share]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// The daemon's name, for users with several
@@ -32,6 +32,9 @@ pub struct Arguments {
     /// What a lost packet does: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = parse_recovery)]
     recovery: Option<Recovery>,
+    /// Where goes what a host sends to itself: socket, or card, which is faster and does not show in tcpdump
+    #[arg(long, value_name = "WAY", value_parser = parse_loopback)]
+    loopback: Option<Loopback>,
     /// Write every packet that leaves a card to this pcapng file
     #[arg(long, value_name = "FILE")]
     capture: Option<PathBuf>,
@@ -65,6 +68,11 @@ fn parse_host(text: &str) -> Result<(HostConfig, Option<Ipv6Addr>), String> {
 /// Reads the name of a recovery mode.
 pub fn parse_recovery(text: &str) -> Result<Recovery, String> {
     Recovery::from_name(text).ok_or_else(|| "one of fatal, go-back-n, go-back-0".into())
+}
+
+/// Reads the name of a way to oneself.
+pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
+    Loopback::from_name(text).ok_or_else(|| "one of socket, card".into())
 }
 
 /// Runs the command.
@@ -101,6 +109,9 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     }
     if let Some(recovery) = arguments.recovery {
         config.recovery = recovery;
+    }
+    if let Some(loopback) = arguments.loopback {
+        config.loopback = loopback;
     }
     if arguments.entropy {
         config.entropy = Entropy::On;

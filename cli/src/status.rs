@@ -86,17 +86,18 @@ fn tell_status(target: &Target) -> Outcome {
                 "{}",
                 json!({"process": status.process, "version": status.version, "uptime": status.uptime,
                     "host": card.name, "device": card.device, "address": card.address.to_string(),
-                    "recovery": card.recovery, "queue_pairs": host.queue_pairs, "listening": host.listening,
-                    "clients": clients})
+                    "recovery": card.recovery, "loopback": card.loopback, "queue_pairs": host.queue_pairs,
+                    "listening": host.listening, "clients": clients})
             );
             continue;
         }
         say!(
-            "{} {} {} recovery {}, {} queue pairs, {} clients",
+            "{} {} {} recovery {}, loopback {}, {} queue pairs, {} clients",
             card.name,
             card.device,
             card.address,
             card.recovery,
+            card.loopback,
             host.queue_pairs,
             host.clients.len()
         );
@@ -164,7 +165,7 @@ fn describe(card: &HostCard) -> Value {
     json!({
         "device": card.device, "host": card.name, "address": card.address.to_string(), "guid": guid(card),
         "gid": Gid::from(card.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
-        "recovery": card.recovery, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
+        "recovery": card.recovery, "loopback": card.loopback, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
         "max_clients": limits.clients, "max_qp": limits.queue_pairs, "max_cq": limits.completion_queues,
         "max_srq": limits.shared_receive_queues, "max_pd": limits.protection_domains, "max_mr": limits.keys,
         "max_ah": limits.address_handles, "max_xrcd": limits.xrc_domains,

@@ -1,6 +1,7 @@
 //! Connection management through a daemon: its hosts reach each other by address and by name, its processes
 //! share a host's ports, and one that dies takes its connections with it.
 
+use crate::data::WITHIN_CARDS;
 use crate::process::{PATIENCE, TestDaemon};
 use softhca::rdma_cm::{Connector, EventChannel, EventKind, Id, Listener, Parameters, PortSpace};
 use softhca::{Context, DaemonControl, Device, Error, QpKind, QueuePair, block_on, spawn};
@@ -37,7 +38,15 @@ fn hosts_of_a_daemon_reach_each_other_by_address_and_by_name() {
 
 #[test]
 fn programs_on_one_host_share_its_ports_and_its_127_0_0_1() {
-    let daemon = TestDaemon::start();
+    share_ports(&TestDaemon::start());
+}
+
+#[test]
+fn programs_on_one_host_connect_within_its_card() {
+    share_ports(&TestDaemon::with(&WITHIN_CARDS));
+}
+
+fn share_ports(daemon: &TestDaemon) {
     let [first, second] = [daemon.open("alice"), daemon.open("alice")];
     connect_and_leave(&first, &second, "127.0.0.1:7174");
     let [first, second] = [first.open(), second.open()];

@@ -96,9 +96,11 @@ pub fn connected(daemon: &TestDaemon, ours: &str, theirs: &str) -> (End, Process
     (end, echo, remote)
 }
 
-fn every_operation(ours: &str, theirs: &str) {
-    let daemon = TestDaemon::start();
-    let (end, mut echo, remote) = connected(&daemon, ours, theirs);
+/// What makes a daemon's hosts reach themselves within their cards.
+pub const WITHIN_CARDS: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'card'")];
+
+fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
+    let (end, mut echo, remote) = connected(daemon, ours, theirs);
     echo.say("50");
     for round in 0..50u64 {
         let text = format!("message {round}");
@@ -136,19 +138,37 @@ fn every_operation(ours: &str, theirs: &str) {
 
 #[test]
 fn two_processes_on_two_hosts_do_every_operation() {
-    every_operation("alice", "bob");
+    every_operation(&TestDaemon::start(), "alice", "bob");
 }
 
 #[test]
 fn two_processes_on_one_host_do_every_operation() {
-    every_operation("alice", "alice");
+    every_operation(&TestDaemon::start(), "alice", "alice");
 }
 
 #[test]
-#[allow(unsafe_code)]
+fn two_processes_on_one_host_do_every_operation_within_its_card() {
+    let daemon = TestDaemon::with(&WITHIN_CARDS);
+    every_operation(&daemon, "alice", "alice");
+    let status = daemon.control().status().unwrap();
+    assert!(status.hosts.iter().all(|host| host.host.loopback == "card"), "{status:?}");
+    // Other hosts are where they were.
+    every_operation(&daemon, "alice", "bob");
+}
+
+#[test]
 fn memory_of_the_applications_own_is_read_and_written() {
-    let daemon = TestDaemon::start();
-    let (end, _echo, remote) = connected(&daemon, "alice", "bob");
+    use_own_memory(&TestDaemon::start(), "alice", "bob");
+}
+
+#[test]
+fn memory_of_the_applications_own_is_read_and_written_within_a_card() {
+    use_own_memory(&TestDaemon::with(&WITHIN_CARDS), "alice", "alice");
+}
+
+#[allow(unsafe_code)]
+fn use_own_memory(daemon: &TestDaemon, ours: &str, theirs: &str) {
+    let (end, _echo, remote) = connected(daemon, ours, theirs);
     let memory: &'static mut [u8] = vec![7u8; 50_000].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
     // SAFETY: the memory is never freed, and from here on nobody has a reference to it.

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         needs!("sh", exit_codes_are_those_of_env),
         needs!("sh", settings_of_a_running_daemon_stay),
         needs!("ibv_rc_pingpong", a_peer_that_is_killed_is_an_error),
+        needs!("ibv_rc_pingpong", a_peer_on_the_same_card_that_is_killed_is_an_error),
         needs!("ibv_rc_pingpong", a_daemon_that_is_killed_is_an_error),
         needs!("ib_write_bw", eight_pairs_run_at_once),
         needs!("ibv_devices", packets_are_captured),
@@ -31,6 +32,11 @@ fn main() -> ExitCode {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");
         tests.push(tools::needs_with(program, &name, move || pair(&mut Rig::new(), words)));
+    }
+    for words in WITHIN_A_CARD {
+        let program = words.split(' ').next().expect("a program");
+        let name = format!("within_a_card_{}", words.replace(' ', "_"));
+        tests.push(tools::needs_with(program, &name, move || pair(&mut Rig::with_card_loopback(), words)));
     }
     tools::run(tests)
 }
@@ -94,6 +100,26 @@ const PAIRS: &[&str] = &[
     "rdma_xserver",
 ];
 
+/// The same with `--loopback card`: both ends are on one host.
+const WITHIN_A_CARD: &[&str] = &[
+    "ibv_rc_pingpong -g 0 -n 200 -e",
+    "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
+    "ibv_uc_pingpong -g 0 -n 200",
+    "ibv_ud_pingpong -g 0 -n 200",
+    "ibv_srq_pingpong -g 0 -n 200",
+    "ibv_xsrq_pingpong -g 0 -n 200",
+    "ib_send_bw -n 100 -b",
+    "ib_send_bw -n 100 -R -c UD",
+    "ib_send_lat -n 100 -s 64 -I 64",
+    "ib_write_bw -n 10 -a",
+    "ib_write_bw -n 50 -q 8",
+    "ib_write_lat -n 50",
+    "ib_read_bw -n 100 -b",
+    "ib_atomic_bw -n 50 -q 8",
+    "rping -C 100 -v -V",
+    "udaddy",
+];
+
 fn the_device_is_listed() {
     let mut rig = Rig::new();
     let seen = rig.run(&["ibv_devices"]);
@@ -136,6 +162,12 @@ fn settings_of_a_running_daemon_stay() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");
     assert_eq!(rig.exec(&["--recovery", "fatal"], &["true"]).code, Some(0));
+    let seen = rig.exec(&["--loopback", "card"], &["true"]);
+    assert_eq!(seen.code, Some(125), "{seen:?}");
+    assert!(seen.text.contains("has loopback socket, not card"), "{seen:?}");
+    assert_eq!(rig.exec(&["--loopback", "socket"], &["true"]).code, Some(0));
+    let status = rig.softhca(&["status"]);
+    assert!(status.text.contains("loopback socket"), "{status:?}");
     let seen = rig.exec(&["--host", "nobody"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
 }
@@ -144,7 +176,14 @@ fn settings_of_a_running_daemon_stay() {
 /// Writes are always outstanding here. A program that only waits for a message has nothing that could fail when
 /// its peer dies, on any card.
 fn a_peer_that_is_killed_is_an_error() {
-    let mut rig = Rig::new();
+    killed_peer(Rig::new());
+}
+
+fn a_peer_on_the_same_card_that_is_killed_is_an_error() {
+    killed_peer(Rig::with_card_loopback());
+}
+
+fn killed_peer(mut rig: Rig) {
     let words = ["ib_write_bw", "-n", "100000000"];
     let (server, mut client) = rig.start_pair(&words);
     std::thread::sleep(Duration::from_millis(500));

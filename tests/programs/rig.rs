@@ -23,6 +23,8 @@ pub struct Seen {
 /// A runtime folder, in which `softhca exec` keeps its daemon.
 pub struct Rig {
     folder: PathBuf,
+    /// What every `softhca exec` is told.
+    options: Vec<&'static str>,
 }
 
 impl Rig {
@@ -33,7 +35,14 @@ impl Rig {
         std::fs::create_dir_all(&folder).expect("the temporary folder can be written");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o700);
         std::fs::set_permissions(&folder, mode).expect("it is ours");
-        Rig { folder }
+        Rig { folder, options: Vec::new() }
+    }
+
+    /// One whose hosts reach themselves within their cards.
+    pub fn with_card_loopback() -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(["--loopback", "card"]);
+        rig
     }
 
     /// A place for a file of the test's own.
@@ -43,7 +52,7 @@ impl Rig {
 
     fn command(&self, options: &[&str], words: &[&str]) -> Command {
         let mut command = Command::new(softhca());
-        command.arg("exec").args(options).arg("--").args(words);
+        command.arg("exec").args(&self.options).args(options).arg("--").args(words);
         command.env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON").env_remove("SOFTHCA_HOST");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The program and everything that it starts are in one group, which ends as a whole.

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::daemon::Daemon;
 use crate::embedded::{self, Embedded};
 use crate::simulated::Simulated;
-use crate::{Context, Entropy, Error, IcrcCheck, Rendezvous, Settings, Witness};
+use crate::{Context, Entropy, Error, IcrcCheck, Loopback, Rendezvous, Settings, Witness};
 use softhca_engine::{Acks, Answers, Limits, PortState};
 use softhca_fabric::{Flow, Line, Receiver, Rule, SwitchSettings, Tally};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
@@ -35,6 +35,8 @@ pub struct EmbeddedOptions {
     pub ipv6: Option<Ipv6Addr>,
     /// Which source port packets have.
     pub entropy: Entropy,
+    /// Where goes what the host sends to itself.
+    pub loopback: Loopback,
     /// The settings of the card. A seed of zero takes one from the operating system.
     pub settings: Settings,
     /// How the invariant CRC of arriving packets is checked.
@@ -54,6 +56,7 @@ impl Default for EmbeddedOptions {
             address: None,
             ipv6: None,
             entropy: Entropy::Off,
+            loopback: Loopback::Socket,
             settings: Settings {
                 acks: Acks::Coalesce,
                 answers: Answers::Ahead,
@@ -102,8 +105,8 @@ impl Device {
                 ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
             },
         };
-        let driver =
-            DriverOptions { settings: options.settings, icrc: options.icrc, entropy: options.entropy };
+        let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
+        let driver = DriverOptions { settings, icrc, entropy, loopback };
         let card = embedded::start(sockets, driver, options.switch, options.witness)?;
         let address = card.seat.address();
         Ok(Device { card: Card::Embedded(Arc::new(card)), address })

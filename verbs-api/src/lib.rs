@@ -96,7 +96,7 @@ pub use softhca_queue::{
     Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
     RemoteAddress, SendFlags, SendTrailer, Sge, SharedReceiveView, Status,
 };
-pub use softhca_udp::{Entropy, IcrcCheck, Passage, ReceiveMemory, Witness};
+pub use softhca_udp::{Entropy, IcrcCheck, Loopback, Passage, ReceiveMemory, Witness};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
 /// The Rust of the README and the book is run as doc tests.

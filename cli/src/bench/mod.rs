@@ -11,6 +11,7 @@ mod table;
 
 use clap::Args;
 use mode::{Daemon, Mode};
+use softhca::Loopback;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -109,7 +110,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         if !arguments.has_mode(wanted) {
             continue;
         }
-        let mode = if wanted == "embedded" { Ok(Mode::Embedded) } else { Daemon::start().map(Mode::Daemon) };
+        let mode = match wanted {
+            "embedded" => Ok(Mode::Embedded),
+            _ => Daemon::start(Loopback::Socket).map(Mode::Daemon),
+        };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
             eprintln!("softhca: {wanted}: {why}");
             return ExitCode::FAILURE;

@@ -1,7 +1,7 @@
 //! Which card is measured.
 
 use super::Failure;
-use softhca::Device;
+use softhca::{Device, Loopback};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -44,10 +44,11 @@ impl Mode {
 
 impl Daemon {
     /// Starts a daemon to measure.
-    pub fn start() -> Result<Daemon, Failure> {
-        let name = format!("bench-{}", std::process::id());
+    pub fn start(loopback: Loopback) -> Result<Daemon, Failure> {
+        let name = format!("bench-{}-{}", std::process::id(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)
             .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
+            .args(["--loopback", loopback.name()])
             .stdout(Stdio::piped())
             .spawn()?;
         let output = child.stdout.take().ok_or("the daemon has no output")?;

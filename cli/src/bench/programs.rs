@@ -4,6 +4,7 @@ use super::mode::Daemon;
 use super::peer;
 use super::table::Figure;
 use super::{Effort, Failure};
+use softhca::Loopback;
 use softhca_udp::raw;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
@@ -14,8 +15,19 @@ use std::time::{Duration, Instant};
 const SMALL: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where the two ends of a program run: as programs on one machine do that nobody places, and as on two machines.
-static PLACES: [(&str, [&str; 2]); 2] = [("", ["alice", "alice"]), ("-two-hosts", ["alice", "bob"])];
+/// Where the two ends of a program run, and where goes what one host sends to itself.
+struct Setting {
+    suffix: &'static str,
+    hosts: [&'static str; 2],
+    loopback: Loopback,
+}
+
+/// As programs on one machine do that nobody places, the same without sockets, and as on two machines.
+static SETTINGS: [Setting; 3] = [
+    Setting { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
+    Setting { suffix: "-card-loopback", hosts: ["alice", "alice"], loopback: Loopback::Card },
+    Setting { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
+];
 
 /// One run of a program.
 struct Benchmark {
@@ -64,10 +76,12 @@ static BENCHMARKS: [Benchmark; 8] = [
     row("ib_send_bw-64B", &["ib_send_bw", "-s", "64"], 100_000, Kind::Rate),
 ];
 
-/// Every run with its place: its name, the benchmark, the hosts of its ends.
-fn all() -> impl Iterator<Item = (String, &'static Benchmark, [&'static str; 2])> {
+/// Every run: its name, the benchmark, its setting.
+fn all() -> impl Iterator<Item = (String, &'static Benchmark, &'static Setting)> {
     BENCHMARKS.iter().flat_map(|benchmark| {
-        PLACES.iter().map(move |(suffix, hosts)| (format!("{}{suffix}", benchmark.name), benchmark, *hosts))
+        SETTINGS
+            .iter()
+            .map(move |setting| (format!("{}{}", benchmark.name, setting.suffix), benchmark, setting))
     })
 }
 
@@ -86,9 +100,10 @@ pub fn measure(
     if let Some(missing) = needed.iter().find(|program| !peer::is_installed(program)) {
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
-    let daemon = Daemon::start()?;
-    for (name, benchmark, hosts) in all().filter(|(name, ..)| wanted(name)) {
-        let ends = Ends { daemon: daemon.name(), hosts };
+    let [sockets, card] = [Daemon::start(Loopback::Socket)?, Daemon::start(Loopback::Card)?];
+    for (name, benchmark, setting) in all().filter(|(name, ..)| wanted(name)) {
+        let daemon = if setting.loopback == Loopback::Card { &card } else { &sockets };
+        let ends = Ends { daemon: daemon.name(), hosts: setting.hosts };
         let figure = benchmark.measure(&name, ends, effort);
         row(&figure.map_err(|why| format!("{name}: {why}"))?);
     }

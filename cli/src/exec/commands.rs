@@ -47,7 +47,7 @@ fn carry_out(plan: &Plan) -> Result<Outcome, String> {
     let name = format!("run-{}-{}", std::process::id(), SERIAL.fetch_add(1, Ordering::Relaxed));
     let folder = library::folder()?;
     let (hosts, recovery) = stage::wishes(plan, None)?;
-    let wanted = Wanted { name: Some(&name), host: None, hosts: &hosts, recovery };
+    let wanted = Wanted { name: Some(&name), host: None, hosts: &hosts, recovery, loopback: None };
     let mut connection = daemon::connect_or_start(&wanted, daemon::Stay::WhileUsed)?;
     let mut events = Events::create(None).map_err(|error| format!("no memory for an event log: {error}"))?;
     events.begin(&mut connection, None)?;

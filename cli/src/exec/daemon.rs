@@ -1,7 +1,7 @@
 //! The daemon that a program needs: the one that runs, or a new one.
 
 use rustix::fs::FlockOperation;
-use softhca::{DEFAULT_NAME, DaemonControl, Error, NAME_VARIABLE, Recovery};
+use softhca::{DEFAULT_NAME, DaemonControl, Error, Loopback, NAME_VARIABLE, Recovery};
 use softhca_queue::control::Folder;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -18,6 +18,7 @@ pub struct Wanted<'a> {
     /// The hosts of a scenario.
     pub hosts: &'a [String],
     pub recovery: Option<Recovery>,
+    pub loopback: Option<Loopback>,
 }
 
 /// How long a daemon stays that is started here.
@@ -69,11 +70,15 @@ fn check(connection: &DaemonControl, wanted: &Wanted<'_>, name: &str) -> Result<
         let names = names.join(", ");
         return Err(format!("the daemon {name:?} that runs has no host {host:?}, only {names}: {another}"));
     }
-    if let (Some(recovery), Some(card)) = (wanted.recovery, connection.hosts().first())
-        && card.recovery != recovery.name()
-    {
-        let (has, wants) = (&card.recovery, recovery.name());
-        return Err(format!("the daemon {name:?} that runs has recovery {has}, not {wants}: {another}"));
+    let Some(card) = connection.hosts().first() else { return Ok(()) };
+    let settings = [
+        ("recovery", &card.recovery, wanted.recovery.map(Recovery::name)),
+        ("loopback", &card.loopback, wanted.loopback.map(Loopback::name)),
+    ];
+    for (setting, has, wants) in settings {
+        if let Some(wants) = wants.filter(|wants| has != wants) {
+            return Err(format!("the daemon {name:?} that runs has {setting} {has}, not {wants}: {another}"));
+        }
     }
     Ok(())
 }
@@ -97,6 +102,9 @@ fn start(folder: &Folder, name: &str, wanted: &Wanted<'_>, stay: Stay) -> Result
     }
     if let Some(recovery) = wanted.recovery {
         command.args(["--recovery", recovery.name()]);
+    }
+    if let Some(loopback) = wanted.loopback {
+        command.args(["--loopback", loopback.name()]);
     }
     if stay == Stay::WhileUsed {
         command.args(["--leave-after", "2"]);

@@ -42,6 +42,9 @@ struct Place {
     /// What a lost packet does: fatal, go-back-n or go-back-0
     #[arg(long, value_name = "MODE", value_parser = crate::daemon::parse_recovery)]
     recovery: Option<softhca::Recovery>,
+    /// Where goes what a host sends to itself: socket, or card, which is faster and does not show in tcpdump
+    #[arg(long, value_name = "WAY", value_parser = crate::daemon::parse_loopback)]
+    loopback: Option<softhca::Loopback>,
     /// The daemon's name, for users with several
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -88,7 +91,7 @@ pub struct EnvArguments {
 impl Place {
     fn wanted(&self) -> Wanted<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
-        Wanted { name, host, hosts: &[], recovery: self.recovery }
+        Wanted { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
     }
 
     /// The variables that a program needs, with the libraries in `folder`.

@@ -4,7 +4,7 @@ use serde::Deserialize;
 use softhca_engine::{Congestion, Limits, Recovery};
 use softhca_fabric::{FlowControl, Line, Marking, PER_BILLION, SwitchSettings, Topology};
 use softhca_queue::control::DEFAULT_NAME;
-use softhca_udp::{Entropy, parse_addresses};
+use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU64;
@@ -95,6 +95,8 @@ pub struct Config {
     pub ipv6: BTreeMap<String, Ipv6Addr>,
     /// Which source port packets have.
     pub entropy: Entropy,
+    /// Where goes what a host sends to itself.
+    pub loopback: Loopback,
     /// What a lost packet does.
     pub recovery: Recovery,
     /// What cards do about congestion.
@@ -124,6 +126,7 @@ impl Default for Config {
             hosts: vec![HostConfig { name: "host".into(), address: None }],
             ipv6: BTreeMap::new(),
             entropy: Entropy::Off,
+            loopback: Loopback::Socket,
             recovery: Recovery::Fatal,
             congestion: Congestion::default(),
             fabric: None,
@@ -315,6 +318,7 @@ impl FabricFile {
 struct File {
     name: Option<String>,
     recovery: Option<String>,
+    loopback: Option<String>,
     congestion: Option<String>,
     fabric: Option<FabricFile>,
     clients: Option<usize>,
@@ -328,8 +332,8 @@ struct File {
 }
 
 impl Config {
-    /// Reads a TOML file: `name`, `recovery`, `congestion`, `clients`, `entropy`, a table `[hosts]` of names and
-    /// addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), a table `[fabric]` of
+    /// Reads a TOML file: `name`, `recovery`, `loopback`, `congestion`, `clients`, `entropy`, a table `[hosts]` of names
+    /// and addresses (`"10.0.0.1"`, or `"10.0.0.1, fd00::1"` for a host with both IP versions), a table `[fabric]` of
     /// what is between them, and a table `[share]` of what one client can have.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let shown = path.display().to_string();
@@ -354,6 +358,10 @@ impl Config {
             config.recovery = Recovery::from_name(&name).ok_or_else(|| {
                 format!("recovery is {name:?}, one of \"fatal\", \"go-back-n\", \"go-back-0\" is expected")
             })?;
+        }
+        if let Some(name) = file.loopback {
+            config.loopback = Loopback::from_name(&name)
+                .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"card\" is expected"))?;
         }
         config.congestion = match file.congestion.as_deref() {
             None | Some("off") => Congestion::default(),
@@ -397,6 +405,17 @@ mod tests {
         assert_eq!(config.hosts.len(), 2);
         assert_eq!(config.share.limits(1).queue_pairs, 7);
         assert_eq!(config.share.limits(1).keys, Share::default().keys);
+    }
+
+    #[test]
+    fn a_file_says_where_traffic_to_oneself_goes() {
+        assert_eq!(Config::parse("").unwrap().loopback, Loopback::Socket);
+        for loopback in Loopback::ALL {
+            let config = Config::parse(&format!("loopback = '{}'", loopback.name())).unwrap();
+            assert_eq!(config.loopback, loopback);
+        }
+        let message = Config::parse("loopback = 'kernel'").unwrap_err();
+        assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"card\""), "{message}");
     }
 
     #[test]

@@ -179,10 +179,12 @@ impl Host {
             active_mtu: sockets.active_mtu(),
             limits: config.share.limits(config.clients),
             recovery: config.recovery.name().into(),
+            loopback: config.loopback.name().into(),
         };
         let board =
             Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
-        let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy: config.entropy };
+        let Config { entropy, loopback, .. } = *config;
+        let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
         let reaching = Arc::new(Reaching::default());
         let id = HostId(index as u32);
         records.name_host(id, &host.name, card.address);

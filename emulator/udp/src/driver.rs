@@ -2,7 +2,8 @@
 //!
 //! Whoever calls [`Driver::turn`] drives; there is no thread here and no lock. A turn hears doorbells and timers,
 //! sends what may be sent, and takes what has arrived. Nothing is sent without a grant of its receiver, and
-//! receiving never waits for one.
+//! receiving never waits for one. What the host sends to itself may stay here: then a run is received as soon as it is
+//! sealed, out of the buffer that it was built in, and nothing waits between the two halves.
 
 mod receiving;
 mod sending;
@@ -15,8 +16,8 @@ use crate::multicast::Memberships;
 use crate::pauses::PeerPauses;
 use crate::system::Bells;
 use crate::{
-    Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, PeerState, ReceiveMemory, SendError,
-    UnreachablePort, budget,
+    Batch, Cause, Entropy, HostSockets, LinkChange, LinkEvent, Links, Loopback, PeerState, ReceiveMemory,
+    SendError, UnreachablePort, budget,
 };
 use softhca_engine::{Context, Event, Hca, Instant, Memory, PortState, Run, Settings};
 use softhca_fabric::{FabricEvent, Fault, Flow, LinkState, Rule, Tally};
@@ -107,6 +108,8 @@ pub struct DriverOptions {
     pub icrc: IcrcCheck,
     /// Which source port packets have.
     pub entropy: Entropy,
+    /// Where goes what the host sends to itself.
+    pub loopback: Loopback,
 }
 
 /// A run that the kernel did not take yet: sealed, and waiting in the buffer.
@@ -182,10 +185,14 @@ impl<M: Memory> Driver<M> {
         if let Some(control) = &mut settings.congestion.control {
             control.slack = control.slack.max(PACING_SLACK);
         }
+        let mut links = Links::new(incarnation, budget, 0);
+        if options.loopback == Loopback::Card {
+            links.keep(sockets.ports().map(HostSockets::address));
+        }
         Driver {
             hca: Hca::new(settings, sockets.gids()),
             memory,
-            links: Links::new(incarnation, budget, 0),
+            links,
             sockets,
             memberships: Memberships::default(),
             flow_sockets: (options.entropy == Entropy::On).then(FlowSockets::default),
@@ -359,6 +366,7 @@ impl<M: Memory> Driver<M> {
         let now = self.now();
         self.witness.pause(now, Passage::Sent, &pause.frame(MacAddress::of(self.sockets.address())));
         self.links.pause(peer, pause, now.nanos());
+        self.heed_links(now);
     }
 
     /// The priorities that a peer paused: nothing of them goes to it now.
@@ -416,7 +424,7 @@ impl<M: Memory> Driver<M> {
             || self.sockets.towards(destination).roce.run_within(destination, run.segment, allowance) > 0
     }
 
-    /// One bounded turn: a few runs are sent, and at most one batch is received. Says whether anything moved.
+    /// One bounded turn: a few runs are sent, or received by the card itself, and at most one batch is received. Says whether anything moved.
     ///
     /// What a turn receives is acknowledged by the next one: if it makes the application answer, the
     /// acknowledgement leaves in one send with the answer, or behind it, as [`Settings::answers`] says.

@@ -15,6 +15,7 @@ mod grant;
 mod hold;
 mod host;
 mod link;
+mod loopback;
 mod multicast;
 mod pauses;
 pub mod raw;
@@ -29,6 +30,7 @@ pub use entropy::Entropy;
 pub use grant::{Granter, Holder, LARGEST_CHARGE, budget, charge};
 pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, Owner, bind_host, parse_addresses};
 pub use link::{LinkChange, LinkEvent, Links, PeerState, UnreachablePort};
+pub use loopback::Loopback;
 pub use socket::{
     Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
     SocketOptions,

@@ -92,6 +92,8 @@ pub struct Links {
     dead_after: u64,
     peers: BTreeMap<IpAddr, Peer>,
     granter: Granter,
+    /// Addresses of this port that no link leads to, because what goes there stays in the card.
+    own: Vec<IpAddr>,
     /// The order of our frames.
     order: Order,
     events: VecDeque<LinkEvent>,
@@ -112,6 +114,7 @@ impl Links {
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
             granter: Granter::new(budget),
+            own: Vec::new(),
             order: Order::Kept,
             events: VecDeque::new(),
             expired_at: now,
@@ -122,6 +125,16 @@ impl Links {
     /// Sets how long a peer may be silent before it is dead; at least a second, so that no grant outlives it.
     pub fn set_dead_after(&mut self, nanoseconds: u64) {
         self.dead_after = nanoseconds.max(2 * LEASE);
+    }
+
+    /// Keeps what goes to these addresses, the port's own, in the card: nobody is greeted there, and nothing is granted.
+    pub fn keep(&mut self, own: impl IntoIterator<Item = IpAddr>) {
+        self.own.extend(own);
+    }
+
+    /// Whether what goes to an address stays in the card.
+    pub fn keeps(&self, address: IpAddr) -> bool {
+        self.own.contains(&address)
     }
 
     /// Our frames leave in another order than that of their PSNs from now on, because a rule wants it. No frame
@@ -155,8 +168,11 @@ impl Links {
         self.peers.get(&peer).map(|peer| peer.state)
     }
 
-    /// The peer, new if need be; `None` if there are too many.
+    /// The peer, new if need be; `None` if there are too many, or if no link leads there.
     fn peer(&mut self, address: IpAddr, now: u64) -> Option<&mut Peer> {
+        if self.keeps(address) {
+            return None;
+        }
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&address) {
             let (dead, _) = self.peers.iter().find(|(_, peer)| peer.state == PeerState::Dead)?;
             let dead = *dead;
@@ -233,9 +249,12 @@ impl Links {
         }
     }
 
-    /// Sends a priority flow control frame, once; together with one that was not sent yet.
+    /// Sends a priority flow control frame, once; together with one that was not sent yet. One to the port itself is there
+    /// at once.
     pub fn pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
-        if let Some(peer) = self.peer(peer, now) {
+        if self.keeps(peer) {
+            self.tell(peer, LinkChange::Paused(pause));
+        } else if let Some(peer) = self.peer(peer, now) {
             peer.pause_due.get_or_insert_default().add(&pause);
         }
     }

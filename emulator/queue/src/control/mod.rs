@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -75,6 +75,8 @@ pub struct HostCard {
     pub limits: Limits,
     /// What a lost packet does.
     pub recovery: String,
+    /// Where goes what it sends to itself.
+    pub loopback: String,
 }
 
 /// The sizes of a queue pair's rings.

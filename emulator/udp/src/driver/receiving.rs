@@ -3,13 +3,13 @@
 use super::{Driver, Events, IcrcCheck, Passage, Witness};
 use crate::backbone::Plug;
 use crate::hold::{FlowKey, Held, HoldBack};
-use crate::{Batch, Chunk, Links, PeerState};
-use softhca_engine::{Context, Hca, Instant, Memory};
+use crate::{Chunk, Links, PeerState};
+use softhca_engine::{Context, Hca, Instant, Memory, Run};
 use softhca_fabric::{Frame, Origin, OutsideNews};
 use softhca_wire::link::Pause;
 use softhca_wire::{Bth, Envelope, Icrc};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
 
 /// Hands frames to the card in the order of their PSNs.
@@ -39,7 +39,7 @@ impl<'b> Identified<'_, 'b> {
             // The most likely: that of a run that was kept together.
             envelope.identification = index as u16;
             self.found.push(match self.check {
-                IcrcCheck::Ignore => Some(0),
+                IcrcCheck::Ignore => Some(index as u16),
                 _ => Icrc::identify(&envelope, bytes, self.limit),
             });
         }
@@ -107,12 +107,24 @@ impl<M: Memory> Driver<M> {
             received |= !batch.is_empty();
             drained &= !batch.is_full() || !granted;
             let plug = plug.as_ref();
-            take(now, batch, address, hca, memory, links, held, plug, &mut **witness, *icrc, identified);
+            for chunk in batch.chunks() {
+                take(now, chunk, address, hca, memory, links, held, plug, &mut **witness, *icrc, identified);
+            }
         }
         if drained {
             self.links.socket_empty(now.nanos());
         }
         Ok(received)
+    }
+
+    /// Takes the run in the buffer, which this card sent to itself.
+    pub(super) fn receive_own(&mut self, now: Instant, run: &Run, check: IcrcCheck) {
+        let Driver { hca, memory, links, held, plug, witness, identified, buffer, .. } = self;
+        let Envelope { source, source_port, destination, traffic_class, .. } = run.envelope;
+        let source = SocketAddr::new(source, source_port);
+        let chunk = Chunk { source, traffic_class, segment_size: run.segment, bytes: &buffer[..run.bytes] };
+        let plug = plug.as_ref();
+        take(now, chunk, destination, hca, memory, links, held, plug, &mut **witness, check, identified);
     }
 
     /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
@@ -167,10 +179,10 @@ impl<M: Memory> Driver<M> {
     }
 }
 
-/// Takes what came to `address`, which may be a multicast group: that is exempt from grants.
+/// Takes a chunk that came to `address`, which may be a multicast group: that is exempt from grants.
 fn take<M: Memory>(
     now: Instant,
-    batch: &Batch,
+    chunk: Chunk<'_>,
     address: IpAddr,
     hca: &mut Hca,
     memory: &mut M,
@@ -181,56 +193,53 @@ fn take<M: Memory>(
     check: IcrcCheck,
     found: &mut Vec<Option<u16>>,
 ) {
-    for chunk in batch.chunks() {
-        let peer = chunk.source.ip();
-        let mut granted = 0;
-        if !address.is_multicast() {
-            granted = links.received(peer, chunk.charge(), now.nanos());
+    let peer = chunk.source.ip();
+    let mut granted = 0;
+    if !address.is_multicast() {
+        granted = links.received(peer, chunk.charge(), now.nanos());
+    }
+    // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
+    let plug = plug.filter(|_| !address.is_multicast() && links.answers(peer));
+    let limit = match (check, links.state(peer)) {
+        (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
+        _ => crate::MAX_RUN_SEGMENTS as u32,
+    };
+    let keeps_order = links.keeps_order(peer);
+    found.clear();
+    let mut identified = Identified { chunk, address, check, limit, found };
+    // Packets, from the present one on, whose payload is in its place already.
+    let (mut placed, segments) = (0, chunk.segments());
+    for (index, datagram) in chunk.datagrams().enumerate() {
+        let (envelope, transport) = identified.packet(index, datagram.bytes);
+        if let (Some(plug), Some(_)) = (plug, transport) {
+            let frame = Frame::new(envelope, datagram.bytes.to_vec());
+            if plug.enter(frame, links.granter().budget()).is_ok() {
+                // Until it is in the network it takes room that was granted.
+                links.hold(peer, std::mem::take(&mut granted));
+                continue;
+            }
         }
-        // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
-        let plug = plug.filter(|_| !address.is_multicast() && links.answers(peer));
-        let limit = match (check, links.state(peer)) {
-            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
-            _ => crate::MAX_RUN_SEGMENTS as u32,
-        };
-        let keeps_order = links.keeps_order(peer);
-        found.clear();
-        let mut identified = Identified { chunk, address, check, limit, found };
-        // Packets, from the present one on, whose payload is in its place already.
-        let (mut placed, segments) = (0, chunk.segments());
-        for (index, datagram) in chunk.datagrams().enumerate() {
-            let (envelope, transport) = identified.packet(index, datagram.bytes);
-            if let (Some(plug), Some(_)) = (plug, transport) {
-                let frame = Frame::new(envelope, datagram.bytes.to_vec());
-                if plug.enter(frame, links.granter().budget()).is_ok() {
-                    // Until it is in the network it takes room that was granted.
-                    links.hold(peer, std::mem::take(&mut granted));
-                    continue;
-                }
+        witness.frame(now, Passage::Received, &envelope, datagram.bytes);
+        let mut events = Events(witness);
+        let mut ctx = Context { now, memory, events: &mut events };
+        if placed == 0 && plug.is_none() && ctx.memory.is_far() && index + 1 < segments && held.is_empty() {
+            let following = (index..).zip(chunk.from(index).datagrams());
+            let mut packets =
+                following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);
+            placed = hca.place_ahead(&mut ctx, &envelope, &mut packets);
+        }
+        match transport {
+            Some(transport) if placed > 0 => {
+                placed -= 1;
+                hca.receive_placed(&mut ctx, &envelope, transport);
             }
-            witness.frame(now, Passage::Received, &envelope, datagram.bytes);
-            let mut events = Events(witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            if placed == 0 && plug.is_none() && ctx.memory.is_far() && index + 1 < segments && held.is_empty()
-            {
-                let following = (index..).zip(chunk.from(index).datagrams());
-                let mut packets =
-                    following.map_while(|(index, datagram)| identified.packet(index, datagram.bytes).1);
-                placed = hca.place_ahead(&mut ctx, &envelope, &mut packets);
+            Some(transport) if keeps_order => {
+                let taker = Taker { hca, held, ctx, now: now.nanos() };
+                taker.take_in_order(&envelope, transport);
             }
-            match transport {
-                Some(transport) if placed > 0 => {
-                    placed -= 1;
-                    hca.receive_placed(&mut ctx, &envelope, transport);
-                }
-                Some(transport) if keeps_order => {
-                    let taker = Taker { hca, held, ctx, now: now.nanos() };
-                    taker.take_in_order(&envelope, transport);
-                }
-                Some(transport) => hca.receive(&mut ctx, &envelope, transport),
-                None if Icrc::split(datagram.bytes).is_ok() => hca.note_bad_icrc(&mut ctx),
-                None => hca.receive(&mut ctx, &envelope, datagram.bytes),
-            }
+            Some(transport) => hca.receive(&mut ctx, &envelope, transport),
+            None if Icrc::split(datagram.bytes).is_ok() => hca.note_bad_icrc(&mut ctx),
+            None => hca.receive(&mut ctx, &envelope, datagram.bytes),
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The sending half: permission, ports, seals, and what the kernel does not take at once.
 
-use super::{Driver, Events, Passage, RUNS_PER_TURN, Unsent, is_of_one_peer};
+use super::{Driver, Events, IcrcCheck, Passage, RUNS_PER_TURN, Unsent, is_of_one_peer};
 use crate::backbone::Plug;
 use crate::entropy::FlowSockets;
 use crate::pauses::PeerPauses;
-use crate::{HostSockets, Links, SendError, charge};
+use crate::{HostSockets, Links, RoceSocket, SendError, charge};
 use softhca_engine::{Context, Gate, Instant, Memory, Run};
 use softhca_fabric::Frame;
 use softhca_wire::{Envelope, Icrc, ROCE_PORT};
@@ -43,6 +43,9 @@ impl Gate for Permission<'_> {
         if self.pauses.mask(destination) >> (envelope.traffic_class >> 5) & 1 == 1 {
             self.at_pause.insert(destination);
             return 0;
+        }
+        if self.links.keeps(destination) {
+            return RoceSocket::run_capacity(size);
         }
         let price = charge(size, 1);
         if !self.links.may_send(destination, price, self.now) {
@@ -88,6 +91,11 @@ impl<M: Memory> Driver<M> {
             }
             self.choose_port(&mut run.envelope);
             self.seal(now, &run, 0);
+            if self.links.keeps(run.envelope.destination) {
+                // Nothing could happen to it since.
+                self.receive_own(now, &run, IcrcCheck::Ignore);
+                continue;
+            }
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
                 break;
@@ -104,12 +112,14 @@ impl<M: Memory> Driver<M> {
         };
     }
 
-    /// Seals the packets of a run in the buffer, as the kernel will number them.
+    /// Seals the packets of a run in the buffer, as the kernel will number them. One that it never sees is numbered as
+    /// runs that stay together are.
     fn seal(&mut self, now: Instant, run: &Run, from: usize) {
         let mut envelope = run.envelope;
+        let is_own = self.links.keeps(envelope.destination);
         let socket = outlet(&mut self.sockets, &mut self.flow_sockets, &envelope);
         for (index, packet) in self.buffer[from..run.bytes].chunks_mut(run.segment).enumerate() {
-            envelope.identification = socket.identification(index);
+            envelope.identification = if is_own { index as u16 } else { socket.identification(index) };
             Icrc::seal(&envelope, packet);
             if from == 0 {
                 self.witness.frame(now, Passage::Sent, &envelope, packet);
@@ -196,7 +206,9 @@ impl<M: Memory> Driver<M> {
                 continue;
             }
             let price = charge(length, 1);
-            let allowed = destination.is_multicast() || self.links.may_send(destination, price, now.nanos());
+            let is_own = self.links.keeps(destination);
+            let is_exempt = is_own || destination.is_multicast();
+            let allowed = is_exempt || self.links.may_send(destination, price, now.nanos());
             if !allowed {
                 wait_for(&mut self.waiting, destination, price);
                 faults.put_back(now.nanos(), frame);
@@ -213,6 +225,11 @@ impl<M: Memory> Driver<M> {
                 service_level: frame.service_level,
                 elided: 0,
             };
+            if is_own {
+                let check = if self.icrc == IcrcCheck::Ignore { self.icrc } else { IcrcCheck::Strict };
+                self.receive_own(now, &run, check);
+                continue;
+            }
             self.unsent = Some(Unsent { run, done: 0 });
             if !self.send_unsent(now)? {
                 break;
@@ -239,7 +256,7 @@ fn outlet<'a>(
     sockets: &'a mut HostSockets,
     flows: &'a mut Option<FlowSockets>,
     envelope: &Envelope,
-) -> &'a mut crate::RoceSocket {
+) -> &'a mut RoceSocket {
     let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
     own.unwrap_or_else(|| &mut sockets.towards_mut(envelope.destination).roce)
 }

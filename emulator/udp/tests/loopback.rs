@@ -1,0 +1,686 @@
+//! A host that sends to itself, through its socket and within its card: the same outcomes both ways, and within the card
+//! nothing that another port would have to be asked for.
+
+use softhca_engine::{
+    AddressVector, ClientId, Congestion, CqId, Instant, Limits, Memory, MemoryId, Modify, PdId, PortState,
+    QpInit, QpKind, QpRings, Recovery, Region, Settings, State,
+};
+use softhca_fabric::{Action, Classes, Place, Repeat, Rule, RuleId, Seal, Selector, Store};
+use softhca_queue::{
+    Access, CompletionConsumer, Datagram, DoorbellProducer, Operation, Receive, ReceiveProducer,
+    RemoteAddress, SendProducer, SendRequest, SendTrailer, Sge, Status, Words, completion_ring, doorbell,
+    receive_ring, send_ring,
+};
+use softhca_udp::{
+    Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Loopback, Passage, SocketOptions, Station,
+    Witness,
+};
+use softhca_wire::link::Pause;
+use softhca_wire::{Bth, Envelope, Gid, Icrc, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant as Clock};
+
+const RIGHTS: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+const LENGTH: u64 = 4 << 20;
+const KEY: QueueKey = QueueKey(7);
+/// Where messages go, a quarter of the memory for each of four purposes.
+const QUARTER: u64 = LENGTH / 4;
+
+/// What passed the port, and what changed on its links.
+#[derive(Default)]
+struct Passed {
+    frames: Vec<(Passage, Envelope, Vec<u8>)>,
+    links: Vec<LinkEvent>,
+    pauses: Vec<Passage>,
+}
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Passed>>);
+
+impl Witness for Seen {
+    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
+        self.0.lock().unwrap().frames.push((passage, *envelope, packet.to_vec()));
+    }
+
+    fn link(&mut self, _: Instant, event: &LinkEvent) {
+        self.0.lock().unwrap().links.push(*event);
+    }
+
+    fn pause(&mut self, _: Instant, passage: Passage, _: &softhca_wire::Pfc) {
+        self.0.lock().unwrap().pauses.push(passage);
+    }
+}
+
+/// A queue pair, with the application's ends of its rings.
+struct Pair {
+    qp: Qpn,
+    send: SendProducer,
+    receive: ReceiveProducer,
+}
+
+/// What an application has of a card.
+struct Application {
+    client: ClientId,
+    domain: PdId,
+    cq: CqId,
+    completions: CompletionConsumer,
+    doorbell: DoorbellProducer,
+    key: RemoteKey,
+}
+
+struct Host {
+    driver: Driver<Store>,
+    application: Application,
+    seen: Seen,
+}
+
+/// A loopback address that no other test of this process has.
+fn free_address() -> IpAddr {
+    static LAST: AtomicU8 = AtomicU8::new(1);
+    let last = LAST.fetch_add(1, Ordering::Relaxed);
+    Ipv4Addr::new(127, 95, std::process::id() as u8, last).into()
+}
+
+impl Application {
+    /// Opens a card: a client, a completion queue, and a region that is all of its memory.
+    fn open(driver: &mut Driver<Store>) -> Application {
+        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let (completed, completions) = completion_ring(4096);
+        let memory = driver.memory().allocate(LENGTH);
+        assert_eq!(memory, MemoryId(0));
+        driver.control(|hca, _| {
+            let client = hca.open_client(heard).unwrap();
+            let domain = hca.allocate_domain(client).unwrap();
+            let cq = hca.create_completion_queue(client, completed).unwrap();
+            let region = Region { client, domain, base: 0, length: LENGTH, access: RIGHTS, memory };
+            let key = hca.register(region).unwrap();
+            Application { client, domain, cq, completions, doorbell, key }
+        })
+    }
+
+    fn add_pair(&self, driver: &mut Driver<Store>, kind: QpKind) -> Pair {
+        let (send, taken) = send_ring(256, 1, 0);
+        let (receive, posted) = receive_ring(256, 1);
+        let init = QpInit {
+            kind,
+            domain: Some(self.domain),
+            send_cq: Some(self.cq),
+            receive_cq: Some(self.cq),
+            shared_receive_queue: None,
+            xrc_domain: None,
+            signal_all: true,
+        };
+        let rings = QpRings { send: Some(taken), receive: Some(posted) };
+        let qp = driver.control(|hca, _| hca.create_queue_pair(self.client, init, rings).unwrap());
+        Pair { qp, send, receive }
+    }
+
+    fn connect(&self, driver: &mut Driver<Store>, from: &Pair, peer: IpAddr, to: Qpn) {
+        let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(Gid::from(peer)) };
+        let modify = Modify::default();
+        driver.control(|hca, ctx| {
+            for step in [
+                modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
+                modify
+                    .state(State::ReadyToReceive)
+                    .path(path)
+                    .mtu(Mtu::B1024)
+                    .destination(to)
+                    .receive_psn(Psn::new(0))
+                    .max_reads_in(16)
+                    .min_rnr_timer(RnrTimer::new(12)),
+                modify
+                    .state(State::ReadyToSend)
+                    .send_psn(Psn::new(0))
+                    .timeout(14)
+                    .retry_count(7)
+                    .rnr_retry(7)
+                    .max_reads_out(16),
+            ] {
+                hca.modify_queue_pair(ctx, self.client, from.qp, &step).unwrap();
+            }
+        });
+    }
+
+    fn entry(&self, address: u64, length: u32) -> Sge {
+        Sge { address, length, key: LocalKey(self.key.0) }
+    }
+
+    fn post(&self, pair: &mut Pair, id: u64, operation: Operation, address: u64, length: u32) {
+        self.post_request(pair, &SendRequest::new(id, operation, &[self.entry(address, length)]));
+    }
+
+    fn post_request(&self, pair: &mut Pair, request: &SendRequest<'_>) {
+        pair.send.place(request).unwrap();
+        pair.send.publish();
+        pair.send.ring(&self.doorbell, pair.qp);
+    }
+
+    fn receive(&self, pair: &mut Pair, id: u64, address: u64, length: u32) {
+        pair.receive.place(&Receive { id, scatter: &[self.entry(address, length)] }).unwrap();
+        if pair.receive.publish() {
+            pair.send.ring(&self.doorbell, pair.qp);
+        }
+    }
+
+    fn write(&self, remote: u64) -> Operation {
+        Operation::Write { remote: RemoteAddress { address: remote, key: self.key }, immediate: None }
+    }
+}
+
+impl Host {
+    fn new(loopback: Loopback, recovery: Recovery) -> Host {
+        Host::at(free_address(), loopback, recovery)
+    }
+
+    fn at(address: IpAddr, loopback: Loopback, recovery: Recovery) -> Host {
+        let sockets = HostSockets::bind(address, SocketOptions::default()).expect("a free loopback address");
+        let settings = Settings { recovery, congestion: Congestion::DCQCN, ..Settings::default() };
+        let seen = Seen::default();
+        let options = DriverOptions { settings, loopback, ..DriverOptions::default() };
+        let mut driver = Driver::new(sockets, options, Store::default(), Box::new(seen.clone()));
+        let application = Application::open(&mut driver);
+        Host { driver, application, seen }
+    }
+
+    fn add_pair(&mut self) -> Pair {
+        self.application.add_pair(&mut self.driver, QpKind::Rc)
+    }
+
+    fn connect(&mut self, from: &Pair, peer: IpAddr, to: Qpn) {
+        self.application.connect(&mut self.driver, from, peer, to);
+    }
+
+    /// Two queue pairs that are each other's peer.
+    fn connected_pairs(&mut self) -> [Pair; 2] {
+        let pairs = [self.add_pair(), self.add_pair()];
+        let own = self.driver.address();
+        self.connect(&pairs[0], own, pairs[1].qp);
+        self.connect(&pairs[1], own, pairs[0].qp);
+        pairs
+    }
+
+    fn fill(&mut self, address: u64, length: u64, seed: u8) {
+        let bytes: Vec<u8> = (0..length).map(|index| pattern(index, seed)).collect();
+        self.driver.memory().write(MemoryId(0), address, &bytes).unwrap();
+    }
+
+    fn holds(&mut self, address: u64, length: u64, seed: u8) -> bool {
+        let mut bytes = vec![0; length as usize];
+        self.driver.memory().read(MemoryId(0), address, &mut bytes).unwrap();
+        (0..length).zip(bytes).all(|(index, byte)| byte == pattern(index, seed))
+    }
+
+    fn word(&mut self, address: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.driver.memory().read(MemoryId(0), address, &mut bytes).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn turn(&mut self) -> bool {
+        self.driver.turn().unwrap()
+    }
+
+    /// Takes turns until so many completions came.
+    fn completions(&mut self, count: usize) -> Vec<(Qpn, u64, Status)> {
+        let mut came = Vec::new();
+        drive(&mut [self], |hosts| {
+            let popped = std::iter::from_fn(|| hosts[0].application.completions.pop());
+            came.extend(popped.map(|completion| (completion.queue_pair, completion.id, completion.status)));
+            came.len() >= count
+        });
+        assert_eq!(came.len(), count, "{came:?}");
+        came
+    }
+
+    fn succeed(&mut self, count: usize) {
+        let came = self.completions(count);
+        assert!(came.iter().all(|(_, _, status)| status.is_success()), "{came:?}");
+    }
+
+    /// The link to itself is used, or there is none, as the setting says.
+    fn check_links(&self, loopback: Loopback) {
+        let own = self.driver.address();
+        assert_eq!(self.driver.links().state(own).is_some(), loopback == Loopback::Socket);
+        let links = self.seen.0.lock().unwrap().links.iter().any(|event| event.peer == own);
+        assert_eq!(links, loopback == Loopback::Socket, "a link to itself");
+    }
+}
+
+fn pattern(index: u64, seed: u8) -> u8 {
+    (index.wrapping_mul(31) >> 3) as u8 ^ seed
+}
+
+/// Turns all hosts until `done`; a busy machine has a minute.
+fn drive(hosts: &mut [&mut Host], mut done: impl FnMut(&mut [&mut Host]) -> bool) {
+    let deadline = Clock::now() + Duration::from_secs(60);
+    while !done(hosts) {
+        assert!(Clock::now() < deadline, "nothing happened for a minute");
+        for host in hosts.iter_mut() {
+            host.turn();
+        }
+    }
+}
+
+fn once(classes: Classes, action: Action) -> Rule {
+    let selector = Selector { classes: Some(classes), ..Selector::default() };
+    Rule { id: RuleId(1), selector, repeat: Repeat::times(1), action }
+}
+
+fn each(mut test: impl FnMut(Loopback)) {
+    for loopback in Loopback::ALL {
+        println!("loopback {}", loopback.name());
+        test(loopback);
+    }
+}
+
+#[test]
+fn many_messages_arrive_whole_in_both_directions() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let mut pairs = host.connected_pairs();
+        host.fill(0, QUARTER, 1);
+        // Sizes around those of packets, runs and messages of several runs.
+        let sizes = [0, 1, 1023, 1024, 1025, 5000, 64_000, 65_507, 200_000];
+        for round in 0..10 {
+            for (index, size) in sizes.into_iter().enumerate() {
+                for (number, pair) in pairs.iter_mut().enumerate() {
+                    let (id, at) = ((round * 10 + index) as u64, (number as u64 + 1) * QUARTER);
+                    let write = host.application.write(at);
+                    host.application.post(pair, id, write, 0, size);
+                }
+            }
+            let came = host.completions(2 * sizes.len());
+            for pair in &pairs {
+                let ids = came.iter().filter(|(qp, _, _)| *qp == pair.qp).map(|(_, id, _)| *id % 10);
+                assert!(ids.eq(0..sizes.len() as u64), "in order: {came:?}");
+            }
+            assert!(came.iter().all(|(_, _, status)| status.is_success()), "{came:?}");
+        }
+        assert!(host.holds(QUARTER, 200_000, 1) && host.holds(2 * QUARTER, 200_000, 1));
+        let counters = *host.driver.card().counters();
+        assert_eq!((counters.retransmitted_pkts, counters.out_of_sequence), (0, 0));
+        host.check_links(loopback);
+    });
+}
+
+#[test]
+fn every_operation_does_the_same_both_ways() {
+    let mut ends = Vec::new();
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let [mut a, mut b] = host.connected_pairs();
+        host.fill(0, 10_000, 3);
+        let Host { application, .. } = &host;
+        let word = RemoteAddress { address: 3 * QUARTER, key: application.key };
+        for id in 0..3 {
+            application.receive(&mut b, 100 + id, 2 * QUARTER, 10_000);
+        }
+        application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 10_000);
+        application.post(&mut a, 2, Operation::Send(SendTrailer::Immediate(5)), 0, 10);
+        application.post(&mut a, 3, application.write(QUARTER), 0, 10_000);
+        let told = RemoteAddress { address: QUARTER, key: application.key };
+        application.post(&mut a, 4, Operation::Write { remote: told, immediate: Some(9) }, 0, 10_000);
+        application.post(&mut a, 5, Operation::Read { remote: told }, QUARTER + 20_000, 10_000);
+        application.post(&mut a, 6, Operation::FetchAdd { remote: word, add: 4 }, 3 * QUARTER + 8, 8);
+        let swap = Operation::CompareSwap { remote: word, compare: 4, swap: 6 };
+        application.post(&mut a, 7, swap, 3 * QUARTER + 16, 8);
+        let came = host.completions(10);
+        assert!(host.holds(2 * QUARTER, 10_000, 3) && host.holds(QUARTER, 10_000, 3));
+        assert!(host.holds(QUARTER + 20_000, 10_000, 3));
+        assert_eq!([0, 8, 16].map(|at| host.word(3 * QUARTER + at)), [6, 0, 4]);
+        let of = |qp| came.iter().filter(move |end| end.0 == qp).map(|end| (end.1, end.2));
+        ends.push([of(a.qp).collect::<Vec<_>>(), of(b.qp).collect()]);
+        assert_eq!(host.driver.card().counters().rx_atomic_requests, 2);
+    });
+    assert_eq!(ends[0], ends[1]);
+    assert_eq!((ends[0][0].len(), ends[0][1].len()), (7, 3));
+}
+
+#[test]
+fn a_message_within_the_card_is_done_in_one_turn_and_asks_nobody() {
+    let mut host = Host::new(Loopback::Card, Recovery::Fatal);
+    let [mut a, mut b] = host.connected_pairs();
+    host.fill(0, 64, 5);
+    host.application.receive(&mut b, 2, QUARTER, 64);
+    host.application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 64);
+    assert!(host.turn());
+    let ids = std::iter::from_fn(|| host.application.completions.pop()).map(|end| (end.queue_pair, end.id));
+    assert_eq!(ids.collect::<Vec<_>>(), [(b.qp, 2), (a.qp, 1)], "received, then acknowledged");
+    assert!(host.holds(QUARTER, 64, 5));
+    assert!(!host.driver.has_more());
+    assert_eq!(host.driver.links().next_timeout(), None, "no heartbeat");
+    host.check_links(Loopback::Card);
+}
+
+#[test]
+fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
+    let mut host = Host::new(Loopback::Card, Recovery::Fatal);
+    let [mut a, _] = host.connected_pairs();
+    for id in 0..8 {
+        let write = host.application.write(QUARTER);
+        host.application.post(&mut a, id, write, 0, 1 << 20);
+    }
+    let mut before = 0;
+    while before < 8 << 20 {
+        assert!(host.turn(), "{before} bytes are there");
+        let now = host.driver.card().counters().rcvd_bytes;
+        assert!(now > before && now <= before + 4 * 65_536, "{} bytes in one turn", now - before);
+        before = now;
+        if now < 8 << 20 {
+            assert!(host.driver.has_more(), "whoever sleeps now would lose the rest");
+            assert_eq!(host.driver.next_timeout(), Some(Duration::ZERO));
+        }
+    }
+    host.succeed(8);
+}
+
+#[test]
+fn every_packet_is_sealed_and_received_as_it_was_sent() {
+    let mut stories = Vec::new();
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let [mut a, _] = host.connected_pairs();
+        let write = host.application.write(QUARTER);
+        host.application.post(&mut a, 1, write, 0, 100_000);
+        host.succeed(1);
+        let Passed { frames, .. } = &*host.seen.0.lock().unwrap();
+        assert!(frames.iter().all(|(_, envelope, packet)| Icrc::verify(envelope, packet)));
+        let passed = |wanted| {
+            let chosen = frames.iter().filter(move |(passage, _, _)| *passage == wanted);
+            chosen.map(|(_, envelope, packet)| (envelope.traffic_class, envelope.source_port, packet.clone()))
+        };
+        assert!(passed(Passage::Sent).eq(passed(Passage::Received)));
+        let requests = passed(Passage::Received).filter_map(|(class, port, packet)| {
+            let bth = Bth::parse(&packet).unwrap();
+            bth.opcode.operation().is_request().then_some((class, port, bth.opcode, bth.psn))
+        });
+        stories.push(requests.collect::<Vec<_>>());
+    });
+    assert_eq!(stories[0], stories[1]);
+    assert_eq!(stories[0].len(), 98);
+}
+
+#[test]
+fn a_lost_packet_is_fatal_or_sent_again() {
+    each(|loopback| {
+        for (recovery, ends) in [
+            (Recovery::Fatal, [Status::RetryExceeded, Status::Flushed]),
+            (Recovery::GoBackN, [Status::Success; 2]),
+        ] {
+            let mut host = Host::new(loopback, recovery);
+            let [mut a, _] = host.connected_pairs();
+            host.fill(0, 50_000, 8);
+            host.driver.add_rule(1, once(Classes::Data, Action::Drop));
+            for id in 0..2 {
+                let write = host.application.write(QUARTER);
+                host.application.post(&mut a, id, write, 0, 50_000);
+            }
+            let came = host.completions(2);
+            assert_eq!([came[0].2, came[1].2], ends, "{recovery:?}");
+            assert_eq!(host.holds(QUARTER, 50_000, 8), recovery == Recovery::GoBackN);
+            let counters = host.driver.card().counters();
+            assert_eq!(counters.packet_seq_err, 1);
+            assert_eq!(counters.retransmitted_pkts > 0, recovery == Recovery::GoBackN);
+        }
+    });
+}
+
+#[test]
+fn a_damaged_packet_is_dropped_for_its_crc() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::GoBackN);
+        let [mut a, _] = host.connected_pairs();
+        host.fill(0, 5000, 9);
+        let action = Action::Corrupt { place: Place::PayloadBit(77), seal: Seal::Stale };
+        host.driver.add_rule(1, once(Classes::Data, action));
+        let write = host.application.write(QUARTER);
+        host.application.post(&mut a, 1, write, 0, 5000);
+        host.succeed(1);
+        assert!(host.holds(QUARTER, 5000, 9), "the damaged packet was not taken");
+        assert_eq!(host.driver.card().counters().rx_icrc_encapsulated, 1);
+    });
+}
+
+#[test]
+fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
+    each(|loopback| {
+        let by = NonZeroU32::new(2).unwrap();
+        for action in [
+            Action::Duplicate { copies: 2 },
+            Action::Delay { ns: 3_000_000 },
+            Action::Reorder { by, within_ns: 100_000_000 },
+        ] {
+            let mut host = Host::new(loopback, Recovery::GoBackN);
+            let [mut a, _] = host.connected_pairs();
+            host.fill(0, 20_000, 2);
+            host.driver.add_rule(1, once(Classes::Data, action));
+            let write = host.application.write(QUARTER);
+            host.application.post(&mut a, 1, write, 0, 20_000);
+            host.succeed(1);
+            assert!(host.holds(QUARTER, 20_000, 2), "{action:?}");
+            let counters = host.driver.card().counters();
+            let is_late = !matches!(action, Action::Duplicate { .. });
+            assert_eq!(counters.packet_seq_err > 0, is_late, "{action:?}");
+            assert!(counters.duplicate_request >= 2 || is_late, "{action:?}");
+        }
+    });
+}
+
+#[test]
+fn a_mark_is_answered_by_a_notification_to_oneself() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let [mut a, _] = host.connected_pairs();
+        host.driver.add_rule(1, once(Classes::Data, Action::MarkCe));
+        let write = host.application.write(QUARTER);
+        host.application.post(&mut a, 1, write, 0, 10_000);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rp_cnp_handled > 0);
+        let counters = host.driver.card().counters();
+        assert_eq!((counters.np_ecn_marked_roce_packets, counters.np_cnp_sent), (1, 1));
+    });
+}
+
+#[test]
+fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let [mut a, _] = host.connected_pairs();
+        let own = host.driver.address();
+        let mut write = |host: &Host| {
+            let write = host.application.write(QUARTER);
+            host.application.post(&mut a, 1, write, 0, 1000);
+        };
+        // A link, if there is one, has to know its peer first.
+        write(&host);
+        host.succeed(1);
+        host.driver.pause_peer(own, Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 100_000_000 });
+        drive(&mut [&mut host], |hosts| hosts[0].driver.paused_by(own) == 1 << 3);
+        write(&host);
+        drive(&mut [&mut host], |hosts| {
+            let is_over = hosts[0].driver.paused_by(own) == 0;
+            assert!(is_over || hosts[0].application.completions.pop().is_none(), "in spite of the pause");
+            is_over
+        });
+        host.succeed(1);
+        assert_eq!(host.driver.card().counters().rx_pause_frames, 1);
+        assert_eq!(host.seen.0.lock().unwrap().pauses, [Passage::Sent, Passage::Received]);
+    });
+}
+
+#[test]
+fn a_port_that_is_down_loses_what_goes_to_itself() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::GoBackN);
+        let [mut a, _] = host.connected_pairs();
+        host.fill(0, 3000, 6);
+        host.driver.set_port(PortState::Down);
+        let write = host.application.write(QUARTER);
+        host.application.post(&mut a, 1, write, 0, 3000);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().sent_pkts >= 3);
+        for _ in 0..10 {
+            host.turn();
+        }
+        assert_eq!(host.driver.card().counters().rcvd_pkts, 0);
+        host.driver.set_port(PortState::Active);
+        host.succeed(1);
+        assert!(host.holds(QUARTER, 3000, 6));
+    });
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_tried_again() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::Fatal);
+        let [mut a, mut b] = host.connected_pairs();
+        host.fill(0, 2000, 4);
+        host.application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 2000);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rcvd_rnr_err > 0);
+        host.application.receive(&mut b, 2, QUARTER, 2000);
+        host.succeed(2);
+        assert!(host.holds(QUARTER, 2000, 4));
+    });
+}
+
+#[test]
+fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
+    let address = free_address();
+    let mut headers = Vec::new();
+    each(|loopback| {
+        let mut host = Host::at(address, loopback, Recovery::Fatal);
+        let own = Gid::from(host.driver.address());
+        let Host { application, driver, .. } = &mut host;
+        let [mut a, mut b] = [(); 2].map(|()| application.add_pair(driver, QpKind::Ud));
+        let modify = Modify::default();
+        let handle = driver.control(|hca, ctx| {
+            for qp in [a.qp, b.qp] {
+                for step in [
+                    modify.state(State::Init).partition_index(0).port(1).queue_key(KEY),
+                    modify.state(State::ReadyToReceive),
+                    modify.state(State::ReadyToSend).send_psn(Psn::new(0)),
+                ] {
+                    hca.modify_queue_pair(ctx, application.client, qp, &step).unwrap();
+                }
+            }
+            let vector = AddressVector { traffic_class: 0x68, flow_label: 5, ..AddressVector::to(own) };
+            hca.create_address_handle(application.client, application.domain, vector).unwrap()
+        });
+        application.receive(&mut b, 9, QUARTER, 200);
+        let entries = [application.entry(0, 100)];
+        let datagram = Datagram { address_handle: handle.0, queue_pair: b.qp, queue_key: KEY };
+        let send = SendRequest::new(1, Operation::Send(SendTrailer::None), &entries);
+        application.post_request(&mut a, &SendRequest { datagram, ..send });
+        host.fill(0, 100, 7);
+        host.succeed(2);
+        assert!(host.holds(QUARTER + 40, 100, 7));
+        let mut header = [0; 40];
+        host.driver.memory().read(MemoryId(0), QUARTER, &mut header).unwrap();
+        // The host's own address is where sender and receiver are.
+        let place =
+            header.windows(4).position(|four| four == &own.0[12..]).expect("an address in the header");
+        header[place..].fill(0);
+        headers.push(header);
+    });
+    assert_eq!(headers[0], headers[1]);
+    assert_ne!(headers[0], [0; 40]);
+}
+
+#[test]
+fn others_are_served_while_a_card_is_busy_with_itself() {
+    each(|loopback| {
+        let mut busy = Host::new(loopback, Recovery::Fatal);
+        let mut other = Host::new(loopback, Recovery::Fatal);
+        let [mut a, _b] = busy.connected_pairs();
+        let (mut c, mut d) = (busy.add_pair(), other.add_pair());
+        let [here, there] = [busy.driver.address(), other.driver.address()];
+        busy.connect(&c, there, d.qp);
+        other.connect(&d, here, c.qp);
+        other.fill(0, 100_000, 1);
+        busy.fill(0, 100_000, 2);
+        let (mut outstanding, mut done, mut rounds) = (0, 0, 0);
+        let [to_other, to_busy] = [&other, &busy].map(|host| host.application.write(2 * QUARTER));
+        drive(&mut [&mut busy, &mut other], |hosts| {
+            let [busy, other] = hosts else { panic!("two hosts") };
+            while let Some(end) = busy.application.completions.pop() {
+                assert!(end.status.is_success(), "{end:?}");
+                outstanding -= u32::from(end.queue_pair == a.qp);
+                done += u32::from(end.queue_pair == c.qp);
+            }
+            while let Some(end) = other.application.completions.pop() {
+                assert!(end.status.is_success(), "{end:?}");
+                done += 1;
+            }
+            while outstanding < 16 {
+                let write = busy.application.write(QUARTER);
+                busy.application.post(&mut a, 0, write, 0, 1 << 20);
+                outstanding += 1;
+            }
+            if done == 2 * rounds {
+                busy.application.post(&mut c, 1, to_other, 0, 100_000);
+                other.application.post(&mut d, 1, to_busy, 0, 100_000);
+                rounds += 1;
+            }
+            rounds == 20
+        });
+        assert!(busy.holds(2 * QUARTER, 100_000, 1) && other.holds(2 * QUARTER, 100_000, 2));
+        busy.check_links(loopback);
+        assert_eq!(busy.driver.links().state(there), Some(softhca_udp::PeerState::Alive));
+    });
+}
+
+/// Nobody drives but the thread, which sleeps at once whenever it may.
+#[test]
+fn a_thread_that_sleeps_loses_nothing_of_what_stays_in_the_card() {
+    each(|loopback| {
+        let mut host = Host::new(loopback, Recovery::GoBackN);
+        let [mut a, mut b] = host.connected_pairs();
+        let delay = once(Classes::Data, Action::Delay { ns: 2_000_000 });
+        host.driver.add_rule(1, Rule { repeat: Repeat::times(5), ..delay });
+        let Host { driver, application: mut ours, .. } = host;
+        let conduct = Conduct::Thread { linger: Duration::ZERO };
+        let station = Station::start(driver, conduct, Words::heap(1)).unwrap();
+        let deadline = Clock::now() + Duration::from_secs(60);
+        for round in 0..50 {
+            ours.receive(&mut b, round, QUARTER, 10_000);
+            ours.post(&mut a, round, Operation::Send(SendTrailer::None), 0, 10_000);
+            station.wake();
+            let mut left = 2;
+            while left > 0 {
+                assert!(Clock::now() < deadline, "round {round} did not end");
+                match ours.completions.pop() {
+                    Some(end) => {
+                        assert!(end.status.is_success(), "{end:?}");
+                        left -= 1;
+                    }
+                    None => std::thread::sleep(Duration::from_micros(100)),
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_card_that_goes_in_the_middle_leaves_its_address_to_the_next() {
+    each(|loopback| {
+        let address = free_address();
+        for round in 0..3 {
+            let mut host = Host::at(address, loopback, Recovery::Fatal);
+            let [mut a, _] = host.connected_pairs();
+            host.fill(0, 1 << 20, round);
+            for id in 0..8 {
+                let write = host.application.write(QUARTER);
+                host.application.post(&mut a, id, write, 0, 1 << 20);
+            }
+            drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rcvd_bytes > 100_000);
+            assert!(host.driver.has_more() || loopback == Loopback::Socket);
+            if round == 2 {
+                host.succeed(8);
+                assert!(host.holds(QUARTER, 1 << 20, round));
+            }
+        }
+    });
+}
