@@ -5,6 +5,9 @@
 
 use std::path::PathBuf;
 
+// Cards without a world are tested beside the fabric, too.
+#[path = "../emulator/fabric/tests/bare/mod.rs"]
+pub mod bare;
 pub mod namespace;
 pub mod pair;
 pub mod process;

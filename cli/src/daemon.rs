@@ -1,5 +1,6 @@
 //! `softhca daemon`: the shared cards, in the foreground.
 
+use crate::output;
 use clap::Args;
 use softhca::{Entropy, Loopback, Recovery};
 use softhca_daemon::{Config, Daemon, HostConfig, Signals};
@@ -76,14 +77,15 @@ pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let config = match configure(arguments) {
-        Ok(config) => config,
+    let asked = configure(arguments).and_then(|config| Ok((config, Records::create(arguments)?)));
+    let (config, records) = match asked {
+        Ok(asked) => asked,
         Err(message) => {
             eprintln!("softhca: {message}");
             return ExitCode::from(crate::BAD_INPUT);
         }
     };
-    match serve(config, arguments) {
+    match serve(config, records) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca: {error}");
@@ -123,24 +125,36 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
     Ok(config)
 }
 
-fn create(path: &Option<PathBuf>) -> Result<Option<File>, String> {
-    let Some(path) = path else { return Ok(None) };
-    File::create(path).map(Some).map_err(|error| format!("cannot create {}: {error}", path.display()))
+/// The files that the cards are recorded in.
+struct Records {
+    capture: Option<File>,
+    log: Option<File>,
 }
 
-fn serve(config: Config, arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+impl Records {
+    fn create(arguments: &Arguments) -> Result<Records, String> {
+        let create = |option, path: &Option<PathBuf>| {
+            path.as_ref().map(|path| output::create(option, path)).transpose()
+        };
+        Ok(Records {
+            capture: create("--capture", &arguments.capture)?,
+            log: create("--log", &arguments.log)?,
+        })
+    }
+}
+
+fn serve(config: Config, Records { capture, log }: Records) -> Result<(), Box<dyn std::error::Error>> {
     let signals = Signals::take()?;
-    let (capture, log) = (create(&arguments.capture)?, create(&arguments.log)?);
     let mut daemon = Daemon::start(config)?;
     if capture.is_some() || log.is_some() {
         daemon.record(capture, log)?;
     }
     // Whoever reads this may go: the daemon stays.
-    let mut output = io::stdout();
+    let mut terminal = io::stdout();
     for host in daemon.status().hosts {
-        let _ = writeln!(output, "{} {} {}", host.host.name, host.host.device, host.host.address);
+        let _ = writeln!(terminal, "{} {} {}", host.host.name, host.host.device, host.host.address);
     }
-    let _ = writeln!(output, "ready: {}", daemon.socket().display());
+    let _ = writeln!(terminal, "ready: {}", daemon.socket().display());
     daemon.run(Some(signals.as_fd()))?;
     daemon.stop();
     Ok(())

@@ -1,6 +1,6 @@
 //! `softhca demo`: two emulated hosts over real UDP sockets do everything once, and the ladder of each is shown.
 
-use crate::terminal;
+use crate::{BAD_INPUT, output, terminal};
 use clap::Args;
 use softhca::{
     Access, AddressVector, Completion, CompletionQueue, Context, Device, EmbeddedOptions, MemoryRegion,
@@ -40,7 +40,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         .capture
         .clone()
         .unwrap_or_else(|| std::env::temp_dir().join(format!("softhca-demo-{}.pcapng", std::process::id())));
-    match play(&path) {
+    let file = match output::create("--capture", &path) {
+        Ok(file) => file,
+        Err(why) => {
+            eprintln!("softhca demo: {why}");
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    match play(file) {
         Ok(()) => {
             say!("capture: {}", path.display());
             ExitCode::SUCCESS
@@ -216,8 +223,7 @@ impl Stage {
 
 const KEY: QueueKey = QueueKey(0x1111_1111);
 
-fn play(path: &std::path::Path) -> Result<(), Failure> {
-    let file = File::create(path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+fn play(file: File) -> Result<(), Failure> {
     let mut capture = CaptureWriter::new(BufWriter::new(file))?;
     let interfaces =
         [capture.add_interface("alice", "SoftHCA demo")?, capture.add_interface("bob", "SoftHCA demo")?];

@@ -17,6 +17,7 @@ mod exec;
 mod explore;
 mod input;
 mod log;
+mod output;
 mod playground;
 mod report;
 mod run;

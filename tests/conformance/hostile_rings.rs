@@ -1,15 +1,16 @@
 //! Clients that write nonsense into the rings that they share with the card.
 
 use softhca_engine::{
-    AddressVector, AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, Modify, PdId, QpInit, QpKind,
-    QpRings, Settings, SrqInit, State,
+    AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, Modify, PdId, QpInit, QpRings, Settings,
+    SrqInit, State,
 };
 use softhca_fabric::Store;
 use softhca_queue::{
     CompletionConsumer, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer,
     ReceiveProducer, SendConsumer, SendProducer, Words,
 };
-use softhca_wire::{Bth, Envelope, Gid, Header, Mtu, Opcode, Psn, Qpn, RnrTimer};
+use softhca_tests::bare::{reliable, steps};
+use softhca_wire::{Bth, Envelope, Gid, Header, Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
@@ -55,34 +56,15 @@ impl Card {
             let init = SrqInit { domain, limit: 0, extended: None };
             hca.create_shared_receive_queue(client, init, receive.take().unwrap()).unwrap()
         });
-        let init = QpInit {
-            kind: QpKind::Rc,
-            domain: Some(domain),
-            send_cq: Some(cq),
-            receive_cq: Some(cq),
-            shared_receive_queue,
-            xrc_domain: None,
-            signal_all: true,
-        };
+        let init = QpInit { shared_receive_queue, signal_all: true, ..reliable(domain, cq) };
         let rings = QpRings { send: Some(SendConsumer::new(sends.clone(), SLOTS, 2, 16)), receive };
         let qp = hca.create_queue_pair(client, init, rings).unwrap();
         let (store, events) = (Store::default(), Vec::new());
         let mut card =
             Card { hca, store, events, client, qp, sends, receives, completions, doorbell, polled };
-        let modify = Modify::default();
-        card.modify(modify.state(State::Init).partition_index(0).port(1).access(Default::default()));
-        card.modify(
-            modify
-                .state(State::ReadyToReceive)
-                .path(AddressVector::to(address(2)))
-                .mtu(Mtu::B1024)
-                .destination(Qpn::new(0x77))
-                .receive_psn(Psn::new(0))
-                .max_reads_in(1)
-                .min_rnr_timer(RnrTimer::new(1)),
-        );
-        let send = modify.state(State::ReadyToSend).send_psn(Psn::new(0)).timeout(14);
-        card.modify(send.retry_count(1).rnr_retry(1).max_reads_out(1));
+        for step in steps((address(2), Qpn::new(0x77)), Mtu::B1024, Psn::new(0)) {
+            card.modify(step);
+        }
         card
     }
 

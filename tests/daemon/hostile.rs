@@ -4,13 +4,14 @@ use crate::data::{ALL, End, connected};
 use crate::process::{PATIENCE, TestDaemon, hear, say, spawn};
 use softhca::{ReceiveRequest, SendRequest, Status};
 use softhca_queue::control::{
-    Call, Folder, Frame, FrameReader, Hello, Message, News, Place, Reply, Sizes, Translation, Welcome,
+    Call, Folder, Frame, FrameReader, Hello, Message, News, Part, Place, Reply, Sizes, Translation, Welcome,
     decode, encode, send_frame,
 };
 use softhca_queue::{
-    Access, AddressVector, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, QpKind,
-    Rights, SharedMemory, SrqId, State, Words, XrcdId,
+    Access, AhId, AsyncEvent, Bell, CqId, DoorbellProducer, Modify, PdId, QpInit, Rights, SharedMemory,
+    SrqId, State, Words, XrcdId,
 };
+use softhca_tests::bare::{reliable, steps};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -185,15 +186,7 @@ fn queue_pair(raw: &mut Raw) -> (Qpn, Words) {
     let Reply::Domain(domain) = reply else { panic!("{reply:?}") };
     let (reply, _) = raw.call(&Call::CreateCompletionQueue { slots: 16 }, &[]);
     let Reply::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
-    let init = QpInit {
-        kind: QpKind::Rc,
-        domain: Some(domain),
-        send_cq: Some(cq),
-        receive_cq: Some(cq),
-        shared_receive_queue: None,
-        xrc_domain: None,
-        signal_all: true,
-    };
+    let init = QpInit { signal_all: true, ..reliable(domain, cq) };
     let sizes = Sizes { sends: 4, receives: 4, entries: 1, inline: 0 };
     let (reply, mut descriptors) = raw.call(&Call::CreateQueuePair { init, sizes }, &[]);
     let Reply::QueuePair(number) = reply else { panic!("{reply:?}") };
@@ -202,20 +195,8 @@ fn queue_pair(raw: &mut Raw) -> (Qpn, Words) {
 }
 
 fn ready_to_send(raw: &mut Raw, number: Qpn) {
-    let peer = AddressVector::to(Gid::from(std::net::IpAddr::from([127, 0, 0, 1])));
-    let modify = Modify::default();
-    let init = modify.state(State::Init).partition_index(0).port(1).access(Access::REMOTE_WRITE);
-    let receive = modify
-        .state(State::ReadyToReceive)
-        .path(peer)
-        .mtu(softhca::Mtu::B1024)
-        .destination(number)
-        .receive_psn(Psn::new(0))
-        .max_reads_in(1)
-        .min_rnr_timer(softhca::RnrTimer::new(1));
-    let send = modify.state(State::ReadyToSend).send_psn(Psn::new(0));
-    let send = send.timeout(14).retry_count(1).rnr_retry(1).max_reads_out(1);
-    for modify in [init, receive, send] {
+    let peer = (Gid::from(std::net::IpAddr::from([127, 0, 0, 1])), number);
+    for modify in steps(peer, softhca::Mtu::B1024, Psn::new(0)) {
         let (reply, _) = raw.call(&Call::ModifyQueuePair { number, modify }, &[]);
         assert!(matches!(reply, Reply::State(_)), "{reply:?}");
     }
@@ -274,15 +255,7 @@ fn handles_and_keys_of_others_name_nothing() {
     raw.open("alice");
     let pair = end.pair.number();
     let key = end.region.remote_key();
-    let init = QpInit {
-        kind: QpKind::Rc,
-        domain: Some(PdId(1)),
-        send_cq: Some(CqId(0)),
-        receive_cq: Some(CqId(0)),
-        shared_receive_queue: None,
-        xrc_domain: None,
-        signal_all: false,
-    };
+    let init = reliable(PdId(1), CqId(0));
     let sizes = Sizes { sends: 1, receives: 1, entries: 1, inline: 0 };
     let calls = [
         Call::QueryQueuePair(pair),
@@ -336,15 +309,29 @@ fn memory_that_cannot_be_trusted_is_not_registered() {
     raw.refused(&shared(4096), &[]);
     raw.refused(&shared(u64::MAX), &[short.as_fd()]);
     for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
-        raw.refused(&register(length, Place::Process { address }), &[]);
+        raw.refused(&register(length, Place::Process { address, shared: None }), &[]);
     }
+    // A part that is shared is a part, and comes with its memory.
+    let own = vec![0u8; 8192];
+    let partly = |offset, length| {
+        let shared = Some(Part { offset, length });
+        register(8192, Place::Process { address: own.as_ptr() as u64, shared })
+    };
+    for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
+        let (_, why) = raw.refused(&partly(offset, length), &[short.as_fd()]);
+        assert!(why.contains("inside of its region"), "{why}");
+    }
+    raw.refused(&partly(0, 4096), &[]);
+    raw.refused(&partly(0, 4096), &[loose.as_fd()]);
+    let (_, why) = raw.refused(&partly(0, 8192), &[short.as_fd()]);
+    assert!(why.contains("shorter"), "{why}");
     // Constants cannot be written, but sent.
     static CONSTANT: [u8; 64] = [1; 64];
     let address = CONSTANT.as_ptr() as u64;
-    let (_, why) = raw.refused(&register(64, Place::Process { address }), &[]);
+    let (_, why) = raw.refused(&register(64, Place::Process { address, shared: None }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = Access::REMOTE_READ;
-    let translation = Translation { base: None, length: 64, place: Place::Process { address } };
+    let translation = Translation { base: None, length: 64, place: Place::Process { address, shared: None } };
     let call = Call::Register { domain, translation, access };
     let (reply, _) = raw.call(&call, &[]);
     let Reply::Region { key, .. } = reply else { panic!("{reply:?}") };

@@ -22,6 +22,7 @@ fn main() -> ExitCode {
         needs!("ibv_rc_pingpong", a_daemon_that_is_killed_is_an_error),
         needs!("ib_write_bw", eight_pairs_run_at_once),
         needs!("ibv_devices", packets_are_captured),
+        needs!("true", a_file_that_cannot_be_written_is_our_own_failure),
         needs!("mckey", a_group_hears_what_is_sent_to_it),
         needs!("cmtime", connections_are_timed),
         needs!(compiler(), a_program_forks_while_its_writes_go_on),
@@ -212,6 +213,17 @@ fn packets_are_captured() {
     let packets = std::fs::metadata(&file).expect("the capture").len();
     // Ten messages of 4096 bytes each way, and their acknowledgements.
     assert!(packets > 20 * 4096, "{packets} bytes");
+}
+
+fn a_file_that_cannot_be_written_is_our_own_failure() {
+    let mut rig = Rig::new();
+    let file = rig.file("none/file");
+    for option in ["--capture", "--log"] {
+        let seen = rig.exec(&[option, &file], &["true"]);
+        assert_eq!(seen.code, Some(125), "{seen:?}");
+        assert!(seen.text.contains(&format!("cannot write {file} ({option}): No such file")), "{seen:?}");
+        assert!(seen.text.contains("make its folder first"), "{seen:?}");
+    }
 }
 
 /// What is sent before the receiver is a member is lost: it is sent again until it has heard enough.

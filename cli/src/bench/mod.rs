@@ -45,15 +45,69 @@ pub struct Effort {
 /// Why nothing was measured.
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
+impl Arguments {
+    /// Whether a mode is measured. Perftest's programs have to be asked for, and peers take longer than a quick run.
+    fn has_mode(&self, mode: &str) -> bool {
+        match &self.mode {
+            Some(only) => only == mode,
+            None => matches!(mode, "embedded" | "daemon") || (mode == "peer" && !self.quick),
+        }
+    }
+
+    /// Whether a benchmark is measured in the modes that have it.
+    fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|text| name.contains(text.as_str()))
+    }
+
+    /// Refuses to measure nothing.
+    fn check(&self) -> Result<(), String> {
+        let Some(text) = &self.only else { return Ok(()) };
+        let names = self.names();
+        if names.iter().any(|name| self.wants(name)) {
+            return Ok(());
+        }
+        let place = match (&self.mode, self.quick) {
+            (Some(mode), false) => format!(" of --mode {mode}"),
+            (Some(mode), true) => format!(" of --quick --mode {mode}"),
+            (None, true) => " of --quick".into(),
+            (None, false) => String::new(),
+        };
+        let names = names.join(", ");
+        Err(format!("--only {text:?} is in the name of no benchmark{place}; the names are {names}"))
+    }
+
+    /// The names of everything that these modes measure, in the order in which it runs.
+    fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.has_mode("embedded") || self.has_mode("daemon") {
+            names.extend(card::main().into_iter().map(|benchmark| benchmark.name));
+            if !self.quick {
+                names.extend(card::more().into_iter().map(|benchmark| benchmark.name));
+            }
+        }
+        if self.has_mode("programs") {
+            names.extend(programs::names());
+        }
+        if self.has_mode("peer") {
+            names.extend(peer::NAMES.map(String::from));
+        }
+        names
+    }
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    if let Err(why) = arguments.check() {
+        eprintln!("softhca bench: {why}");
+        return ExitCode::from(crate::BAD_INPUT);
+    }
     let effort = match arguments.quick {
         true => Effort { round: Duration::from_millis(200), rounds: 3 },
         false => Effort { round: Duration::from_millis(500), rounds: 7 },
     };
     let mut output = table::Output::new(arguments.json);
     for wanted in ["embedded", "daemon"] {
-        if arguments.mode.as_ref().is_some_and(|mode| mode != wanted) {
+        if !arguments.has_mode(wanted) {
             continue;
         }
         let mode = match wanted {
@@ -65,14 +119,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
-    let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
-    if arguments.mode.as_ref().is_some_and(|mode| mode == "programs")
+    let wanted = |name: &str| arguments.wants(name);
+    if arguments.has_mode("programs")
         && let Err(why) = programs::measure(&wanted, effort, &mut |figure| output.row(figure))
     {
         eprintln!("softhca: programs: {why}");
         return ExitCode::FAILURE;
     }
-    if arguments.mode.as_ref().map_or(!arguments.quick, |mode| mode == "peer")
+    if arguments.has_mode("peer")
         && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure))
     {
         eprintln!("softhca: peers: {why}");
@@ -87,13 +141,12 @@ fn measure(
     effort: Effort,
     output: &mut table::Output,
 ) -> Result<(), Failure> {
-    let wanted = |name: &str| arguments.only.as_ref().is_none_or(|text| name.contains(text.as_str()));
     let more = if arguments.quick { Vec::new() } else { card::more() };
     // The sizes between and the variants are for the shape of things: fewer rounds will do.
     let less = Effort { rounds: effort.rounds.min(3), ..effort };
     let all =
         card::main().into_iter().map(|one| (one, effort)).chain(more.into_iter().map(|one| (one, less)));
-    for (benchmark, effort) in all.filter(|(benchmark, _)| wanted(&benchmark.name)) {
+    for (benchmark, effort) in all.filter(|(benchmark, _)| arguments.wants(&benchmark.name)) {
         let figure = benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
         output.row(&figure);
     }

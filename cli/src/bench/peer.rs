@@ -27,6 +27,27 @@ enum Measure {
     Latency,
 }
 
+impl Measure {
+    /// The name of the benchmark.
+    const fn name(self) -> &'static str {
+        match self {
+            Measure::Stream => "stream-1MiB",
+            Measure::Latency => "message-64B-latency",
+        }
+    }
+
+    /// What its figures are in.
+    const fn unit(self) -> &'static str {
+        match self {
+            Measure::Stream => "GB/s",
+            Measure::Latency => "us",
+        }
+    }
+}
+
+/// The names of what is measured of peers.
+pub const NAMES: [&str; 2] = [Measure::Stream.name(), Measure::Latency.name()];
+
 const PEERS: [Peer; 4] = [
     Peer { program: "iperf3", mode: "peer:iperf3", figures: &[Measure::Stream] },
     Peer { program: "ucx_perftest", mode: "peer:ucx-tcp-tag", figures: &[Measure::Stream, Measure::Latency] },
@@ -46,10 +67,7 @@ pub fn measure(
             continue;
         }
         for measure in peer.figures {
-            let (name, unit) = match measure {
-                Measure::Stream => ("stream-1MiB", "GB/s"),
-                Measure::Latency => ("message-64B-latency", "us"),
-            };
+            let (name, unit) = (measure.name(), measure.unit());
             if !wanted(name) {
                 continue;
             }

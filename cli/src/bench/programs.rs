@@ -15,12 +15,18 @@ use std::time::{Duration, Instant};
 const SMALL: usize = 64;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where the two ends of a program run: as programs on one machine do that nobody places, the same without sockets, and as
-/// on two machines.
-const PLACES: [(&str, [&str; 2], Loopback); 3] = [
-    ("", ["alice", "alice"], Loopback::Socket),
-    ("-card-loopback", ["alice", "alice"], Loopback::Card),
-    ("-two-hosts", ["alice", "bob"], Loopback::Socket),
+/// Where the two ends of a program run, and where goes what one host sends to itself.
+struct Setting {
+    suffix: &'static str,
+    hosts: [&'static str; 2],
+    loopback: Loopback,
+}
+
+/// As programs on one machine do that nobody places, the same without sockets, and as on two machines.
+static SETTINGS: [Setting; 3] = [
+    Setting { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
+    Setting { suffix: "-card-loopback", hosts: ["alice", "alice"], loopback: Loopback::Card },
+    Setting { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
 ];
 
 /// One run of a program.
@@ -54,7 +60,7 @@ const fn row(name: &'static str, words: &'static [&'static str], count: usize, k
     Benchmark { name, words, count, kind }
 }
 
-const BENCHMARKS: [Benchmark; 8] = [
+static BENCHMARKS: [Benchmark; 8] = [
     row("ib_write_bw-1MiB", &["ib_write_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
     row("ib_write_bw-64KiB", &["ib_write_bw", "-s", "65536"], 10_000, Kind::Stream("64K")),
     row("ib_read_bw-1MiB", &["ib_read_bw", "-s", "1048576"], 1000, Kind::Stream("1M")),
@@ -70,6 +76,20 @@ const BENCHMARKS: [Benchmark; 8] = [
     row("ib_send_bw-64B", &["ib_send_bw", "-s", "64"], 100_000, Kind::Rate),
 ];
 
+/// Every run: its name, the benchmark, its setting.
+fn all() -> impl Iterator<Item = (String, &'static Benchmark, &'static Setting)> {
+    BENCHMARKS.iter().flat_map(|benchmark| {
+        SETTINGS
+            .iter()
+            .map(move |setting| (format!("{}{}", benchmark.name, setting.suffix), benchmark, setting))
+    })
+}
+
+/// The names of what is measured of programs.
+pub fn names() -> impl Iterator<Item = String> {
+    all().map(|(name, ..)| name)
+}
+
 /// Measures the programs that are installed.
 pub fn measure(
     wanted: &dyn Fn(&str) -> bool,
@@ -81,16 +101,11 @@ pub fn measure(
         return Err(format!("{missing} is not installed (Debian: perftest, iperf3)").into());
     }
     let [sockets, card] = [Daemon::start(Loopback::Socket)?, Daemon::start(Loopback::Card)?];
-    for benchmark in &BENCHMARKS {
-        for (suffix, hosts, loopback) in PLACES {
-            let name = format!("{}{suffix}", benchmark.name);
-            if wanted(&name) {
-                let daemon = if loopback == Loopback::Card { &card } else { &sockets };
-                let ends = Ends { daemon: daemon.name(), hosts };
-                let figure = benchmark.measure(&name, ends, effort);
-                row(&figure.map_err(|why| format!("{name}: {why}"))?);
-            }
-        }
+    for (name, benchmark, setting) in all().filter(|(name, ..)| wanted(name)) {
+        let daemon = if setting.loopback == Loopback::Card { &card } else { &sockets };
+        let ends = Ends { daemon: daemon.name(), hosts: setting.hosts };
+        let figure = benchmark.measure(&name, ends, effort);
+        row(&figure.map_err(|why| format!("{name}: {why}"))?);
     }
     Ok(())
 }

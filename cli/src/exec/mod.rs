@@ -13,6 +13,7 @@ mod view;
 
 pub use commands::perform;
 
+use crate::output;
 use clap::Args;
 use daemon::Wanted;
 use events::Events;
@@ -24,7 +25,6 @@ use softhca_scenarios::live::Live;
 use softhca_scenarios::{Values, Verdict};
 use stage::Stage;
 use std::ffi::OsString;
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -248,9 +248,7 @@ fn listen(events: &mut Events, stage: Option<&mut Stage<'_>>, lint: bool) {
 /// Files are opened here, with the rights of whoever asked for them, and passed to the daemon.
 fn begin_records(connection: &mut DaemonControl, arguments: &Arguments) -> Result<Option<Events>, String> {
     let Arguments { scenario, capture, log, why, lint, .. } = arguments;
-    let create =
-        |path: &PathBuf| File::create(path).map(Some).map_err(|error| format!("{}: {error}", path.display()));
-    let packets = capture.as_ref().map_or(Ok(None), create)?;
+    let packets = capture.as_ref().map(|path| output::create("--capture", path)).transpose()?;
     if scenario.is_none() && log.is_none() && !why && !lint {
         if let Some(packets) = packets {
             connection.record(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
@@ -258,7 +256,7 @@ fn begin_records(connection: &mut DaemonControl, arguments: &Arguments) -> Resul
         return Ok(None);
     }
     let events = Events::create(log.as_deref()).map_err(|error| match log {
-        Some(path) => format!("{}: {error}", path.display()),
+        Some(path) => output::refusal("--log", path, &error),
         None => format!("no memory for an event log: {error}"),
     })?;
     events.begin(connection, packets.as_ref())?;

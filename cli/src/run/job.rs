@@ -4,6 +4,7 @@ use super::Place;
 use softhca_scenarios::{Line, Outcome, Recording, Scenario, Values, Verdict, simulate};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -127,8 +128,9 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Runs all jobs, virtual ones on every core, and hands their results over in the order of jobs.
-pub fn run_all(jobs: &[Job], on: Place, keep: bool, mut take: impl FnMut(usize, Ran)) {
+/// Runs all jobs, virtual ones on every core, and hands their results over in the order of jobs, until whoever takes
+/// them has enough.
+pub fn run_all(jobs: &[Job], on: Place, keep: bool, mut take: impl FnMut(usize, Ran) -> ControlFlow<()>) {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     // Real sockets have one wire for all.
     let workers = if on == Place::Udp { 1 } else { cores.min(jobs.len()).max(1) };
@@ -153,7 +155,10 @@ pub fn run_all(jobs: &[Job], on: Place, keep: bool, mut take: impl FnMut(usize, 
         for (index, ran) in results {
             early.insert(index, ran);
             while let Some(ran) = early.remove(&wanted) {
-                take(wanted, ran);
+                if take(wanted, ran).is_break() {
+                    // With the receiver gone, nobody begins another run.
+                    return;
+                }
                 wanted += 1;
             }
         }

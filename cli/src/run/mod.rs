@@ -3,12 +3,13 @@
 mod artefact;
 mod job;
 mod junit;
+mod store;
 mod tell;
 
 #[cfg(target_os = "linux")]
 pub use tell::judged;
 
-use crate::BAD_INPUT;
+use crate::{BAD_INPUT, output};
 use clap::{Args, ValueEnum};
 use job::{Job, Ran};
 use softhca_scenarios::{Problem, Scenario, Verdict};
@@ -154,14 +155,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let mut teller = tell::Teller::new(&jobs, arguments.json, arguments.out.clone());
     let mut ran = Vec::new();
     job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: Ran| {
-        teller.tell(&jobs[index], &result);
         ran.push((index, result.summary()));
+        teller.tell(index, &result)
     });
     teller.finish();
     if let Some(path) = &arguments.junit {
         let report = junit::report(&jobs, &ran);
         if let Err(error) = fs::write(path, report) {
-            eprintln!("softhca run: cannot write {}: {error}", path.display());
+            eprintln!("softhca run: {}", output::refusal("--junit", path, &error));
             return ExitCode::from(BAD_INPUT);
         }
     }
@@ -184,7 +185,7 @@ fn check_outputs(arguments: &Arguments) -> Result<(), String> {
             .map_err(|error| format!("cannot write to {}: {error}", folder.display()))?;
     }
     if let Some(path) = &arguments.junit {
-        fs::File::create(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+        output::create("--junit", path)?;
     }
     Ok(())
 }
@@ -289,9 +290,8 @@ fn merge(arguments: &Arguments) -> ExitCode {
         }
     }
     let path = arguments.junit.as_ref().expect("clap asks for it");
-    let written = junit::merge(&reports).and_then(|merged| {
-        fs::write(path, merged).map_err(|error| format!("cannot write {}: {error}", path.display()))
-    });
+    let written = junit::merge(&reports)
+        .and_then(|merged| fs::write(path, merged).map_err(|error| output::refusal("--junit", path, &error)));
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

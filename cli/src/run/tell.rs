@@ -1,11 +1,12 @@
 //! What people read of a run: the verdict in plain words, what each fault did, and the packets around a failure.
 
-use super::artefact;
 use super::job::{Job, Ran};
+use super::store::{Leaves, Store};
 use crate::terminal;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca_scenarios::{Outcome, Verdict};
 use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 /// So many runs at most are told one by one; of more, only those that fail.
@@ -14,9 +15,10 @@ const FEW: usize = 60;
 const MOST_LEFT_BEHIND: usize = 10;
 
 /// Tells about runs as they end.
-pub struct Teller {
+pub struct Teller<'a> {
+    jobs: &'a [Job],
     json: bool,
-    out: Option<PathBuf>,
+    store: Store<'a>,
     few: bool,
     bar: ProgressBar,
     counts: [u64; 3],
@@ -24,9 +26,9 @@ pub struct Teller {
     trouble: Option<String>,
 }
 
-impl Teller {
+impl<'a> Teller<'a> {
     /// Nothing has run yet.
-    pub fn new(jobs: &[Job], json: bool, out: Option<PathBuf>) -> Teller {
+    pub fn new(jobs: &'a [Job], json: bool, out: Option<PathBuf>) -> Teller<'a> {
         let bar = match jobs.len() > 1 && io::stderr().is_terminal() {
             true => ProgressBar::with_draw_target(Some(jobs.len() as u64), ProgressDrawTarget::stderr()),
             false => ProgressBar::hidden(),
@@ -37,14 +39,22 @@ impl Teller {
             bar.set_style(style);
         }
         let few = jobs.len() <= FEW;
-        Teller { json, out, few, bar, counts: [0; 3], left_behind: 0, trouble: None }
+        let store = match out {
+            Some(out) => Store::new(out, jobs, Leaves::All),
+            None => {
+                let root = std::env::temp_dir().join(format!("softhca-run-{}", std::process::id()));
+                Store::new(root, jobs, Leaves::Failures)
+            }
+        };
+        Teller { jobs, json, store, few, bar, counts: [0; 3], left_behind: 0, trouble: None }
     }
 
-    /// A run ended.
-    pub fn tell(&mut self, job: &Job, ran: &Ran) {
+    /// A run ended; breaks if there is no sense in others, since they could not be written.
+    pub fn tell(&mut self, index: usize, ran: &Ran) -> ControlFlow<()> {
+        let job = &self.jobs[index];
         let verdict = ran.outcome.verdict;
         self.counts[verdict as usize] += 1;
-        let folder = self.leave_behind(job, ran);
+        let folder = self.leave_behind(index, ran);
         let text = match self.json {
             true => serde_json::to_string(&job.line(ran)).unwrap_or_default() + "\n",
             false if self.few || verdict != Verdict::Pass => told(job, ran, folder),
@@ -60,20 +70,33 @@ impl Teller {
         if failed + broken > 0 {
             self.bar.set_message(format!("({} failed)", failed + broken));
         }
+        match (self.store.leaves(), &self.trouble) {
+            (Leaves::All, Some(_)) => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
     }
 
-    fn leave_behind(&mut self, job: &Job, ran: &Ran) -> Option<PathBuf> {
-        let root = match &self.out {
-            Some(out) => out.clone(),
-            None if ran.outcome.verdict == Verdict::Pass || ran.outcome.artefacts.is_none() => return None,
-            None if self.left_behind == MOST_LEFT_BEHIND => return None,
-            None => std::env::temp_dir().join(format!("softhca-run-{}", std::process::id())),
+    fn leave_behind(&mut self, index: usize, ran: &Ran) -> Option<PathBuf> {
+        let is_left = match self.store.leaves() {
+            Leaves::All => true,
+            Leaves::Failures => {
+                let failed = ran.outcome.verdict != Verdict::Pass && ran.outcome.artefacts.is_some();
+                failed && self.left_behind < MOST_LEFT_BEHIND
+            }
         };
+        // One that is half written is enough.
+        if !is_left || self.trouble.is_some() {
+            return None;
+        }
         self.left_behind += 1;
-        match artefact::write(&root, job, ran) {
+        match self.store.write(index, ran) {
             Ok(folder) => Some(folder),
-            Err(error) => {
-                self.trouble.get_or_insert(format!("cannot write to {}: {error}", root.display()));
+            Err(why) => {
+                let told: u64 = self.counts.iter().sum();
+                self.trouble = Some(match self.store.leaves() {
+                    Leaves::All => format!("stopped after {told} of {} runs: {why}", self.jobs.len()),
+                    Leaves::Failures => why,
+                });
                 None
             }
         }

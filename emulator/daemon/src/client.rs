@@ -4,14 +4,14 @@ use crate::host::Host;
 use crate::outbox::Outbox;
 use crate::peer::Peer;
 use crate::quota::{Quota, count_mapping};
-use crate::reach::{Process, Reach};
+use crate::reach::{Far, Near, Process, Reach};
 use crate::refusal::Refusal;
 use crate::server::Shared;
 use softhca_engine::{
     ClientId, CmChannelId, Context, CqId, Hca, Limits, PdId, QpInit, QpKind, QpRings, Region, Resource,
     SrqInit, State,
 };
-use softhca_queue::control::{Call, Place, Reply, Sizes, Translation};
+use softhca_queue::control::{Call, Part, Place, Reply, Sizes, Translation};
 use softhca_queue::{
     Access, Bell, CompletionProducer, DoorbellConsumer, DoorbellProducer, ReceiveConsumer, ReceiveProducer,
     Rights, SendConsumer, SendProducer, SharedMemory, Words, cm,
@@ -421,18 +421,29 @@ impl Client {
         let Translation { base, length, place } = translation;
         let size = usize::try_from(length).ok().filter(|size| *size <= isize::MAX as usize);
         let size = size.ok_or_else(|| Refusal::new(libc::EINVAL, format!("a region of {length} bytes")))?;
+        let near = |offset, size| {
+            let Some(descriptor) = descriptors.into_iter().next() else {
+                return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
+            };
+            let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
+            let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
+            Ok(Near { block: memory.block(), offset, counted })
+        };
         let reach = match place {
-            Place::Shared => {
-                let Some(descriptor) = descriptors.into_iter().next() else {
-                    return Err(Refusal::new(libc::EBADF, "a region in shared memory needs its descriptor"));
-                };
-                let counted = count_mapping(&self.shared.mappings, self.shared.config.mappings)?;
-                let memory = Arc::new(SharedMemory::adopt(descriptor, size, Rights::ReadWrite)?);
-                Reach::Mapped(memory.block(), counted)
-            }
-            Place::Process { address } => {
+            Place::Shared => Reach { near: Some(near(0, size)?), far: None },
+            Place::Process { address, shared } => {
                 self.process.check(address, length, access).map_err(|why| Refusal::new(libc::EFAULT, why))?;
-                Reach::Process { process: self.process.clone(), address, length }
+                let near = match shared {
+                    None => None,
+                    Some(Part { offset, length: part }) => {
+                        let end = offset.checked_add(part).filter(|end| *end <= length);
+                        let outside =
+                            || Refusal::new(libc::EINVAL, "the shared part is not inside of its region");
+                        end.ok_or_else(outside)?;
+                        Some(near(offset, part as usize)?)
+                    }
+                };
+                Reach { near, far: Some(Far { process: self.process.clone(), address, length }) }
             }
         };
         let base = base.unwrap_or(self.next_address);
@@ -461,7 +472,9 @@ impl Client {
             region.memory = station.control(|driver| driver.memory().add(Arc::new(reach)));
         } else {
             let reach = station.control(|driver| driver.memory().get(region.memory).ok().cloned());
-            if let Some(Reach::Process { process, address, length }) = reach.as_deref() {
+            if let Some(Far { process, address, length }) =
+                reach.as_deref().and_then(|reach| reach.far.as_ref())
+            {
                 let denied = |why| Refusal::new(libc::EFAULT, why);
                 process.check(*address, *length, region.access).map_err(denied)?;
             }

@@ -246,22 +246,54 @@ impl Process {
     }
 }
 
-/// The memory behind one region.
-pub(crate) enum Reach {
-    /// Mapped here too.
-    Mapped(Block, #[allow(dead_code, reason = "counts while it lives")] Counted),
-    /// In the client's process.
-    Process { process: Arc<Process>, address: u64, length: u64 },
+/// The memory behind one region: mapped here, in the client's process, or there with a part that is mapped here too.
+pub(crate) struct Reach {
+    pub near: Option<Near>,
+    pub far: Option<Far>,
+}
+
+/// What is mapped here.
+pub(crate) struct Near {
+    pub block: Block,
+    /// Where it begins in the region.
+    pub offset: u64,
+    #[allow(dead_code, reason = "counts while it lives")]
+    pub counted: Counted,
+}
+
+/// What is in the client's process.
+pub(crate) struct Far {
+    pub process: Arc<Process>,
+    pub address: u64,
+    pub length: u64,
+}
+
+/// How a range is reached.
+enum Way<'a> {
+    /// At this offset of what is mapped here.
+    Near(&'a Block, u64),
+    /// At this address of a process.
+    Far(&'a Process, u64),
 }
 
 impl Reach {
     fn is_far(&self) -> bool {
-        matches!(self, Reach::Process { .. })
+        self.near.is_none()
     }
 
-    fn locate(address: u64, size: u64, offset: u64, length: usize) -> Result<u64, MemoryFault> {
+    #[inline]
+    fn way(&self, offset: u64, length: usize) -> Result<Way<'_>, MemoryFault> {
         let end = offset.checked_add(length as u64).ok_or(MemoryFault)?;
-        if end <= size { Ok(address + offset) } else { Err(MemoryFault) }
+        if let Some(near) = &self.near
+            && offset >= near.offset
+            && end - near.offset <= near.block.len() as u64
+        {
+            return Ok(Way::Near(&near.block, offset - near.offset));
+        }
+        match &self.far {
+            Some(far) if end <= far.length => Ok(Way::Far(&far.process, far.address + offset)),
+            _ => Err(MemoryFault),
+        }
     }
 }
 
@@ -313,13 +345,12 @@ impl Memories {
         let mut found: Option<&Process> = None;
         let mut count = 0;
         for place in places.iter().take(MOST_PACKETS) {
-            let Ok(Reach::Process { process, address, length }) =
-                self.get(place.memory).map(|reach| &**reach)
+            let Ok(Way::Far(process, at)) =
+                self.get(place.memory).and_then(|reach| reach.way(place.offset, place.length))
             else {
                 break;
             };
-            let Ok(at) = Reach::locate(*address, *length, place.offset, place.length) else { break };
-            if found.is_some_and(|found| !std::ptr::eq(found, &**process)) {
+            if found.is_some_and(|found| !std::ptr::eq(found, process)) {
                 break;
             }
             found = Some(process);
@@ -332,22 +363,16 @@ impl Memories {
 
 impl Memory for Memories {
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
-        match &**self.get(memory)? {
-            Reach::Mapped(block, _) => block.read(offset, into),
-            Reach::Process { process, address, length } => {
-                let at = Reach::locate(*address, *length, offset, into.len())?;
-                self.reaching.inside(process.number, || process.read(at, into))
-            }
+        match self.get(memory)?.way(offset, into.len())? {
+            Way::Near(block, at) => block.read(at, into),
+            Way::Far(process, at) => self.reaching.inside(process.number, || process.read(at, into)),
         }
     }
 
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
-        match &**self.get(memory)? {
-            Reach::Mapped(block, _) => block.write(offset, from),
-            Reach::Process { process, address, length } => {
-                let at = Reach::locate(*address, *length, offset, from.len())?;
-                self.reaching.inside(process.number, || process.write(at, from))
-            }
+        match self.get(memory)?.way(offset, from.len())? {
+            Way::Near(block, at) => block.write(at, from),
+            Way::Far(process, at) => self.reaching.inside(process.number, || process.write(at, from)),
         }
     }
 
@@ -377,18 +402,15 @@ impl Memory for Memories {
 
     /// In another process, atomic among the operations of this card only, as `IBV_ATOMIC_HCA` says.
     fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
-        match &**self.get(memory)? {
-            Reach::Mapped(block, _) => block.atomic(offset, operation),
-            Reach::Process { process, address, length } => {
-                let at = Reach::locate(*address, *length, offset, 8)?;
-                self.reaching.inside(process.number, || {
-                    let mut bytes = [0; 8];
-                    process.read(at, &mut bytes)?;
-                    let old = u64::from_ne_bytes(bytes);
-                    process.write(at, &operation.apply(old).to_ne_bytes())?;
-                    Ok(old)
-                })
-            }
+        match self.get(memory)?.way(offset, 8)? {
+            Way::Near(block, at) => block.atomic(at, operation),
+            Way::Far(process, at) => self.reaching.inside(process.number, || {
+                let mut bytes = [0; 8];
+                process.read(at, &mut bytes)?;
+                let old = u64::from_ne_bytes(bytes);
+                process.write(at, &operation.apply(old).to_ne_bytes())?;
+                Ok(old)
+            }),
         }
     }
 }

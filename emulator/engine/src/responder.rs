@@ -3,16 +3,15 @@
 use crate::card::Card;
 use crate::inbound::{Open, Owed};
 use crate::queue_pair::QueuePair;
-use crate::{AsyncEvent, Atomic, Context, CqId, Denied, DropReason, Event, Limits, Packet, QpKind};
-use crate::{PdId, Reason, Recovery, Refusal, SrqId, State};
+use crate::{AsyncEvent, Atomic, Context, CqId, Denied, DropReason, Event, Limits, Packet, PdId, QpKind};
+use crate::{Reason, Refusal, SrqId, State};
 use softhca_queue::{Access, Completion, CompletionFlags, CompletionOperation, Status};
 use softhca_wire::{
-    AtomicEth, Header, NakCode, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, Trailer, Transport,
-    XrcEth,
+    AtomicEth, Header, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, Trailer, Transport, XrcEth,
 };
 
 /// How many replies may wait before duplicates are no longer answered.
-const MAX_OWED: usize = 512;
+pub(crate) const MAX_OWED: usize = 512;
 
 impl QueuePair {
     /// Takes a request of the peer of a reliable connection.
@@ -175,7 +174,7 @@ impl QueuePair {
 
     /// The protection domain that a peer's keys are checked against: an XRC target has none of its own, the
     /// queue that a request names has.
-    fn access_domain(&self, card: &Card, header: &Header) -> Result<PdId, Refusal> {
+    pub(crate) fn access_domain(&self, card: &Card, header: &Header) -> Result<PdId, Refusal> {
         match (header.xrceth, self.domain) {
             (Some(xrceth), _) => self.extended_queue(card, xrceth).map(|(_, domain)| domain),
             (None, Some(domain)) => Ok(domain),
@@ -436,145 +435,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Answers a request that was executed before, without executing it again (IBA 9.7.5.1.5).
-    fn on_duplicate(
-        &mut self,
-        card: &mut Card,
-        ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-        packet: Packet,
-    ) {
-        card.counters.duplicate_request += 1;
-        let header = &transport.header;
-        let psn = packet.psn;
-        if self.inbound.owed.len() >= MAX_OWED {
-            return self.tell_dropped(card, ctx, packet, DropReason::TooManyRepliesOwed);
-        }
-        match packet.opcode.operation() {
-            Operation::Send | Operation::Write => {
-                if !header.bth.ack_request {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
-                }
-                let latest = self.inbound.expected.minus(1);
-                self.owe_acknowledge(card, latest, Syndrome::ACK);
-            }
-            Operation::ReadRequest => {
-                let remote = header.reth.expect("a READ request has a RETH");
-                let packets = self.attributes.mtu.packets(remote.length);
-                let known = packets <= self.inbound.expected.since(psn);
-                let allowed =
-                    remote.length == 0 || self.locate(card, header, remote, Access::REMOTE_READ).is_ok();
-                let (true, true, Ok(domain)) = (known, allowed, self.access_domain(card, header)) else {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
-                };
-                self.answer_again(psn, packets, remote, domain);
-            }
-            _ => {
-                let found = self.inbound.atomics.iter().find(|(kept, _)| *kept == psn);
-                let Some((_, original)) = found.copied() else {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateWithoutRecord);
-                };
-                let msn = self.inbound.msn;
-                self.inbound.owed.push_back(Owed::Atomic { psn, original, msn, again: true });
-            }
-        }
-        ctx.tell(Event::DuplicateAnswered { qp: self.number, psn, opcode: packet.opcode });
-        self.wake(card);
-    }
-
-    /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
-    fn answer_again(&mut self, psn: Psn, count: u32, asked: Reth, domain: PdId) {
-        for owed in &mut self.inbound.owed {
-            if let Owed::Read { first, next, packets, remote, .. } = owed
-                && psn.is_within(*first, *packets)
-            {
-                // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
-                if psn.is_before(*next) {
-                    (*first, *next, *packets, *remote) = (psn, psn, count, asked);
-                }
-                return;
-            }
-        }
-        let msn = self.inbound.msn;
-        let (first, next, packets, remote) = (psn, psn, count, asked);
-        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, domain, msn, again: true });
-    }
-
-    /// Refuses a request: one NAK, and what the reason does to the queue pair.
-    pub(crate) fn refuse(&mut self, card: &mut Card, ctx: &mut Context<'_>, psn: Psn, refusal: Refusal) {
-        ctx.tell(Event::Refused { qp: self.number, psn, refusal });
-        let number = self.number;
-        let mut at = self.inbound.expected;
-        let (syndrome, event, receive) = match refusal {
-            Refusal::Gap { .. } => {
-                if card.settings.recovery == Recovery::GoBack0
-                    && let Some(open) = self.inbound.open.take()
-                {
-                    at = open.first;
-                    self.inbound.expected = at;
-                }
-                let syndrome = Syndrome::Nak(NakCode::SequenceError);
-                if card.settings.recovery != Recovery::Fatal {
-                    self.inbound.refused = true;
-                    self.owe(at, syndrome);
-                    return self.wake(card);
-                }
-                (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)
-            }
-            Refusal::NotReady => {
-                card.counters.sent_rnr_err += 1;
-                self.inbound.refused = true;
-                let syndrome = Syndrome::RnrNak(self.attributes.min_rnr_timer);
-                let waits = matches!(
-                    self.inbound.owed.back(),
-                    Some(Owed::Acknowledge { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
-                );
-                if !waits {
-                    self.owe(at, syndrome);
-                }
-                return self.wake(card);
-            }
-            Refusal::OpcodeOutOfPlace { .. }
-            | Refusal::Unsupported { .. }
-            | Refusal::PayloadLength { .. }
-            | Refusal::MessageLength { .. }
-            | Refusal::TooManyReads { .. }
-            | Refusal::Misaligned { .. }
-            | Refusal::NoSharedReceiveQueue { .. } => {
-                card.counters.resp_remote_invalid_request += 1;
-                let event = AsyncEvent::QueuePairRequestError(number);
-                (Syndrome::Nak(NakCode::InvalidRequest), Some(event), None)
-            }
-            Refusal::Access(_) | Refusal::InvalidateFailed(_) => {
-                card.counters.resp_remote_access_errors += 1;
-                let event = AsyncEvent::QueuePairAccessError(number);
-                (Syndrome::Nak(NakCode::RemoteAccess), Some(event), None)
-            }
-            Refusal::ReceiveTooSmall { .. } => {
-                card.counters.resp_local_length_error += 1;
-                (Syndrome::Nak(NakCode::InvalidRequest), None, Some(Status::LocalLength))
-            }
-            Refusal::ReceiveDenied(_) => {
-                (Syndrome::Nak(NakCode::RemoteOperational), None, Some(Status::LocalProtection))
-            }
-            Refusal::ReadFailed(_) | Refusal::BrokenRing(_) => {
-                let event = AsyncEvent::QueuePairFatal(number);
-                (Syndrome::Nak(NakCode::RemoteOperational), Some(event), None)
-            }
-        };
-        self.owe(psn_of_refusal(refusal, at, psn), syndrome);
-        let reason = Reason::Refused(refusal);
-        if let Some(status) = receive
-            && let Some(buffer) = self.inbound.buffer.take()
-        {
-            self.complete_receive(card, ctx, buffer, status, reason);
-        }
-        self.enter_error(card, ctx, reason, event);
-        self.wake(card);
-    }
-
     /// Owes an acknowledgement, together with one that waits already if the settings say so.
-    fn owe_acknowledge(&mut self, card: &Card, psn: Psn, syndrome: Syndrome) {
+    pub(crate) fn owe_acknowledge(&mut self, card: &Card, psn: Psn, syndrome: Syndrome) {
         let coalesce = card.settings.acks == crate::Acks::Coalesce || self.inbound.owed.len() >= MAX_OWED;
         if coalesce
             && let Some(Owed::Acknowledge { psn: last, syndrome: Syndrome::Ack(_), msn }) =
@@ -587,16 +449,8 @@ impl QueuePair {
     }
 
     /// Owes an acknowledgement of its own.
-    fn owe(&mut self, psn: Psn, syndrome: Syndrome) {
+    pub(crate) fn owe(&mut self, psn: Psn, syndrome: Syndrome) {
         let msn = self.inbound.msn;
         self.inbound.owed.push_back(Owed::Acknowledge { psn, syndrome, msn });
-    }
-}
-
-/// A gap is reported at the missing packet, everything else at the refused one.
-fn psn_of_refusal(refusal: Refusal, expected: Psn, psn: Psn) -> Psn {
-    match refusal {
-        Refusal::Gap { .. } => expected,
-        _ => psn,
     }
 }

@@ -3,6 +3,7 @@
 use crate::Error;
 use crate::backend::Result;
 use crate::embedded::check_process;
+use crate::memory::spawn_bystander;
 use parking_lot::Mutex;
 use softhca_queue::control::{
     Call, Folder, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
@@ -96,21 +97,19 @@ impl Greeted {
         let Greeted { stream, reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
-        let thread = std::thread::Builder::new()
-            .name("softhca news".into())
-            .spawn({
-                let news = news.try_clone().map_err(system)?;
-                move || {
-                    let mut reader = FrameReader::default();
-                    while let Ok((message, _)) = receive(&mut reader, news.as_fd()) {
-                        if let Message::News(news) = message {
-                            listener.news(news);
-                        }
+        let thread = spawn_bystander("softhca news", {
+            let news = news.try_clone().map_err(system)?;
+            move || {
+                let mut reader = FrameReader::default();
+                while let Ok((message, _)) = receive(&mut reader, news.as_fd()) {
+                    if let Message::News(news) = message {
+                        listener.news(news);
                     }
-                    listener.gone();
                 }
-            })
-            .map_err(system)?;
+                listener.gone();
+            }
+        })
+        .map_err(system)?;
         Ok(Line { stream, reader: Mutex::new(reader), news, process, thread: Some(thread) })
     }
 }

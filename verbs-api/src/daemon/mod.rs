@@ -10,7 +10,7 @@ pub use softhca_queue::control::{ClientStatus, FabricPort, HostCard, HostStatus,
 
 use crate::backend::{Backend, NewQueuePair, Result, Sizes};
 use crate::events::EventQueue;
-use crate::memory::Block;
+use crate::memory::{Block, Tenure};
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{Device, Error, Rendezvous};
@@ -24,7 +24,7 @@ use softhca_engine::{
     QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId,
 };
 use softhca_fabric::{Flow, Rule, Tally};
-use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Place, Reply, Translation};
+use softhca_queue::control::{self as protocol, Call, HOST_VARIABLE, News, Part, Place, Reply, Translation};
 use softhca_queue::{
     Access, Bell, CompletionConsumer, CompletionProducer, DoorbellProducer, ReceiveProducer, Rights,
     SendProducer, SharedMemory, Words, cm,
@@ -46,6 +46,15 @@ const YIELD_AFTER: u32 = 16;
 const WAIT_AFTER: u32 = 32;
 /// The most that a poll waits then.
 const LONGEST_POLL: Duration = Duration::from_micros(50);
+
+macro_rules! expect {
+    ($reply:expr, $pattern:pat => $value:expr) => {
+        match $reply {
+            $pattern => Ok($value),
+            other => Err(unexpected(&other)),
+        }
+    };
+}
 
 impl Device {
     /// The card of a daemon: of the host in `SOFTHCA_HOST`, or of its first host; of the daemon in
@@ -125,6 +134,8 @@ pub(crate) struct Daemon {
     /// Not zero: the engine thread sleeps. Only to be read.
     asleep: Words,
     waker: File,
+    /// The program's own memory that is registered.
+    tenures: Mutex<BTreeMap<RemoteKey, Tenure>>,
 }
 
 impl Daemon {
@@ -155,6 +166,7 @@ impl Daemon {
             bell: Bell::new(page.words(0, Bell::WORDS)),
             asleep: asleep.words(0, 1),
             waker: File::from(waker),
+            tenures: Mutex::default(),
         })
     }
 
@@ -198,24 +210,38 @@ impl Daemon {
             .map_err(|source| Error::System { what: "mapping the rings", source })?;
         Ok((reply, Arc::new(memory)))
     }
-}
 
-/// Where the daemon finds the bytes of a block, and the descriptor to pass to it.
-fn place_of(block: &Block) -> (Place, Option<OwnedFd>) {
-    let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
-    match memory.and_then(|memory| memory.take_descriptor()) {
-        Some(descriptor) => (Place::Shared, Some(descriptor)),
-        None => (Place::Process { address: block.address() }, None),
-    }
-}
-
-macro_rules! expect {
-    ($reply:expr, $pattern:pat => $value:expr) => {
-        match $reply {
-            $pattern => Ok($value),
-            other => Err(unexpected(&other)),
+    /// Asks for a region of these bytes: the daemon has them mapped, or reaches for them in this process. The
+    /// program's own are registered for as long as their tenure.
+    fn place(&self, block: &Block, call: impl Fn(Place) -> Call) -> Result<(RemoteKey, u64, Option<Tenure>)> {
+        let ask = |place, passed: &[BorrowedFd<'_>]| {
+            let (reply, _) = self.line.call(&call(place), passed)?;
+            expect!(reply, Reply::Region { key, base } => (key, base))
+        };
+        let memory = block.owner().and_then(|owner| owner.clone().downcast::<SharedMemory>().ok());
+        if let Some(descriptor) = memory.and_then(|memory| memory.take_descriptor()) {
+            let (key, base) = ask(Place::Shared, &[descriptor.as_fd()])?;
+            return Ok((key, base, None));
         }
-    };
+        let address = block.address();
+        let mut tenure = Tenure::begin(address as usize, block.len());
+        if let Some((part, file)) = tenure.shared() {
+            let shared = Some(Part { offset: part.start, length: part.end - part.start });
+            if let Ok((key, base)) = ask(Place::Process { address, shared }, &[file]) {
+                return Ok((key, base, Some(tenure)));
+            }
+            // It may have no room for another mapping.
+            tenure.unshare();
+        }
+        let (key, base) = ask(Place::Process { address, shared: None }, &[])?;
+        Ok((key, base, Some(tenure)))
+    }
+
+    fn keep(&self, key: RemoteKey, tenure: Option<Tenure>) {
+        if let Some(tenure) = tenure {
+            self.tenures.lock().insert(key, tenure);
+        }
+    }
 }
 
 impl Backend for Daemon {
@@ -261,11 +287,11 @@ impl Backend for Daemon {
         access: Access,
     ) -> Result<(RemoteKey, u64)> {
         self.check_process()?;
-        let (place, descriptor) = place_of(&block);
-        let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
-        let translation = Translation { base, length, place };
-        let call = Call::Register { domain, translation, access };
-        expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, base } => (key, base))
+        let call =
+            |place| Call::Register { domain, translation: Translation { base, length, place }, access };
+        let (key, base, tenure) = self.place(&block, call)?;
+        self.keep(key, tenure);
+        Ok((key, base))
     }
 
     fn reregister(
@@ -275,19 +301,29 @@ impl Backend for Daemon {
         translation: Option<(u64, Arc<Block>)>,
         access: Option<Access>,
     ) -> Result<RemoteKey> {
-        let mut descriptor = None;
-        let translation = translation.map(|(base, block)| {
-            let (place, passed) = place_of(&block);
-            descriptor = passed;
-            Translation { base: Some(base), length: block.len() as u64, place }
-        });
-        let passed: Vec<BorrowedFd<'_>> = descriptor.iter().map(|descriptor| descriptor.as_fd()).collect();
-        let call = Call::Reregister { key, domain, translation, access };
-        expect!(self.line.call(&call, &passed)?.0, Reply::Region { key, .. } => key)
+        let Some((base, block)) = translation else {
+            let call = Call::Reregister { key, domain, translation: None, access };
+            return expect!(self.call(&call)?, Reply::Region { key, .. } => key);
+        };
+        let call = |place| {
+            let translation = Some(Translation { base: Some(base), length: block.len() as u64, place });
+            Call::Reregister { key, domain, translation, access }
+        };
+        let (new, _, tenure) = self.place(&block, call)?;
+        let before = self.tenures.lock().remove(&key);
+        self.keep(new, tenure);
+        drop(before);
+        Ok(new)
     }
 
     fn deregister(&self, key: RemoteKey) -> Result<()> {
-        self.done(&Call::Deregister(key))
+        let result = self.done(&Call::Deregister(key));
+        // A card that is gone has let go of everything.
+        if result.as_ref().err().is_none_or(Error::is_gone) {
+            let ended = self.tenures.lock().remove(&key);
+            drop(ended);
+        }
+        result
     }
 
     fn allocate_window(&self, domain: PdId, kind: WindowKind) -> Result<RemoteKey> {

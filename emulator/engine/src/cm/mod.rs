@@ -5,10 +5,13 @@
 //! queue pair: applications do, with the attributes that it tells them. What applications hear waits in
 //! channels until they take it.
 
+mod address;
 mod call;
+mod channel;
 mod connect;
 mod datagram;
 mod identifier;
+mod lifetime;
 mod outbox;
 mod ports;
 mod receive;

@@ -19,17 +19,10 @@ pub fn reliable(domain: PdId, queue: CqId) -> QpInit {
     }
 }
 
-/// Makes a queue pair ready to send to its peer, with the same first PSN both ways.
-pub fn connect(
-    hca: &mut Hca,
-    ctx: &mut Context<'_>,
-    (client, number): (ClientId, Qpn),
-    (gid, destination): (Gid, Qpn),
-    mtu: Mtu,
-    first: Psn,
-) {
+/// The steps to a queue pair that is ready to send to its peer, with the same first PSN both ways.
+pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [Modify; 3] {
     let modify = Modify::default();
-    for step in [
+    [
         modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
         modify
             .state(State::ReadyToReceive)
@@ -46,7 +39,19 @@ pub fn connect(
             .retry_count(7)
             .rnr_retry(7)
             .max_reads_out(16),
-    ] {
+    ]
+}
+
+/// Makes a queue pair ready to send to its peer.
+pub fn connect(
+    hca: &mut Hca,
+    ctx: &mut Context<'_>,
+    (client, number): (ClientId, Qpn),
+    peer: (Gid, Qpn),
+    mtu: Mtu,
+    first: Psn,
+) {
+    for step in steps(peer, mtu, first) {
         hca.modify_queue_pair(ctx, client, number, &step).unwrap();
     }
 }

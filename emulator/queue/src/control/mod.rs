@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 7;
+pub const PROTOCOL: u32 = 8;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -101,7 +101,18 @@ pub enum Place {
     Process {
         /// Its first byte.
         address: u64,
+        /// The part of it that is also in the memory file that comes with the call, if one does.
+        shared: Option<Part>,
     },
+}
+
+/// A part of a region, in bytes from its first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
 }
 
 /// The bytes of a region, and the addresses that it gives them.

@@ -1,7 +1,8 @@
 //! Maps events and faults to the names of the log. Every variant is here, or it does not compile.
 
+use super::data::{BufferData, Change, CulpritData, PacketData, QueueData};
 use super::provenance::Provenance;
-use super::vocabulary::{BufferData, Change, CulpritData, PacketData, QueueData, What};
+use super::vocabulary::What;
 use crate::Cast;
 use crate::words::{self, slug};
 use softhca_engine::{AsyncEvent, Event, Packet, Profile, QpKind, Reason, Refusal};

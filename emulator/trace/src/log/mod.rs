@@ -3,6 +3,7 @@
 //! [`VOCABULARY`] lists every name with its fields; the reference page is checked against it.
 
 mod convert;
+mod data;
 mod entry;
 mod provenance;
 mod reader;
@@ -10,9 +11,10 @@ mod tell;
 mod vocabulary;
 
 pub use convert::{Conversion, Converted};
+pub use data::{BufferData, Change, CulpritData, PacketData, QueueData};
 pub use reader::{EventLogReader, LogCause, LogError};
 pub use tell::Teller;
-pub use vocabulary::{BufferData, Change, CulpritData, Name, PacketData, QueueData, VOCABULARY, What};
+pub use vocabulary::{Name, VOCABULARY, What};
 
 use crate::Cast;
 use serde::{Deserialize, Serialize};

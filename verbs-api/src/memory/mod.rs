@@ -1,5 +1,15 @@
 //! The memory behind regions, by the numbers that a card knows it by.
 
+#[cfg(target_os = "linux")]
+mod bystanders;
+#[cfg(target_os = "linux")]
+mod in_place;
+#[cfg(target_os = "linux")]
+mod mappings;
+
+#[cfg(target_os = "linux")]
+pub(crate) use {bystanders::spawn as spawn_bystander, in_place::Tenure};
+
 use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
 pub(crate) use softhca_queue::Block;
 use std::sync::Arc;

@@ -1,0 +1,39 @@
+//! Where a command writes to.
+
+use std::fs::File;
+use std::io::{Error, ErrorKind};
+use std::path::Path;
+
+/// Creates the file that an option names, or empties it; says what to do if that cannot be.
+pub fn create(option: &str, path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| refusal(option, path, &error))
+}
+
+/// Why the file that an option names cannot be written, and what to do.
+pub fn refusal(option: &str, path: &Path, error: &Error) -> String {
+    let advice = match error.kind() {
+        ErrorKind::IsADirectory => "name a file in it",
+        ErrorKind::NotFound | ErrorKind::NotADirectory => {
+            "make its folder first, or name a file in a folder that there is"
+        }
+        _ => "name a file that you may write",
+    };
+    format!("cannot write {} ({option}): {error}; {advice}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_and_where_and_why_and_what_to_do() {
+        let text = create("--capture", Path::new("/no/such/folder/x.pcapng")).unwrap_err();
+        assert!(text.starts_with("cannot write /no/such/folder/x.pcapng (--capture): "), "{text}");
+        assert!(text.ends_with("make its folder first, or name a file in a folder that there is"), "{text}");
+        let folder = std::env::temp_dir();
+        let text = create("--log", &folder).unwrap_err();
+        assert!(text.contains(" (--log): ") && text.ends_with("; name a file in it"), "{text}");
+        let denied = ErrorKind::PermissionDenied.into();
+        assert!(refusal("--log", &folder, &denied).ends_with("; name a file that you may write"));
+    }
+}

@@ -1,0 +1,69 @@
+//! Channels, in which events wait until the application takes them.
+
+use super::{Channel, MOST_CHANNELS, Manager, words};
+use crate::{ClientId, CmChannelId, CmId, Context, Error, Event, Resource};
+use alloc::collections::VecDeque;
+use words::Reply;
+
+impl Manager {
+    pub(super) fn create_channel(&mut self, client: ClientId) -> Result<CmChannelId, Error> {
+        let limit = MOST_CHANNELS;
+        if self.channels.values().filter(|channel| channel.client == client).count() >= limit {
+            return Err(Error::Exhausted { resource: Resource::CmChannel, limit });
+        }
+        let number = CmChannelId(self.next_channel);
+        self.next_channel = self.next_channel.wrapping_add(1);
+        self.channels.insert(number, Channel { client, events: VecDeque::new(), users: 0 });
+        Ok(number)
+    }
+
+    pub(super) fn channel(&mut self, client: ClientId, channel: CmChannelId) -> Result<&mut Channel, Error> {
+        let found = self.channels.get_mut(&channel).filter(|channel| channel.client == client);
+        found.ok_or(Error::NotFound { resource: Resource::CmChannel, number: channel.0 })
+    }
+
+    pub(super) fn destroy_channel(&mut self, client: ClientId, number: CmChannelId) -> Result<(), Error> {
+        if self.channel(client, number)?.users > 0 {
+            let (resource, user) = (Resource::CmChannel, Resource::CmIdentifier);
+            return Err(Error::Busy { resource, number: number.0, user });
+        }
+        self.channels.remove(&number);
+        Ok(())
+    }
+
+    pub(super) fn take(&mut self, client: ClientId, channel: CmChannelId) -> Result<Reply, Error> {
+        let channel = self.channel(client, channel)?;
+        let event = channel.events.pop_front();
+        let left = channel.events.len() as u32;
+        Ok(Reply::Event(event, left))
+    }
+
+    pub(super) fn migrate(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        id: CmId,
+        channel: CmChannelId,
+    ) -> Result<(), Error> {
+        self.channel(client, channel)?;
+        let identifier = self.own(client, id)?;
+        let old = core::mem::replace(&mut identifier.channel, channel);
+        if old == channel {
+            return Ok(());
+        }
+        let mut moved = VecDeque::new();
+        if let Some(old) = self.channels.get_mut(&old) {
+            old.users -= 1;
+            let (of_id, rest) = old.events.drain(..).partition(|event| event.id == id);
+            (moved, old.events) = (of_id, rest);
+        }
+        let new = self.channel(client, channel)?;
+        new.users += 1;
+        for event in moved {
+            let (kind, status) = (event.kind, event.status);
+            self.channel(client, channel)?.events.push_back(event);
+            ctx.tell(Event::CmRaised { client, channel, id, kind, status });
+        }
+        Ok(())
+    }
+}
