@@ -107,7 +107,6 @@ const WITHIN_A_CARD: &[&str] = &[
     "ibv_uc_pingpong -g 0 -n 200",
     "ibv_ud_pingpong -g 0 -n 200",
     "ibv_srq_pingpong -g 0 -n 200",
-    "ibv_xsrq_pingpong -g 0 -n 200",
     "ib_send_bw -n 100 -b",
     "ib_send_bw -n 100 -R -c UD",
     "ib_send_lat -n 100 -s 64 -I 64",
