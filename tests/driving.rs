@@ -67,10 +67,15 @@ fn connected() -> [End; 2] {
     connect(&[(); 2].map(|()| Device::embedded().unwrap()), &Path::default())
 }
 
+/// A card that keeps what it sends to itself.
+fn one_card() -> Device {
+    let options = EmbeddedOptions { loopback: Loopback::Card, ..EmbeddedOptions::default() };
+    Device::embedded_with(options).unwrap()
+}
+
 /// Both ends on one card, which has to be driven for either of them.
 fn on_one_card() -> [End; 2] {
-    let options = EmbeddedOptions { loopback: Loopback::Card, ..EmbeddedOptions::default() };
-    let device = Device::embedded_with(options).unwrap();
+    let device = one_card();
     connect(&[device.clone(), device], &Path::default())
 }
 
@@ -173,10 +178,18 @@ fn poll_once_and_sleep([a, b]: &[End; 2]) {
 
 #[test]
 fn eight_callers_use_one_card_at_once() {
-    let devices = [(); 2].map(|()| Device::embedded().unwrap());
+    call_at_once(&[(); 2].map(|()| Device::embedded().unwrap()));
+}
+
+#[test]
+fn eight_callers_use_one_card_of_both_ends_at_once() {
+    let device = one_card();
+    call_at_once(&[device.clone(), device]);
+}
+
+fn call_at_once(devices: &[Device; 2]) {
     thread::scope(|scope| {
         for caller in 0..8u8 {
-            let devices = &devices;
             scope.spawn(move || {
                 let [a, b] = connect(devices, &Path::default());
                 for round in 0..200 {

@@ -1,6 +1,7 @@
 //! Multicast over real sockets: every member on the machine gets a group's packets, whatever card and process
 //! it is in, except for the queue pair that sent them.
 
+use crate::data::WITHIN_CARDS;
 use crate::process::{PATIENCE, Process, TestDaemon, hear, say, spawn};
 use softhca::{
     Access, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion, ProtectionDomain, QpKind,
@@ -141,8 +142,15 @@ fn who_leaves_a_group_hears_no_more_of_it() {
 
 #[test]
 fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
-    let daemon = TestDaemon::start();
-    let group = group(3);
+    reach_everybody(&TestDaemon::start(), group(3));
+}
+
+#[test]
+fn groups_reach_the_clients_of_a_host_that_reaches_itself_within_its_card() {
+    reach_everybody(&TestDaemon::with(&WITHIN_CARDS), group(4));
+}
+
+fn reach_everybody(daemon: &TestDaemon, group: Gid) {
     let mut members = [
         spawn_member(&daemon.name, Some("alice"), group),
         spawn_member(&daemon.name, Some("alice"), group),

@@ -201,7 +201,7 @@ fn take<M: Memory>(
     // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
     let plug = plug.filter(|_| !address.is_multicast() && links.answers(peer));
     let limit = match (check, links.state(peer)) {
-        (IcrcCheck::Auto, Some(PeerState::Foreign) | None) => 65_536,
+        (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.keeps(peer) => 65_536,
         _ => crate::MAX_RUN_SEGMENTS as u32,
     };
     let keeps_order = links.keeps_order(peer);

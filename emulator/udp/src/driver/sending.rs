@@ -226,8 +226,7 @@ impl<M: Memory> Driver<M> {
                 elided: 0,
             };
             if is_own {
-                let check = if self.icrc == IcrcCheck::Ignore { self.icrc } else { IcrcCheck::Strict };
-                self.receive_own(now, &run, check);
+                self.receive_own(now, &run, self.icrc);
                 continue;
             }
             self.unsent = Some(Unsent { run, done: 0 });
