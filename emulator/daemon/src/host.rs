@@ -100,17 +100,17 @@ struct Herald {
     board: Arc<Board>,
     records: Arc<Records>,
     host: HostId,
+    /// Queues whose owners are to be woken, once everything that arrived together is in its place: a program may
+    /// take it for granted that the acknowledgement of its message comes before the answer, although both are in one
+    /// send, the other way round.
+    notified: Vec<CqId>,
 }
 
 impl Witness for Herald {
     fn card(&mut self, _: Instant, event: &Event) {
         self.records.card(self.host, event);
         match event {
-            Event::Notified { cq } => {
-                if let Some(outbox) = self.board.queues.lock().get(cq) {
-                    outbox.put(News::Notified(*cq));
-                }
-            }
+            Event::Notified { cq } => self.notified.push(*cq),
             Event::Raised { client, event } => self.board.raised(*client, *event),
             Event::CmRaised { client, channel, .. } => {
                 if let Some(listener) = self.board.clients.lock().get(client) {
@@ -125,6 +125,18 @@ impl Witness for Herald {
                 }
             }
             _ => {}
+        }
+    }
+
+    fn settled(&mut self) {
+        if self.notified.is_empty() {
+            return;
+        }
+        let queues = self.board.queues.lock();
+        for cq in self.notified.drain(..) {
+            if let Some(outbox) = queues.get(&cq) {
+                outbox.put(News::Notified(cq));
+            }
         }
     }
 
@@ -188,7 +200,12 @@ impl Host {
         let reaching = Arc::new(Reaching::default());
         let id = HostId(index as u32);
         records.name_host(id, &host.name, card.address);
-        let herald = Box::new(Herald { board: board.clone(), records: records.clone(), host: id });
+        let herald = Box::new(Herald {
+            board: board.clone(),
+            records: records.clone(),
+            host: id,
+            notified: Vec::new(),
+        });
         let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);
         let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, Rights::Read)?);
         let asleep = page.take_descriptor().expect("nobody took it yet");
@@ -204,5 +221,30 @@ impl Host {
         }
         self.station.control(|driver| driver.plug_in(backbone.clone()));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_are_woken_when_all_that_came_together_is_there() {
+        let (board, outbox) = (Arc::new(Board::default()), Arc::new(Outbox::new().unwrap()));
+        for number in [1, 2] {
+            board.add_queue(CqId(number), &outbox);
+        }
+        let records = Records::new();
+        let mut herald = Herald { board: board.clone(), records, host: HostId(0), notified: Vec::new() };
+        let now = Instant::from_nanos(0);
+        for number in [2, 1] {
+            herald.card(now, &Event::Notified { cq: CqId(number) });
+            assert!(outbox.take().unwrap().is_empty(), "before the rest has arrived");
+        }
+        board.remove_queue(CqId(1));
+        herald.settled();
+        assert_eq!(outbox.take().unwrap(), [News::Notified(CqId(2))]);
+        herald.settled();
+        assert!(outbox.take().unwrap().is_empty());
     }
 }

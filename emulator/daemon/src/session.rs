@@ -162,6 +162,9 @@ impl Session {
             self.calls.write()?;
             if let Some(news) = &mut self.news {
                 news.write()?;
+                if news.outgoing.is_empty() {
+                    self.outbox.is_sent();
+                }
             }
             if self.ending && self.calls.outgoing.is_empty() {
                 return Ok(());
@@ -299,7 +302,9 @@ impl Session {
                     Client::open(&self.shared, &host, &self.peer, &self.outbox, memory)?;
                 let (ours, theirs) = UnixStream::pair()?;
                 passed.insert(passed.len() - 1, theirs.into());
-                (self.client, self.news) = (Some(client), Some(Way::new(ours)?));
+                let way = Way::new(ours)?;
+                self.outbox.lead_to(way.stream.try_clone()?);
+                (self.client, self.news) = (Some(client), Some(way));
                 return Ok((reply, passed));
             }
             Call::Status => Reply::Status(self.shared.status()),

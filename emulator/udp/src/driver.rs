@@ -56,6 +56,10 @@ pub trait Witness: Send {
         let _ = (now, event);
     }
 
+    /// What arrived together has been taken, or a control verb is done. What the card told until now may be passed on:
+    /// whoever is woken then finds all of it.
+    fn settled(&mut self) {}
+
     /// A packet, from the BTH to the ICRC, passed the port.
     fn frame(&mut self, now: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
         let _ = (now, passage, envelope, packet);
@@ -277,6 +281,7 @@ impl<M: Memory> Driver<M> {
             self.memberships.follow(&wanted, &self.sockets, self.bells.as_deref());
         }
         self.send_between_turns(now);
+        self.witness.settled();
         result
     }
 
@@ -446,9 +451,11 @@ impl<M: Memory> Driver<M> {
         }
         let sent = self.send(now)?;
         let received = self.receive(now)?;
+        self.witness.settled();
         self.control_links(now)?;
         // What was received earns its senders new grants, what was sent may need some.
         self.send_link_messages(now)?;
+        self.witness.settled();
         Ok(sent || received || carried)
     }
 
