@@ -31,7 +31,10 @@ fn main() -> ExitCode {
     for words in PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = words.replace(' ', "_");
-        tests.push(tools::needs_with(program, &name, move || pair(&mut Rig::new(), words)));
+        // Each side of this one sends as soon as it is ready itself. Where nothing is sent again the other side has to be.
+        let is_hasty = program == "ibv_xsrq_pingpong";
+        let rig = move || if is_hasty { Rig::with_go_back_n() } else { Rig::new() };
+        tests.push(tools::needs_with(program, &name, move || pair(&mut rig(), words)));
     }
     for words in WITHIN_A_CARD {
         let program = words.split(' ').next().expect("a program");

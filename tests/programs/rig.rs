@@ -45,6 +45,13 @@ impl Rig {
         rig
     }
 
+    /// One whose cards send again what was lost.
+    pub fn with_go_back_n() -> Rig {
+        let mut rig = Rig::new();
+        rig.options.extend(["--recovery", "go-back-n"]);
+        rig
+    }
+
     /// A place for a file of the test's own.
     pub fn file(&self, name: &str) -> String {
         self.folder.join(name).display().to_string()
