@@ -13,12 +13,14 @@ use super::bystanders::{self, Quiet, is_alone};
 use super::mappings::{Mapping, Mappings, PageMap};
 use parking_lot::Mutex;
 use softhca_queue::{Rights, SharedMemory};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, LazyLock, Once};
 
 /// Set to `off`, it leaves the memory of programs as it is.
 const VARIABLE: &str = "SOFTHCA_SHARE";
@@ -33,10 +35,13 @@ const MOST_ENDED: u32 = 8;
 
 /// What is registered of this process's memory, over all of its devices.
 static REGISTERED: Mutex<Registered> =
-    Mutex::new(Registered { ranges: Vec::new(), shared: Vec::new(), ended: 0 });
+    Mutex::new(Registered { ranges: BTreeMap::new(), longest: 0, shared: Vec::new(), ended: 0 });
 
 struct Registered {
-    ranges: Vec<Range<usize>>,
+    /// Where each range begins and ends, and how often it is registered.
+    ranges: BTreeMap<(usize, usize), u32>,
+    /// How long the longest was so far.
+    longest: usize,
     shared: Vec<Arc<Shared>>,
     ended: u32,
 }
@@ -59,7 +64,7 @@ impl Tenure {
         let range = address..address.saturating_add(length);
         let mut registered = REGISTERED.lock();
         let shared = registered.may_share(&range).then(|| Shared::take_place(&range)).flatten().map(Arc::new);
-        registered.ranges.push(range.clone());
+        registered.add(&range);
         registered.shared.extend(shared.clone());
         Tenure { range, shared }
     }
@@ -75,7 +80,7 @@ impl Tenure {
     pub fn unshare(&mut self) {
         let mut registered = REGISTERED.lock();
         registered.end(self);
-        registered.ranges.push(self.range.clone());
+        registered.add(&self.range);
         self.shared = None;
     }
 }
@@ -87,23 +92,35 @@ impl Drop for Tenure {
 }
 
 impl Registered {
-    /// Whether pages of a range may change places: not if a card reaches them already.
-    fn may_share(&self, range: &Range<usize>) -> bool {
-        let is_off = std::env::var_os(VARIABLE).is_some_and(|value| value == "off");
-        !is_off && self.shared.len() < MOST && self.ended < MOST_ENDED && !self.overlap(range)
+    fn add(&mut self, range: &Range<usize>) {
+        self.longest = self.longest.max(range.len());
+        *self.ranges.entry((range.start, range.end)).or_default() += 1;
     }
 
+    /// Whether pages of a range may change places: not if a card reaches them already.
+    fn may_share(&self, range: &Range<usize>) -> bool {
+        static IS_OFF: LazyLock<bool> =
+            LazyLock::new(|| std::env::var(VARIABLE).is_ok_and(|value| value == "off"));
+        !*IS_OFF && self.shared.len() < MOST && self.ended < MOST_ENDED && !self.overlap(range)
+    }
+
+    /// Whether something that is registered has a part of the pages of a range.
     fn overlap(&self, range: &Range<usize>) -> bool {
         let page = page_size();
-        let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
-        self.ranges.iter().any(|other| other.start < end && start < other.end)
+        let start = range.start / page * page;
+        let end = range.end.checked_next_multiple_of(page).unwrap_or(usize::MAX);
+        let begun = (start.saturating_sub(self.longest), 0)..(end, 0);
+        self.ranges.range(begun).any(|((_, other_end), _)| *other_end > start)
     }
 
     /// Forgets a range. Its shared pages stay if another region has a part of them.
     fn end(&mut self, tenure: &Tenure) {
         // The child of a fork finds neither.
-        if let Some(place) = self.ranges.iter().position(|range| *range == tenure.range) {
-            self.ranges.swap_remove(place);
+        if let Entry::Occupied(mut count) = self.ranges.entry((tenure.range.start, tenure.range.end)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
         }
         let is_ended =
             |other: &Arc<Shared>| tenure.shared.as_ref().is_some_and(|shared| Arc::ptr_eq(other, shared));
@@ -288,4 +305,31 @@ fn watch_forks() {
         // SAFETY: the functions stay as long as this library, with which they are forgotten.
         unsafe { libc::pthread_atfork(Some(prepare), Some(parent), Some(child)) };
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_overlaps_what_has_a_part_of_its_pages() {
+        let page = page_size();
+        let mut all = Registered { ranges: BTreeMap::new(), longest: 0, shared: Vec::new(), ended: 0 };
+        assert!(!all.overlap(&(0..usize::MAX)));
+        let ranges = [10 * page + 5..10 * page + 6, 20 * page..50 * page, 30 * page..31 * page];
+        ranges.iter().for_each(|range| all.add(range));
+        for (from, to, expected) in
+            [(0, 10, false), (10, 11, true), (11, 20, false), (49, 50, true), (50, 60, false)]
+        {
+            assert_eq!(all.overlap(&(from * page..to * page)), expected, "{from} to {to}");
+        }
+        assert!(all.overlap(&(10 * page + 100..10 * page + 200)), "another part of the page");
+        assert!(all.overlap(&(0..usize::MAX)));
+        // One that is there twice is gone when both have ended.
+        all.add(&ranges[0]);
+        for is_left in [true, false] {
+            all.end(&std::mem::ManuallyDrop::new(Tenure { range: ranges[0].clone(), shared: None }));
+            assert_eq!(all.overlap(&ranges[0]), is_left);
+        }
+    }
 }
