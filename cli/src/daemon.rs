@@ -77,7 +77,7 @@ pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let asked = configure(arguments).and_then(|config| Ok((config, Records::create(arguments)?)));
+    let asked = configure(arguments).and_then(|config| Ok((config, Records::open(arguments)?)));
     let (config, records) = match asked {
         Ok(asked) => asked,
         Err(message) => {
@@ -132,14 +132,11 @@ struct Records {
 }
 
 impl Records {
-    fn create(arguments: &Arguments) -> Result<Records, String> {
-        let create = |option, path: &Option<PathBuf>| {
-            path.as_ref().map(|path| output::create(option, path)).transpose()
-        };
-        Ok(Records {
-            capture: create("--capture", &arguments.capture)?,
-            log: create("--log", &arguments.log)?,
-        })
+    /// Another daemon may be writing to them, and be the reason why this one does not start.
+    fn open(arguments: &Arguments) -> Result<Records, String> {
+        let open =
+            |option, path: &Option<PathBuf>| path.as_ref().map(|path| output::open(option, path)).transpose();
+        Ok(Records { capture: open("--capture", &arguments.capture)?, log: open("--log", &arguments.log)? })
     }
 }
 
@@ -147,6 +144,7 @@ fn serve(config: Config, Records { capture, log }: Records) -> Result<(), Box<dy
     let signals = Signals::take()?;
     let mut daemon = Daemon::start(config)?;
     if capture.is_some() || log.is_some() {
+        capture.iter().chain(&log).try_for_each(output::empty)?;
         daemon.record(capture, log)?;
     }
     // Whoever reads this may go: the daemon stays.

@@ -9,6 +9,17 @@ pub fn create(option: &str, path: &Path) -> Result<File, String> {
     File::create(path).map_err(|error| refusal(option, path, &error))
 }
 
+/// Opens the file that an option names, or creates it, and leaves what is in it: see [`empty`].
+pub fn open(option: &str, path: &Path) -> Result<File, String> {
+    let opened = File::options().write(true).create(true).truncate(false).open(path);
+    opened.map_err(|error| refusal(option, path, &error))
+}
+
+/// Empties a file, once whatever is to write it has started. What is no plain file, like a pipe, has nothing to empty.
+pub fn empty(file: &File) -> std::io::Result<()> {
+    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
+}
+
 /// Why the file that an option names cannot be written, and what to do.
 pub fn refusal(option: &str, path: &Path, error: &Error) -> String {
     let advice = match error.kind() {

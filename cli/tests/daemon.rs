@@ -49,6 +49,22 @@ impl Drop for Daemon {
 }
 
 #[test]
+fn a_daemon_that_cannot_start_leaves_the_records_of_the_one_that_runs() {
+    let record = std::env::temp_dir().join(format!("softhca-cli-records-{}.pcapng", std::process::id()));
+    std::fs::write(&record, "something of before").unwrap();
+    let record = record.to_str().unwrap();
+    let daemon = Daemon::start("records", &["daemon", "--capture", record]);
+    let begun = std::fs::read(record).unwrap();
+    assert!(!begun.starts_with(b"something"), "it begins anew");
+    std::fs::write(record, "what it wrote").unwrap();
+    let second = daemon.run(&["daemon", "--capture", record]);
+    assert!(!second.status.success(), "{second:?}");
+    assert_eq!(std::fs::read(record).unwrap(), b"what it wrote");
+    drop(daemon);
+    std::fs::remove_file(record).unwrap();
+}
+
+#[test]
 fn a_daemon_tells_of_its_hosts_and_stops_when_asked() {
     let mut daemon = Daemon::start("tells", &["daemon", "--host", "alice", "--host", "bob"]);
     let status = daemon.lines(&["status", "--json"]);
