@@ -26,7 +26,10 @@ fn a_name_that_no_benchmark_has_is_refused_with_those_there_are() {
 fn the_names_are_those_of_the_mode() {
     let text = refusal(&["--mode", "programs", "--only", "rc-write-1MiB"]);
     assert!(text.contains("no benchmark of --mode programs"), "{text}");
-    assert!(text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-two-hosts"), "{text}");
+    assert!(
+        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-card-loopback, ib_write_bw-1MiB-two-hosts"),
+        "{text}"
+    );
     let text = refusal(&["--mode", "peer", "--only", "rc-write-1MiB"]);
     assert!(text.ends_with("the names are stream-1MiB, message-64B-latency\n"), "{text}");
 }
