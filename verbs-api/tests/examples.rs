@@ -1,5 +1,6 @@
 //! Every example runs to its end.
 
+use std::net::{TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -44,7 +45,9 @@ fn pingpongs_print_their_figures() {
 
 #[test]
 fn a_pingpong_runs_as_two_processes() {
-    let port = "18625";
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = &listener.local_addr().expect("its address").port().to_string();
+    drop(listener);
     let mut server =
         Command::new(program("rc_pingpong")).args(["--server", "-n", "20", "-p", port]).spawn().unwrap();
     let client = || Command::new(program("rc_pingpong")).args(["127.0.0.1", "-n", "20", "-p", port]).output();
@@ -158,14 +161,23 @@ fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])
     [text, done]
 }
 
+/// An address for a card, apart from those that cards take by themselves, which no other run of these tests has.
+fn free_address() -> String {
+    let first = std::process::id() as usize;
+    let address =
+        |index: usize| format!("127.0.{}.{}", 1 + (first + index) / 250 % 250, 2 + (first + index) % 250);
+    let is_free = |address: &String| UdpSocket::bind((address.as_str(), 4791)).is_ok();
+    (0..1000).map(address).find(is_free).expect("a free address")
+}
+
 #[test]
 fn servers_and_clients_find_each_other_by_their_addresses() {
     let server = ("rping", &["-s", "-v"][..]);
-    let [there, here] =
-        two_processes("127.0.0.181", server, ("rping", &["-c", "-a", "127.0.0.181", "-v", "-C2"]));
+    let address = &free_address();
+    let [there, here] = two_processes(address, server, ("rping", &["-c", "-a", address, "-v", "-C2"]));
     assert!(there.contains("server ping data: rdma-ping-1: "), "{there}");
     assert!(here.contains("ping data: rdma-ping-1: "), "{here}");
-    let [there, here] =
-        two_processes("127.0.0.182", ("rdma_server", &[]), ("rdma_client", &["-s", "127.0.0.182"]));
+    let address = &free_address();
+    let [there, here] = two_processes(address, ("rdma_server", &[]), ("rdma_client", &["-s", address]));
     assert!(there.contains("rdma_server: end 0") && here.contains("rdma_client: end 0"), "{there}{here}");
 }
