@@ -52,14 +52,17 @@ fn a_pingpong_runs_as_two_processes() {
         Command::new(program("rc_pingpong")).args(["--server", "-n", "20", "-p", port]).spawn().unwrap();
     let client = || Command::new(program("rc_pingpong")).args(["127.0.0.1", "-n", "20", "-p", port]).output();
     // The server needs a moment until it listens.
+    let mut last = None;
     let done = (0..50).any(|_| {
         std::thread::sleep(Duration::from_millis(100));
-        client().is_ok_and(|output| output.status.success())
+        let output = client().expect("the client starts");
+        last.insert(output).status.success()
     });
     if !done {
         let _ = server.kill();
     }
-    assert!(done && server.wait().unwrap().success());
+    let status = server.wait().expect("the server's state");
+    assert!(done && status.success(), "the server: {status}, the client: {last:?}");
 }
 
 #[test]
