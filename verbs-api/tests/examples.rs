@@ -3,6 +3,8 @@
 use std::net::{TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The example's program, which Cargo builds beside the tests.
@@ -14,7 +16,14 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
+/// Examples take turns: each keeps a processor or two busy, and is to be finished before the next.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn output(name: &str, arguments: &[&str]) -> String {
+    let _turn = turn();
     let mut command = Command::new(program(name));
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the example starts");
@@ -45,9 +54,11 @@ fn pingpongs_print_their_figures() {
 
 #[test]
 fn a_pingpong_runs_as_two_processes() {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let port = &listener.local_addr().expect("its address").port().to_string();
-    drop(listener);
+    let _turn = turn();
+    // Below the ports that the kernel gives to whoever asks for any.
+    let mut ports = (0..1000).map(|index| 20_000 + (std::process::id() as u16).wrapping_add(index) % 10_000);
+    let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    let port = &ports.find(is_free).expect("a free port").to_string();
     let mut server =
         Command::new(program("rc_pingpong")).args(["--server", "-n", "20", "-p", port]).spawn().unwrap();
     let client = || Command::new(program("rc_pingpong")).args(["127.0.0.1", "-n", "20", "-p", port]).output();
@@ -145,10 +156,15 @@ impl Drop for Server {
 
 /// Starts a server at this address, and runs its client until that finds it.
 fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])) -> [String; 2] {
+    let _turn = turn();
     let mut command = Command::new(program(server.0));
     let started = command.args(server.1).env("SOFTHCA_ADDRESS", address).stdout(Stdio::piped()).spawn();
     let mut server = Server(started.expect("the server starts"));
-    let run = || Command::new(program(client.0)).args(client.1).output().expect("the client starts");
+    // Each client is a host of its own, not one that another card was a moment ago.
+    let run = || {
+        let mut command = Command::new(program(client.0));
+        command.args(client.1).env("SOFTHCA_ADDRESS", free_address()).output().expect("the client starts")
+    };
     // The server needs a moment until it listens.
     let done = (0..100).find_map(|_| {
         let output = run();
@@ -164,9 +180,11 @@ fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])
     [text, done]
 }
 
-/// An address for a card, apart from those that cards take by themselves, which no other run of these tests has.
+/// An address for a card, apart from those that cards take by themselves, which no other run of these tests has, and
+/// another one for every call.
 fn free_address() -> String {
-    let first = std::process::id() as usize;
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let first = std::process::id() as usize + CALLS.fetch_add(1, Ordering::Relaxed);
     let address =
         |index: usize| format!("127.0.{}.{}", 1 + (first + index) / 250 % 250, 2 + (first + index) % 250);
     let is_free = |address: &String| UdpSocket::bind((address.as_str(), 4791)).is_ok();
