@@ -9,7 +9,7 @@ use softhca::{
     SendRequest,
 };
 use softhca_daemon::{Config, Daemon, HostConfig};
-use softhca_tests::process::{self, PATIENCE, Process, hear, say};
+use softhca_tests::process::{self, PATIENCE, Process, say};
 use softhca_tests::tools;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -84,10 +84,7 @@ fn be_daemon() {
     };
     let mut daemon = Daemon::start(config).unwrap();
     say("ready");
-    std::thread::spawn(|| {
-        while hear().is_some() {}
-        std::process::exit(0);
-    });
+    process::end_with_starter();
     daemon.run(None).unwrap();
 }
 

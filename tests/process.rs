@@ -49,6 +49,14 @@ pub fn hear() -> Option<String> {
     (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim_end().into())
 }
 
+/// Ends this process with whoever started it.
+pub fn end_with_starter() {
+    std::thread::spawn(|| {
+        while hear().is_some() {}
+        std::process::exit(0);
+    });
+}
+
 impl Process {
     /// Starts a command.
     pub fn start(command: &mut Command) -> Process {

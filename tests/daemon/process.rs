@@ -2,6 +2,7 @@
 
 use softhca::{DaemonControl, Device};
 use softhca_daemon::{Config, Daemon, HostConfig, Share};
+use softhca_tests::process::end_with_starter;
 pub use softhca_tests::process::{PATIENCE, Process, hear, say};
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -90,10 +91,6 @@ pub fn be_daemon() {
     };
     let mut daemon = Daemon::start(config).unwrap();
     say("ready");
-    // It also ends with whoever started it.
-    std::thread::spawn(|| {
-        while hear().is_some() {}
-        std::process::exit(0);
-    });
+    end_with_starter();
     daemon.run(None).unwrap();
 }

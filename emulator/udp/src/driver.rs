@@ -429,7 +429,8 @@ impl<M: Memory> Driver<M> {
             || self.sockets.towards(destination).roce.run_within(destination, run.segment, allowance) > 0
     }
 
-    /// One bounded turn: a few runs are sent, or received by the card itself, and at most one batch is received. Says whether anything moved.
+    /// One bounded turn: a few runs are sent, or received by the card itself, and at most one batch is received. Says
+    /// whether anything moved.
     ///
     /// What a turn receives is acknowledged by the next one: if it makes the application answer, the
     /// acknowledgement leaves in one send with the answer, or behind it, as [`Settings::answers`] says.

@@ -1,26 +1,29 @@
 //! Congestion over real sockets: marks travel in the IP header, notifications answer them, pauses stop a port.
 
+#[path = "../../fabric/tests/bare/mod.rs"]
+mod bare;
+
+use bare::RIGHTS;
 use softhca_engine::{
-    AddressVector, ClientId, Congestion, CqId, Instant, Limits, Memory, MemoryFault, MemoryId, Modify, PdId,
-    QpInit, QpKind, QpRings, Region, Settings, State,
+    AddressVector, ClientId, Congestion, CqId, Instant, Limits, Memory, MemoryFault, MemoryId, PdId, QpInit,
+    QpRings, Region, Settings,
 };
 use softhca_fabric::{
     Action, Classes, FlowControl, Line, Marking, PER_BILLION, Receiver, Repeat, Rule, RuleId, Selector,
     SwitchSettings, Topology,
 };
 use softhca_queue::{
-    Access, DoorbellProducer, Operation, RemoteAddress, SendProducer, SendRequest, Sge, completion_ring,
-    doorbell, receive_ring, send_ring,
+    DoorbellProducer, Operation, RemoteAddress, SendProducer, SendRequest, Sge, completion_ring, doorbell,
+    receive_ring, send_ring,
 };
 use softhca_udp::{Backbone, Driver, DriverOptions, HostSockets, Passage, SocketOptions, Witness};
 use softhca_wire::link::Pause;
-use softhca_wire::{Bth, Envelope, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey, RnrTimer};
+use softhca_wire::{Bth, Envelope, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant as Clock};
 
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 const LENGTH: u32 = 1 << 20;
 
 /// Memory that nobody looks at.
@@ -81,15 +84,7 @@ impl Host {
             let client = hca.open_client(heard).unwrap();
             let domain: PdId = hca.allocate_domain(client).unwrap();
             let cq: CqId = hca.create_completion_queue(client, completed).unwrap();
-            let init = QpInit {
-                kind: QpKind::Rc,
-                domain: Some(domain),
-                send_cq: Some(cq),
-                receive_cq: Some(cq),
-                shared_receive_queue: None,
-                xrc_domain: None,
-                signal_all: true,
-            };
+            let init = QpInit { signal_all: true, ..bare::reliable(domain, cq) };
             let rings = QpRings { send: Some(taken), receive: Some(receive) };
             let qp = hca.create_queue_pair(client, init, rings).unwrap();
             let memory = MemoryId(0);
@@ -115,28 +110,12 @@ impl Host {
     }
 
     fn connect_from(&mut self, qp: Qpn, peer: (IpAddr, Qpn)) {
-        let modify = Modify::default();
-        let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(Gid::from(peer.0)) };
+        let gid = Gid::from(peer.0);
+        let [init, receive, send] = bare::steps((gid, peer.1), Mtu::B1024, Psn::new(0));
+        let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(gid) };
         let client = self.client;
         self.driver.control(|hca, ctx| {
-            for step in [
-                modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
-                modify
-                    .state(State::ReadyToReceive)
-                    .path(path)
-                    .mtu(Mtu::B1024)
-                    .destination(peer.1)
-                    .receive_psn(Psn::new(0))
-                    .max_reads_in(1)
-                    .min_rnr_timer(RnrTimer::new(12)),
-                modify
-                    .state(State::ReadyToSend)
-                    .send_psn(Psn::new(0))
-                    .timeout(18)
-                    .retry_count(7)
-                    .rnr_retry(7)
-                    .max_reads_out(1),
-            ] {
+            for step in [init, receive.path(path), send.timeout(18)] {
                 hca.modify_queue_pair(ctx, client, qp, &step).unwrap();
             }
         });

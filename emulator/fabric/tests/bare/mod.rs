@@ -1,5 +1,7 @@
 //! Queue pairs of a card that no world drives.
 
+#![allow(dead_code, reason = "not everybody needs all of it")]
+
 use softhca_engine::{AddressVector, ClientId, Context, CqId, Hca, Modify, PdId, QpInit, QpKind, State};
 use softhca_queue::Access;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
