@@ -42,9 +42,11 @@ pub const fn charge(len: usize, segments: usize) -> u64 {
 /// What the largest RoCE frame is charged. A sender that asks gets at least this much, in its turn.
 pub const LARGEST_CHARGE: u64 = charge(4096 + 128, 1);
 
-/// How much of a receive buffer can be granted: up to a quarter stays charged after it was read.
+/// How much of a receive buffer can be granted: up to a quarter stays charged after it was read, and Linux 6.18 charges
+/// what it puts into the socket twice for a while, until it has woken the reader. A processor can be taken from a virtual
+/// machine in the middle of that while another goes on; so all that is granted may be there twice.
 pub const fn budget(receive_buffer: usize) -> u64 {
-    let safe = receive_buffer as u64 / 4 * 3;
+    let safe = receive_buffer as u64 / 4 * 3 / 2;
     if safe < LARGEST_CHARGE { LARGEST_CHARGE } else { safe }
 }
 
@@ -362,6 +364,8 @@ pub struct Holder {
     /// Since when there is enough for it.
     satisfied_at: Option<u64>,
     used_at: u64,
+    /// When the receiver was told all this.
+    told_at: Option<u64>,
     ask: bool,
     ask_again_at: Option<u64>,
     patience: u64,
@@ -380,6 +384,7 @@ impl Holder {
             need: 0,
             satisfied_at: None,
             used_at: now,
+            told_at: None,
             ask: false,
             ask_again_at: None,
             patience: PATIENCE,
@@ -458,11 +463,17 @@ impl Holder {
             self.patience = PATIENCE;
         }
         self.give_back(self.keep);
+        // Others wait for what it thinks is here; it may have missed what was sent, and that it was.
+        if self.keep == 0 && self.told_at.is_none_or(|at| now >= at + PRESS) {
+            self.ask = true;
+        }
     }
 
-    /// Returns what is held beyond `keep` and beyond what waits to be sent.
+    /// Returns what is held beyond `keep`, but for the frame that it is enough for: the rests of many that wait for more
+    /// could be all that there is.
     fn give_back(&mut self, keep: u64) {
-        let excess = self.allowance().saturating_sub(keep.max(self.need));
+        let frame = if self.need <= self.allowance() { self.need } else { 0 };
+        let excess = self.allowance().saturating_sub(keep.max(frame));
         if excess > 0 {
             self.returned += excess;
             self.ask = true;
@@ -516,6 +527,7 @@ impl Holder {
         if self.need > 0 || now < self.used_at + IDLE {
             self.wanted = self.spent() + APPETITE;
         }
+        self.told_at = Some(now);
         if self.needs_answer() {
             self.ask_again_at = Some(now + self.patience);
             self.patience = (self.patience * 2).min(MOST_PATIENCE);
@@ -559,5 +571,34 @@ mod tests {
         assert!(granted(&mut granter, first, 0) > BUDGET);
         let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
         assert_eq!(granter.received(stranger, BUDGET), 0, "what nobody granted is held against nobody");
+    }
+
+    #[test]
+    fn what_is_too_little_for_a_frame_goes_back_to_those_who_wait() {
+        let mut holder = Holder::new(0);
+        assert!(!holder.may_send(5000));
+        holder.granted(&Grant { granted: 1000, returned: 0, keep: 8000 }, 0);
+        assert_eq!(holder.allowance(), 1000, "nobody is kept from sending by it");
+        holder.granted(&Grant { granted: 1000, returned: 0, keep: 0 }, 0);
+        assert_eq!(holder.allowance(), 0);
+        let request = holder.transmit(0).expect("a request that says so");
+        assert_eq!((request.returned, request.needed), (1000, 6000));
+        holder.granted(&Grant { granted: 6000, returned: 1000, keep: 0 }, 0);
+        assert!(holder.may_send(5000), "what is enough for a frame is kept for it");
+    }
+
+    #[test]
+    fn who_is_pressed_says_again_what_it_has_sent() {
+        let mut holder = Holder::new(0);
+        assert!(!holder.may_send(5000));
+        assert!(holder.transmit(0).is_some());
+        holder.granted(&Grant { granted: 5000, returned: 0, keep: 0 }, 0);
+        holder.sent(5000, 0);
+        // The frame is lost, so that the receiver goes on asking for what it granted.
+        let press = Grant { granted: 5000, returned: 0, keep: 0 };
+        holder.granted(&press, PRESS - 1);
+        assert!(!holder.asks(), "an answer is not answered");
+        holder.granted(&press, PRESS);
+        assert_eq!(holder.transmit(PRESS).expect("an answer").consumed, 5000);
     }
 }

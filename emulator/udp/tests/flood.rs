@@ -7,7 +7,7 @@ use softhca_udp::{
 use softhca_wire::link::{Incarnation, Message};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,7 +125,17 @@ impl Node {
 }
 
 fn loopback(last: u8) -> IpAddr {
-    Ipv4Addr::new(127, 92, std::process::id() as u8, last).into()
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(127, 64 | high & 63, low, last).into()
+}
+
+/// Whoever of several threads fails ends the others.
+struct FailTogether<'a>(&'a AtomicBool);
+
+impl Drop for FailTogether<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_or(thread::panicking(), Ordering::AcqRel);
+    }
 }
 
 /// Floods a receiver with a stock buffer, which sleeps now and then, from several hosts at once.
@@ -136,17 +146,20 @@ fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmenta
     let to = receiver.sockets.address();
     let arrived = AtomicUsize::new(0);
     let total = usize::from(senders) * frames as usize;
+    let failed = AtomicBool::new(false);
+    let finished = || failed.load(Ordering::Acquire) || arrived.load(Ordering::Acquire) == total;
     thread::scope(|scope| {
+        let _fail_together = FailTogether(&failed);
         for sender in 1..=senders {
-            let arrived = &arrived;
+            let (failed, finished) = (&failed, &finished);
             scope.spawn(move || {
-                let mut node = Node::new(loopback(group + sender), stock);
-                node.flood(to, size, frames, || arrived.load(Ordering::Acquire) == total);
+                let _fail_together = FailTogether(failed);
+                Node::new(loopback(group + sender), stock).flood(to, size, frames, finished);
             });
         }
         let mut expected = [0u32; 256];
         let mut naps = [total / 2, total / 4, 1].to_vec();
-        while arrived.load(Ordering::Acquire) < total {
+        while !finished() {
             let mut new = 0;
             receiver.receive(|from, bytes| {
                 let IpAddr::V4(from) = from else { panic!("only IPv4 is used") };
