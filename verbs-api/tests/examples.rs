@@ -4,7 +4,6 @@ use std::net::{TcpListener, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The example's program, which Cargo builds beside the tests.
@@ -16,14 +15,7 @@ fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Examples take turns: each keeps a processor or two busy, and is to be finished before the next.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn output(name: &str, arguments: &[&str]) -> String {
-    let _turn = turn();
     let mut command = Command::new(program(name));
     command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the example starts");
@@ -54,7 +46,6 @@ fn pingpongs_print_their_figures() {
 
 #[test]
 fn a_pingpong_runs_as_two_processes() {
-    let _turn = turn();
     // Below the ports that the kernel gives to whoever asks for any.
     let mut ports = (0..1000).map(|index| 20_000 + (std::process::id() as u16).wrapping_add(index) % 10_000);
     let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
@@ -156,7 +147,6 @@ impl Drop for Server {
 
 /// Starts a server at this address, and runs its client until that finds it.
 fn two_processes(address: &str, server: (&str, &[&str]), client: (&str, &[&str])) -> [String; 2] {
-    let _turn = turn();
     let mut command = Command::new(program(server.0));
     let started = command.args(server.1).env("SOFTHCA_ADDRESS", address).stdout(Stdio::piped()).spawn();
     let mut server = Server(started.expect("the server starts"));

@@ -1,9 +1,9 @@
 //! What all queue pairs of a card share.
 
 use crate::completion_queue::CompletionQueue;
-use crate::congestion::Owing;
 use crate::event::is_failure;
 use crate::inbound::Buffer;
+use crate::owing::Owing;
 use crate::protection::{Located, Protection};
 use crate::shared_receive::SharedReceiveQueue;
 use crate::table::Table;
@@ -35,7 +35,7 @@ pub(crate) struct XrcDomain {
 #[repr(C)]
 pub(crate) struct Card {
     pub ready: VecDeque<Qpn>,
-    /// Congestion notifications to be sent.
+    /// What the card itself is to send.
     pub owing: VecDeque<Owing>,
     pub timers: Timers,
     /// When queue pairs whose rate is limited may send again.
@@ -63,7 +63,7 @@ pub(crate) struct Card {
     pub parked: BTreeMap<IpAddr, Vec<Qpn>>,
     /// The queue pairs that wait for each priority to go on.
     pub halted: [Vec<Qpn>; 8],
-    /// Congestion notifications that may not go now.
+    /// What of that may not go now.
     pub owing_held: Vec<Owing>,
 }
 

@@ -5,9 +5,10 @@
 
 use crate::card::Card;
 use crate::limiter::Limiter;
+use crate::owing::Owing;
 use crate::queue_pair::QueuePair;
 use crate::run::Plan;
-use crate::{Context, Event, Gate, Hca, Packet, Run, State};
+use crate::{Context, Event, Hca, Packet, State};
 use core::time::Duration;
 use softhca_wire::{Bth, Ecn, Envelope, Header, ICRC_LEN, Opcode, Operation, Psn, Qpn};
 
@@ -105,13 +106,10 @@ pub enum RateCause {
     Asked,
 }
 
-/// A notification that waits to be sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Owing {
-    queue_pair: Qpn,
-    destination: Qpn,
-    envelope: Envelope,
-}
+/// Bytes of a notification behind the BTH, all reserved.
+const CNP_BODY: usize = 16;
+/// The bit of the BTH's reserved byte that says "backward congestion".
+const BECN: u8 = 0x40;
 
 /// The priority of a packet: the upper three bits of its DSCP or, if it has none, its service level.
 pub(crate) const fn priority(envelope: &Envelope, service_level: u8) -> u8 {
@@ -131,9 +129,11 @@ impl QueuePair {
         if due {
             self.notified_at = Some(ctx.now);
             let traffic_class = notification.traffic_class;
-            let (queue_pair, destination) = (self.number, self.attributes.destination);
             let envelope = Envelope { traffic_class, ..self.envelope };
-            card.owing.push_back(Owing { queue_pair, destination, envelope });
+            let bth = Bth::new(Opcode::CNP, self.attributes.destination, Psn::new(0));
+            let header = Header::new(Bth { reserved: BECN, ..bth });
+            let queue_pair = self.number;
+            card.owing.push_back(Owing { queue_pair, envelope, service_level: 0, header, body: CNP_BODY });
         }
         ctx.tell(Event::CongestionSeen { qp: self.number, psn: packet.psn, notified: due });
     }
@@ -233,7 +233,7 @@ impl Hca {
                 }
             }
         }
-        self.release_notifications();
+        self.release_owing();
     }
 
     /// Counts pause frames that reached the port.
@@ -269,52 +269,5 @@ impl Hca {
         let settings = self.card.settings.congestion.control.as_ref()?;
         let limiter = self.queue_pairs.get(queue_pair.value())?.limiter.as_ref()?;
         limiter.is_active(settings).then(|| limiter.rate())
-    }
-
-    /// Notifications that had to wait may be tried again.
-    pub(crate) fn release_notifications(&mut self) {
-        let waiting = core::mem::take(&mut self.card.owing_held);
-        self.card.owing.extend(waiting);
-    }
-
-    /// Builds the next notification. They go before everything else.
-    pub(crate) fn transmit_notification(
-        &mut self,
-        ctx: &mut Context<'_>,
-        gate: &mut dyn Gate,
-        buffer: &mut [u8],
-    ) -> Option<Run> {
-        /// Bytes behind the BTH, all reserved.
-        const BODY: usize = 16;
-        /// The bit of the BTH's reserved byte that says "backward congestion".
-        const BECN: u8 = 0x40;
-        while let Some(owing) = self.card.owing.pop_front() {
-            let Owing { queue_pair, destination, envelope } = owing;
-            let paused = self.card.paused >> priority(&envelope, 0) & 1 == 1;
-            if paused || gate.packets(&envelope, Bth::LEN + BODY + ICRC_LEN) == 0 {
-                self.card.owing_held.push(owing);
-                continue;
-            }
-            let bth = Bth { reserved: BECN, ..Bth::new(Opcode::CNP, destination, Psn::new(0)) };
-            let header = Header::new(bth);
-            let at = header.emit(buffer);
-            let bytes = at + BODY + ICRC_LEN;
-            buffer[at..bytes].fill(0);
-            self.card.counters.np_cnp_sent += 1;
-            self.card.counters.sent_pkts += 1;
-            let packet = Packet::of(&header, 0, envelope.destination);
-            ctx.tell(Event::PacketSent { qp: queue_pair, packet, work: None, again: false });
-            let service_level = 0;
-            return Some(Run {
-                envelope,
-                segment: bytes,
-                count: 1,
-                bytes,
-                queue_pair,
-                service_level,
-                elided: 0,
-            });
-        }
-        None
     }
 }

@@ -247,7 +247,7 @@ impl Hca {
         most: usize,
     ) -> Option<Run> {
         if !self.card.owing.is_empty()
-            && let Some(run) = self.transmit_notification(ctx, gate, buffer)
+            && let Some(run) = self.transmit_owing(ctx, gate, buffer)
         {
             return Some(run);
         }
@@ -284,7 +284,7 @@ impl Hca {
                 qp.wake(&mut self.card);
             }
         }
-        self.release_notifications();
+        self.release_owing();
     }
 
     /// The port at `destination` does not answer: timers towards it stand still.
@@ -421,6 +421,7 @@ impl Hca {
             }
         }
         self.cm.fail_link(&mut self.card, ctx, destination);
+        self.forget_owing(destination);
         self.settle(ctx);
     }
 }

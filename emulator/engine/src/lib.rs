@@ -30,6 +30,7 @@ mod inbound;
 mod limiter;
 mod memory;
 mod outbound;
+mod owing;
 mod protection;
 mod queue_pair;
 mod refusal;

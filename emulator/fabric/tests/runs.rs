@@ -1,25 +1,29 @@
-//! What goes into one send: a lone answer may go before its acknowledgement, unless others want to send.
+//! What goes into one send: a lone answer may go before its acknowledgement, unless others want to send. And what is still
+//! sent for a queue pair that has ended.
 
 mod bare;
 
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Answers, Context, Hca, Instant, Limits, QpRings, Region, Settings};
+use softhca_engine::{
+    Answers, ClientId, Context, Gate, Hca, Instant, Limits, Modify, QpRings, Region, Settings, State,
+};
 use softhca_fabric::Store;
 use softhca_queue::{
     CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, SendProducer, SendRequest,
-    SendTrailer, Sge, completion_ring, doorbell, receive_ring, send_ring,
+    SendTrailer, Sge, Status, completion_ring, doorbell, receive_ring, send_ring,
 };
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, Transport};
+use softhca_wire::{Envelope, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, Transport};
 
 /// A card with connections to one other card.
 struct Card {
     hca: Hca,
+    client: ClientId,
     memory: Store,
     key: LocalKey,
     doorbell: DoorbellProducer,
     ends: Vec<End>,
-    _completions: CompletionConsumer,
+    completions: CompletionConsumer,
 }
 
 struct End {
@@ -39,7 +43,7 @@ impl Card {
         let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
         let client = hca.open_client(heard).unwrap();
         let domain = hca.allocate_domain(client).unwrap();
-        let (producer, _completions) = completion_ring(64);
+        let (producer, completions) = completion_ring(64);
         let cq = hca.create_completion_queue(client, producer).unwrap();
         let mut memory = Store::default();
         let block = memory.allocate(4096);
@@ -63,7 +67,7 @@ impl Card {
             let peer = (gid(3 - last), *number);
             bare::connect(&mut hca, &mut ctx, (client, *number), peer, Mtu::B1024, Psn::new(7));
         }
-        Card { hca, memory, key: LocalKey(key.0), doorbell, ends, _completions }
+        Card { hca, client, memory, key: LocalKey(key.0), doorbell, ends, completions }
     }
 
     fn send_on_every_end(&mut self) {
@@ -84,12 +88,16 @@ impl Card {
     }
 
     /// Sends everything, to `peer` if there is one, and says which opcodes each send had.
-    fn flush(&mut self, mut peer: Option<&mut Card>) -> Vec<Vec<Opcode>> {
+    fn flush(&mut self, peer: Option<&mut Card>) -> Vec<Vec<Opcode>> {
+        self.flush_through(&mut (), peer)
+    }
+
+    fn flush_through(&mut self, gate: &mut dyn Gate, mut peer: Option<&mut Card>) -> Vec<Vec<Opcode>> {
         let (now, mut sent, mut buffer) = (Instant::ZERO, vec![], vec![0; 65_507]);
         self.hca.ring(&mut Context { now, memory: &mut self.memory, events: &mut () });
         loop {
             let mut ctx = Context { now, memory: &mut self.memory, events: &mut () };
-            let Some(run) = self.hca.transmit(&mut ctx, &mut (), &mut buffer, 64) else { return sent };
+            let Some(run) = self.hca.transmit(&mut ctx, gate, &mut buffer, 64) else { return sent };
             let mut opcodes = vec![];
             for packet in buffer[..run.bytes].chunks_mut(run.segment) {
                 Icrc::seal(&run.envelope, packet);
@@ -128,4 +136,64 @@ fn acknowledgements_go_in_one_send_with_the_answers_while_others_wait() {
     let sends = sends(3, Answers::Ahead);
     assert_eq!(sends[..2], [["RC SEND_ONLY", "RC ACKNOWLEDGE"]; 2]);
     assert_eq!(sends[2..], [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
+}
+
+/// Lets nothing through.
+struct Closed;
+
+impl Gate for Closed {
+    fn packets(&mut self, _: &Envelope, _: usize) -> usize {
+        0
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Changed(State),
+    Destroyed,
+}
+
+/// A card that owes an acknowledgement, may not send it, and ends its queue pair; and the card that waits for it.
+fn ended(ending: Ending) -> [Card; 2] {
+    let answers = Answers::WithAcknowledgement;
+    let (mut asking, mut answering) = (Card::new(1, 1, answers), Card::new(2, 1, answers));
+    answering.receive_on_every_end();
+    asking.send_on_every_end();
+    asking.flush(Some(&mut answering));
+    assert!(answering.flush_through(&mut Closed, None).is_empty());
+    let (number, client) = (answering.ends[0].number, answering.client);
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    match ending {
+        Ending::Changed(state) => {
+            let modify = Modify::default().state(state);
+            answering.hca.modify_queue_pair(&mut ctx, client, number, &modify).unwrap();
+        }
+        Ending::Destroyed => answering.hca.destroy_queue_pair(&mut ctx, client, number).unwrap(),
+    }
+    assert!(answering.flush_through(&mut Closed, None).is_empty());
+    assert!(answering.hca.has_last_words(), "{ending:?}");
+    [asking, answering]
+}
+
+#[test]
+fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
+    for ending in [Ending::Changed(State::Error), Ending::Changed(State::Reset), Ending::Destroyed] {
+        let [mut asking, mut answering] = ended(ending);
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+        answering.hca.unpark(&mut ctx, gid(1).ip());
+        let sent = answering.flush(Some(&mut asking));
+        assert_eq!(sent.concat().iter().map(ToString::to_string).collect::<Vec<_>>(), ["RC ACKNOWLEDGE"]);
+        assert!(!answering.hca.has_last_words());
+        let completion = asking.completions.pop().expect("the request is acknowledged");
+        assert_eq!(completion.status, Status::Success, "{ending:?}");
+    }
+}
+
+#[test]
+fn nothing_is_left_to_say_to_a_port_that_is_dead() {
+    let [_, mut answering] = ended(Ending::Destroyed);
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    answering.hca.fail_link(&mut ctx, gid(1).ip());
+    assert!(!answering.hca.has_last_words());
+    assert!(answering.flush(None).is_empty());
 }

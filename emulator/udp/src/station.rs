@@ -186,13 +186,20 @@ impl<M: Memory> Core<M> {
         self.finish();
     }
 
-    /// Sends what may be sent at once: a peer may wait for the last word of a connection.
+    /// Sends what is left to be sent: a peer may wait for the last word of a connection.
     fn finish(&self) {
-        let mut driver = self.driver.lock();
         let until = Instant::now() + LAST_WORDS;
-        while driver.has_more() && Instant::now() < until {
-            if driver.turn().is_err() {
+        while Instant::now() < until {
+            let mut driver = self.driver.lock();
+            if !driver.has_more() && !driver.card().has_last_words() || driver.turn().is_err() {
                 return;
+            }
+            let has_more = driver.has_more();
+            let timeout = driver.next_timeout().map_or(LAST_WORDS, |left| left.min(LAST_WORDS));
+            drop(driver);
+            if !has_more {
+                // A peer has to let it, or a pause to end.
+                self.sleep(Some(timeout));
             }
         }
     }

@@ -36,6 +36,10 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     /// Puts a message in.
     pub fn push(
         &mut self,

@@ -167,14 +167,14 @@ impl Hca {
         let qp = self.queue_pairs.get_mut(number.value()).expect("it was found above");
         match to {
             State::Reset => {
+                qp.leave_last_words(card, ctx);
                 qp.change_state(ctx, to, Reason::Asked);
                 qp.reset();
                 qp.attributes = Attributes::reset(card.settings.mtu);
                 return Ok(to);
             }
             State::Error => {
-                // Nobody is answered any more; what a refusal owes is another matter.
-                qp.inbound.owed.clear();
+                qp.leave_last_words(card, ctx);
                 qp.enter_error(card, ctx, Reason::Asked, None);
                 self.settle(ctx);
                 return Ok(to);
@@ -214,9 +214,10 @@ impl Hca {
         client: ClientId,
         number: Qpn,
     ) -> Result<(), Error> {
-        let qp = self.queue_pair(client, number)?;
+        self.queue_pair(client, number)?;
+        let mut qp = self.queue_pairs.remove(number.value()).expect("it was found above");
+        qp.leave_last_words(&mut self.card, ctx);
         qp.change_state(ctx, State::Reset, Reason::Asked);
-        let qp = self.queue_pairs.remove(number.value()).expect("it was found above");
         if let Some(domain) = qp.domain {
             self.card.protection.release(domain);
         }
