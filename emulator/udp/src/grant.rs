@@ -287,12 +287,18 @@ impl Granter {
         Some((*address, Grant { granted, returned, keep }))
     }
 
+    /// What newcomers need to begin is kept back from all who have enough for their next frame.
+    fn reserve(&self) -> u64 {
+        (self.budget / 8).max(LARGEST_CHARGE)
+    }
+
     /// Gives what is free: first to those who cannot send at all, in the order of asking, then up to an equal
     /// share to those who want more. If somebody still waits, asks the others for what they do not use.
     fn distribute(&mut self, now: u64) {
         let wanting = self.senders.values().filter(|sender| sender.wants()).count().max(1) as u64;
         self.crowded = wanting * LARGEST_CHARGE > self.budget;
         self.share = (self.budget / wanting).max(LARGEST_CHARGE);
+        let reserve = self.reserve();
         while let Some(address) = self.waiting.front() {
             let free = self.free();
             let sender = self.senders.get_mut(address).expect("who waits is known");
@@ -301,7 +307,8 @@ impl Granter {
                 break;
             }
             let held = self.held.get(address).copied().unwrap_or(0);
-            let room = self.share.saturating_sub(sender.outstanding() + held).min(free);
+            let room =
+                self.share.saturating_sub(sender.outstanding() + held).min(free.saturating_sub(reserve));
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
             sender.granted += amount;
             self.outstanding += amount;
@@ -318,11 +325,10 @@ impl Granter {
         assert!(self.outstanding() <= self.budget, "more is granted than there is");
     }
 
-    /// Brings everybody who wants more up to the share, but for what newcomers need to begin.
+    /// Brings everybody who wants more up to the share.
     fn top_up(&mut self) {
         let worth_a_message = (self.share / 4).max(LARGEST_CHARGE);
-        let reserve = (self.budget / 8).max(LARGEST_CHARGE);
-        let mut free = self.free().saturating_sub(reserve);
+        let mut free = self.free().saturating_sub(self.reserve());
         for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants()) {
             let held = self.held.get(address).copied().unwrap_or(0);
             let room = self.share.saturating_sub(sender.outstanding() + held);
@@ -600,5 +606,18 @@ mod tests {
         assert!(!holder.asks(), "an answer is not answered");
         holder.granted(&press, PRESS);
         assert_eq!(holder.transmit(PRESS).expect("an answer").consumed, 5000);
+    }
+
+    #[test]
+    fn the_first_leaves_room_for_the_next() {
+        const BUDGET: u64 = 1 << 20;
+        let mut granter = Granter::new(BUDGET);
+        let first = granted(&mut granter, 0, 0);
+        assert_eq!(first, BUDGET - BUDGET / 8);
+        // Its place is taken again only when the socket was empty for a while; whoever comes meanwhile does not starve.
+        granter.retire(PEER, 0);
+        let request = Request { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
+        granter.request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
+        assert!(granter.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
     }
 }
