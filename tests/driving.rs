@@ -241,6 +241,15 @@ fn futures_never_drive() {
     assert!(!seen.contains(&thread::current().id()), "the polling thread drove the card");
 }
 
+/// Stops other threads in the end, also in that of a test that fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Eight threads take turns as driver of both cards. Their sends run on whichever processor they are on, and
 /// still the engines never see a packet before its turn.
 #[test]
@@ -250,6 +259,7 @@ fn packets_stay_in_order_whoever_drives() {
     let [back_a, back_b] = connect(&devices, &Path { mtu: Mtu::B256, ..Path::default() });
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let stopped = Stop(&stop);
         for driver in 0..8 {
             let (a, b, stop) = (&a, &b, &stop);
             scope.spawn(move || {
@@ -275,7 +285,7 @@ fn packets_stay_in_order_whoever_drives() {
                 back_b.succeed();
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(stopped);
     });
     for end in [&a, &b] {
         let counters = end.context.counters();
