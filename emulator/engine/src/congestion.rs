@@ -133,7 +133,8 @@ impl QueuePair {
             let bth = Bth::new(Opcode::CNP, self.attributes.destination, Psn::new(0));
             let header = Header::new(Bth { reserved: BECN, ..bth });
             let queue_pair = self.number;
-            card.owing.push_back(Owing { queue_pair, envelope, service_level: 0, header, body: CNP_BODY });
+            let (service_level, body, again) = (0, CNP_BODY, false);
+            card.owe(ctx, Owing { queue_pair, envelope, service_level, header, body, again });
         }
         ctx.tell(Event::CongestionSeen { qp: self.number, psn: packet.psn, notified: due });
     }

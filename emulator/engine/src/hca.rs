@@ -421,7 +421,7 @@ impl Hca {
             }
         }
         self.cm.fail_link(&mut self.card, ctx, destination);
-        self.forget_owing(destination);
+        self.forget_last_words(destination);
         self.settle(ctx);
     }
 }

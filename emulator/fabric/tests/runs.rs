@@ -197,3 +197,12 @@ fn nothing_is_left_to_say_to_a_port_that_is_dead() {
     assert!(!answering.hca.has_last_words());
     assert!(answering.flush(None).is_empty());
 }
+
+#[test]
+fn a_new_connection_does_not_hear_the_last_words_of_an_earlier_one() {
+    let [_, mut answering] = ended(Ending::Changed(State::Reset));
+    let (number, client) = (answering.ends[0].number, answering.client);
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    bare::connect(&mut answering.hca, &mut ctx, (client, number), (gid(1), number), Mtu::B1024, Psn::new(7));
+    assert!(!answering.hca.has_last_words());
+}

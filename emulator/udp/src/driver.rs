@@ -269,8 +269,8 @@ impl<M: Memory> Driver<M> {
         &mut self.memory
     }
 
-    /// Calls `act` with the card: a control verb. What was received before it is acknowledged before it, since a
-    /// queue pair that the verb ends owes nothing any more; what it has the card say leaves at once.
+    /// Calls `act` with the card: a control verb. What was received before it is acknowledged before it, if that may be sent;
+    /// what it has the card say leaves at once.
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
         self.send_between_turns(now);
@@ -541,7 +541,11 @@ impl<M: Memory> Driver<M> {
                         hca.unpark(&mut ctx, event.peer);
                     }
                 }
-                LinkChange::Became(_) | LinkChange::Restarted => hca.resume(&mut ctx, event.peer),
+                LinkChange::Restarted => {
+                    hca.forget_last_words(event.peer);
+                    hca.resume(&mut ctx, event.peer);
+                }
+                LinkChange::Became(_) => hca.resume(&mut ctx, event.peer),
                 LinkChange::Paused(pause) => {
                     hca.note_pause_frames(1);
                     witness.pause(now, Passage::Received, &pause.frame(MacAddress::of(event.peer)));

@@ -424,8 +424,10 @@ impl Holder {
             if self.need <= self.allowance() {
                 self.patience = PATIENCE;
                 self.ask = true;
+                self.need = need;
             }
-            self.need = need;
+            // What is enough for the least of those that wait is used.
+            self.need = need.min(self.need);
             self.satisfied_at = None;
         }
         false
@@ -457,9 +459,15 @@ impl Holder {
         if grant.granted < self.granted {
             return;
         }
+        let known = grant.returned.min(self.returned).max(self.returned_known);
+        // Others wait for what the receiver thinks is here; it may have missed what was sent, and that it was.
+        let is_press = grant.granted == self.granted && known == self.returned_known;
+        if is_press && self.told_at.is_none_or(|at| now >= at + PRESS) {
+            self.ask = true;
+        }
         self.granted = grant.granted;
         self.keep = grant.keep;
-        self.returned_known = grant.returned.min(self.returned).max(self.returned_known);
+        self.returned_known = known;
         if self.need > 0 && self.need <= self.allowance() && self.satisfied_at.is_none() {
             self.satisfied_at = Some(now);
             self.used_at = now;
@@ -469,16 +477,14 @@ impl Holder {
             self.patience = PATIENCE;
         }
         self.give_back(self.keep);
-        // Others wait for what it thinks is here; it may have missed what was sent, and that it was.
-        if self.keep == 0 && self.told_at.is_none_or(|at| now >= at + PRESS) {
-            self.ask = true;
-        }
     }
 
-    /// Returns what is held beyond `keep`, but for the frame that it is enough for: the rests of many that wait for more
-    /// could be all that there is.
+    /// Returns what is held beyond `keep`, but for the frame that waits. If it is not enough for that it goes back too: the
+    /// rests of many that wait for more could be all that there is. But one after the other: with a return on its way, the
+    /// receiver may just have given what was missing.
     fn give_back(&mut self, keep: u64) {
-        let frame = if self.need <= self.allowance() { self.need } else { 0 };
+        let is_rest = self.need > self.allowance() && self.returned_known == self.returned;
+        let frame = if is_rest { 0 } else { self.need };
         let excess = self.allowance().saturating_sub(keep.max(frame));
         if excess > 0 {
             self.returned += excess;
@@ -589,6 +595,9 @@ mod tests {
         assert_eq!(holder.allowance(), 0);
         let request = holder.transmit(0).expect("a request that says so");
         assert_eq!((request.returned, request.needed), (1000, 6000));
+        // The rest was given before that was heard: it is not sent back to and fro.
+        holder.granted(&Grant { granted: 5000, returned: 0, keep: 0 }, 0);
+        assert_eq!(holder.allowance(), 4000);
         holder.granted(&Grant { granted: 6000, returned: 1000, keep: 0 }, 0);
         assert!(holder.may_send(5000), "what is enough for a frame is kept for it");
     }
@@ -619,5 +628,14 @@ mod tests {
         let request = Request { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
         granter.request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
         assert!(granter.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
+    }
+
+    #[test]
+    fn what_is_enough_for_the_least_that_waits_is_used() {
+        let mut holder = Holder::new(0);
+        assert!(!holder.may_send(1000));
+        assert!(!holder.may_send(5000));
+        holder.granted(&Grant { granted: 1000, returned: 0, keep: 0 }, 0);
+        assert!(holder.may_send(1000));
     }
 }

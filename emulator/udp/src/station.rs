@@ -189,18 +189,17 @@ impl<M: Memory> Core<M> {
     /// Sends what is left to be sent: a peer may wait for the last word of a connection.
     fn finish(&self) {
         let until = Instant::now() + LAST_WORDS;
-        while Instant::now() < until {
+        loop {
             let mut driver = self.driver.lock();
-            if !driver.has_more() && !driver.card().has_last_words() || driver.turn().is_err() {
+            let left = until.saturating_duration_since(Instant::now());
+            let is_done = !driver.has_more() && !driver.card().has_last_words();
+            if is_done || left == Duration::ZERO || driver.turn().is_err() {
                 return;
             }
-            let has_more = driver.has_more();
-            let timeout = driver.next_timeout().map_or(LAST_WORDS, |left| left.min(LAST_WORDS));
+            // A peer may have to let it, or a pause to end.
+            let timeout = driver.next_timeout().map_or(left, |next| next.min(left));
             drop(driver);
-            if !has_more {
-                // A peer has to let it, or a pause to end.
-                self.sleep(Some(timeout));
-            }
+            self.sleep(Some(timeout));
         }
     }
 

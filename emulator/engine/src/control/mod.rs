@@ -33,7 +33,8 @@ impl Hca {
         Ok(client)
     }
 
-    /// Destroys everything that `client` owns. Its peers meet silence, as they would with any dead host.
+    /// Destroys everything that `client` owns. Its peers meet silence, as they would with any dead host, but for what they
+    /// had sent before.
     /// Returns the memory of its regions, which the driver may forget.
     pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<Region> {
         self.cm.close_client(&mut self.card, ctx, client);

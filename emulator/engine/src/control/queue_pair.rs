@@ -187,6 +187,7 @@ impl Hca {
             qp.envelope = address::envelope(path, source, number, qp.attributes.destination);
         }
         if let Some(psn) = modify.receive_psn {
+            qp.forget_last_words(card);
             qp.inbound.start(psn);
         }
         if let Some(psn) = modify.send_psn {
