@@ -126,7 +126,7 @@ impl Node {
 
 fn loopback(last: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
-    Ipv4Addr::new(127, 64 | high & 63, low, last).into()
+    Ipv4Addr::new(127, 128 | high & 63, low, last).into()
 }
 
 /// Whoever of several threads fails ends the others.
