@@ -2,30 +2,30 @@
 //! the MTU of the interface, the second GID, the source port of flows.
 
 use softhca::{
-    Access, AddressVector, Context, Device, EmbeddedOptions, Entropy, Mtu, Passage, Path, QpKind, Qpn,
-    QueueKey, QueuePair, ReceiveRequest, SendRequest, Witness,
+    AccessFlags, AddressVector, ConnectOptions, Context, Device, DriverSink, EmbeddedOptions, Entropy, Mtu,
+    PortDirection, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest,
 };
 use softhca_engine::Instant;
 use softhca_tests::tools;
-use softhca_wire::{Envelope, Gid};
+use softhca_wire::{AddressHeaders, Gid};
 use std::net::IpAddr;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-const KEY: QueueKey = QueueKey(0x1234);
-const PATIENCE: Duration = Duration::from_secs(60);
-const ROLE: &str = "SOFTHCA_TEST_ROLE";
+const QUEUE_KEY: QueueKey = QueueKey(0x1234);
+const COMPLETION_TIMEOUT: Duration = Duration::from_secs(60);
+const ROLE_VARIABLE: &str = "SOFTHCA_TEST_ROLE";
 
 /// Three addresses of each IP version on an interface with the MTU of a network. Loopback has no route for IPv6
 /// multicast of its own.
-const NETWORK: &str = "ip link set lo mtu \"$MTU\" up && \
+const NETWORK_SETUP: &str = "ip link set lo mtu \"$MTU\" up && \
     for n in 1 2 3; do ip addr add 10.77.0.$n/24 dev lo; ip -6 addr add fd77::$n/128 dev lo nodad; done && \
     ip -6 route add local ff00::/8 dev lo && \
     exec \"$0\"";
 
 fn main() -> ExitCode {
-    match std::env::var(ROLE).as_deref() {
+    match std::env::var(ROLE_VARIABLE).as_deref() {
         Ok("both") => both_versions(),
         Ok("jumbo") => jumbo_frames(),
         Ok("entropy") => entropy(),
@@ -45,31 +45,33 @@ fn main() -> ExitCode {
 /// Runs this program again, in a role, in a namespace.
 fn run(role: &str, mtu: u32) {
     let mut command = Command::new("unshare");
-    command.args(["--map-root-user", "--net", "sh", "-c", NETWORK]).arg(std::env::current_exe().unwrap());
-    let output = command.env(ROLE, role).env("MTU", mtu.to_string()).output().unwrap();
+    command
+        .args(["--map-root-user", "--net", "sh", "-c", NETWORK_SETUP])
+        .arg(std::env::current_exe().unwrap());
+    let output = command.env(ROLE_VARIABLE, role).env("MTU", mtu.to_string()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-type Seen = Arc<Mutex<Vec<Envelope>>>;
+type SharedAddressing = Arc<Mutex<Vec<AddressHeaders>>>;
 
 /// Keeps the envelopes of what is sent.
-struct Envelopes(Seen);
+struct AddressingSink(SharedAddressing);
 
-impl Witness for Envelopes {
-    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, _: &[u8]) {
-        if passage == Passage::Sent {
+impl DriverSink for AddressingSink {
+    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, _: &[u8]) {
+        if passage == PortDirection::Sent {
             self.0.lock().unwrap().push(*envelope);
         }
     }
 }
 
-fn card(address: &str, ipv6: Option<&str>, entropy: Entropy) -> (Device, Seen) {
-    let seen = Seen::default();
+fn open_device(address: &str, ipv6: Option<&str>, entropy: Entropy) -> (Device, SharedAddressing) {
+    let seen = SharedAddressing::default();
     let options = EmbeddedOptions {
         address: Some(address.parse().unwrap()),
         ipv6: ipv6.map(|ipv6| ipv6.parse().unwrap()),
         entropy,
-        witness: Box::new(Envelopes(seen.clone())),
+        event_sink: Box::new(AddressingSink(seen.clone())),
         ..EmbeddedOptions::default()
     };
     (Device::embedded_with(options).unwrap(), seen)
@@ -81,25 +83,29 @@ fn gid(text: &str) -> Gid {
 
 /// Writes and reads 10,000 bytes from one context to another, over their GIDs at `index`.
 fn transfer(from: &Context, to: &Context, index: usize, mtu: Mtu) -> QueuePair {
-    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
     let make = |context: &Context| {
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let queue = context.create_completion_queue(16).unwrap();
-        let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-        (domain.register(20_000, rights).unwrap(), queue, pair)
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+        (domain.allocate_region(20_000, rights).unwrap(), queue, pair)
     };
     let (source, queue, sender) = make(from);
     let (target, _, receiver) = make(to);
-    let path = Path { mtu, ..Path::default() };
-    sender.connect(&receiver.endpoint_at(index).unwrap(), &path).unwrap();
-    receiver.connect(&sender.endpoint_at(index).unwrap(), &path).unwrap();
+    let path = ConnectOptions { path_mtu: mtu, ..ConnectOptions::default() };
+    sender.connect(&receiver.endpoint_with_gid_index(index).unwrap(), &path).unwrap();
+    receiver.connect(&sender.endpoint_with_gid_index(index).unwrap(), &path).unwrap();
     let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
     source.write_at(0, &bytes);
-    sender.post(&SendRequest::write(1, &[source.entry(0, 10_000)], target.remote(7))).unwrap();
-    sender.post(&SendRequest::read(2, &[source.entry(10_000, 10_000)], target.remote(7))).unwrap();
+    sender
+        .post_send(&SendRequest::rdma_write(1, &[source.sge(0, 10_000)], target.remote_address(7)))
+        .unwrap();
+    sender
+        .post_send(&SendRequest::rdma_read(2, &[source.sge(10_000, 10_000)], target.remote_address(7)))
+        .unwrap();
     for id in [1, 2] {
-        let completion = queue.wait_for(PATIENCE).expect("a completion");
-        assert!(completion.id == id && completion.status.is_success(), "{completion:?}");
+        let completion = queue.wait_for(COMPLETION_TIMEOUT).expect("a completion");
+        assert!(completion.wr_id == id && completion.status.is_success(), "{completion:?}");
     }
     assert_eq!(target.read_at(7, 10_000), bytes);
     assert_eq!(source.read_at(10_000, 10_000), bytes);
@@ -108,14 +114,14 @@ fn transfer(from: &Context, to: &Context, index: usize, mtu: Mtu) -> QueuePair {
 
 fn both_versions() {
     // The first takes the address of its interface, the second finds that taken, the third is told.
-    let (first, seen) = card("10.77.0.1", None, Entropy::Off);
-    let (second, _) = card("10.77.0.2", None, Entropy::Off);
+    let (first, seen) = open_device("10.77.0.1", None, Entropy::Off);
+    let (second, _) = open_device("10.77.0.2", None, Entropy::Off);
     let ipv6 = first.open().gid(1).expect("the interface has an IPv6 address");
     let free = if ipv6 == gid("fd77::1") { "fd77::2" } else { "fd77::1" };
-    let (third, _) = card("10.77.0.3", Some(free), Entropy::Off);
+    let (third, _) = open_device("10.77.0.3", Some(free), Entropy::Off);
     for device in [&first, &second, &third] {
-        assert_eq!(device.port().active_mtu, Mtu::B1024);
-        assert_eq!(device.port().max_mtu, Mtu::B4096);
+        assert_eq!(device.port_attributes().active_mtu, Mtu::B1024);
+        assert_eq!(device.port_attributes().max_mtu, Mtu::B4096);
     }
     let [first, second, third] = [first, second, third].map(|device| device.open());
     assert_eq!(first.gid(0), Some(gid("10.77.0.1")));
@@ -131,17 +137,19 @@ fn both_versions() {
     }
     transfer(&second, &first, 0, Mtu::B512);
     // More than the interface carries is refused, with the limit.
-    let domain = first.allocate_domain().unwrap();
+    let domain = first.allocate_protection_domain().unwrap();
     let queue = first.create_completion_queue(4).unwrap();
-    let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-    let error = pair.connect(&pair.endpoint(), &Path { mtu: Mtu::B2048, ..Path::default() }).unwrap_err();
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+    let error = pair
+        .connect(&pair.endpoint(), &ConnectOptions { path_mtu: Mtu::B2048, ..ConnectOptions::default() })
+        .unwrap_err();
     assert!(error.to_string().contains("1024"), "{error}");
 }
 
 fn jumbo_frames() {
-    let (first, _) = card("10.77.0.1", Some("fd77::1"), Entropy::Off);
-    let (second, _) = card("10.77.0.2", Some("fd77::2"), Entropy::Off);
-    assert_eq!(first.port().active_mtu, Mtu::B4096);
+    let (first, _) = open_device("10.77.0.1", Some("fd77::1"), Entropy::Off);
+    let (second, _) = open_device("10.77.0.2", Some("fd77::2"), Entropy::Off);
+    assert_eq!(first.port_attributes().active_mtu, Mtu::B4096);
     let [first, second] = [first.open(), second.open()];
     transfer(&first, &second, 0, Mtu::B4096);
     transfer(&first, &second, 1, Mtu::B4096);
@@ -153,39 +161,39 @@ fn jumbo_frames() {
 /// A datagram of the largest size from one card to a group with a member on each.
 fn multicast(from: &Context, to: &Context, group: Gid) {
     let make = |context: &Context| {
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let queue = context.create_completion_queue(16).unwrap();
-        let pair = domain.queue_pair(QpKind::Ud, &queue).create().unwrap();
-        let region = domain.register(40 + 4096, Access::LOCAL_WRITE).unwrap();
-        pair.start_datagrams(KEY).unwrap();
+        let pair = domain.create_queue_pair(QpType::Ud, &queue).build().unwrap();
+        let region = domain.allocate_region(40 + 4096, AccessFlags::LOCAL_WRITE).unwrap();
+        pair.start_ud(QUEUE_KEY).unwrap();
         (domain, region, queue, pair)
     };
     let sender = make(from);
     let members = [make(from), make(to)];
     for (_, region, _, pair) in &members {
-        pair.post_receive(&ReceiveRequest { id: 1, scatter: &[region.entry(0, 40 + 4096)] }).unwrap();
+        pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 40 + 4096)] }).unwrap();
         pair.attach_multicast(group).unwrap();
     }
     let (domain, region, queue, pair) = &sender;
-    let source_index = from.gid_index_towards(group);
-    let vector = AddressVector { source_index, ..AddressVector::to(group) };
+    let source_index = from.gid_index_for(group);
+    let vector = AddressVector { sgid_index: source_index, ..AddressVector::to(group) };
     let handle = domain.create_address_handle(vector).unwrap();
     let bytes: Vec<u8> = (0..4096u32).map(|n| (n % 253) as u8).collect();
     region.write_at(0, &bytes);
-    let gather = [region.entry(0, 4096)];
-    let send = SendRequest::send(2, &gather).to(&handle, Qpn::MULTICAST, KEY);
-    pair.post(&send).unwrap();
-    assert!(queue.wait_for(PATIENCE).expect("a completion").status.is_success());
+    let gather = [region.sge(0, 4096)];
+    let send = SendRequest::send(2, &gather).ud_address(&handle, Qpn::MULTICAST, QUEUE_KEY);
+    pair.post_send(&send).unwrap();
+    assert!(queue.wait_for(COMPLETION_TIMEOUT).expect("a completion").status.is_success());
     for (_, region, queue, _) in &members {
-        let completion = queue.wait_for(PATIENCE).expect("a datagram");
-        assert!(completion.id == 1 && completion.bytes == 40 + 4096, "{completion:?}");
+        let completion = queue.wait_for(COMPLETION_TIMEOUT).expect("a datagram");
+        assert!(completion.wr_id == 1 && completion.byte_len == 40 + 4096, "{completion:?}");
         assert_eq!(region.read_at(40, 4096), bytes);
     }
 }
 
 fn entropy() {
-    let (first, seen) = card("10.77.0.1", Some("fd77::1"), Entropy::On);
-    let (second, _) = card("10.77.0.2", Some("fd77::2"), Entropy::On);
+    let (first, seen) = open_device("10.77.0.1", Some("fd77::1"), Entropy::On);
+    let (second, _) = open_device("10.77.0.2", Some("fd77::2"), Entropy::On);
     let [first, second] = [first.open(), second.open()];
     for index in [0, 1] {
         let mut ports = Vec::new();

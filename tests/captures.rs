@@ -1,9 +1,9 @@
 //! Everything that Linux rxe put on the wire is read, and written again byte for byte.
 
 use softhca_tests::captures_folder;
-use softhca_trace::{Capture, Record};
+use softhca_trace::{CaptureReader, Record};
 use softhca_wire::cm::{Datagram, Message};
-use softhca_wire::{Frame, Icrc, Malformed, Qpn, Transport};
+use softhca_wire::{Icrc, Malformed, Qpn, RoceFrame, TransportPacket};
 use std::path::PathBuf;
 
 fn files() -> Vec<PathBuf> {
@@ -17,18 +17,18 @@ fn files() -> Vec<PathBuf> {
 fn records() -> impl Iterator<Item = (String, Record)> {
     files().into_iter().flat_map(|path| {
         let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-        let capture = Capture::open(&path).expect("a capture");
+        let capture = CaptureReader::open(&path).expect("a capture");
         capture.map(move |record| (name.clone(), record.expect("a whole record")))
     })
 }
 
 /// The frame built again from values alone.
-fn rebuilt(frame: &Frame<'_>, transport: &Transport<'_>) -> Vec<u8> {
+fn rebuilt(frame: &RoceFrame<'_>, transport: &TransportPacket<'_>) -> Vec<u8> {
     let mut packet = vec![0; transport.len()];
     transport.emit(&mut packet);
-    let icrc = Frame { packet: &[&packet[..], &[0; 4]].concat(), ..*frame }.expected_icrc();
+    let icrc = RoceFrame { packet: &[&packet[..], &[0; 4]].concat(), ..*frame }.expected_icrc();
     packet.extend(icrc.0);
-    Frame { packet: &packet, ..*frame }.to_vec()
+    RoceFrame { packet: &packet, ..*frame }.to_vec()
 }
 
 #[test]
@@ -44,7 +44,7 @@ fn every_frame_of_rxe_is_read_and_written_again_byte_for_byte() {
             Err(reason) => panic!("{name} at {}: {reason}", record.offset),
         };
         let transport = frame.transport().unwrap_or_else(|reason| panic!("{name}: {reason}: {frame:?}"));
-        assert!(frame.is_intact(), "{name}: {frame}");
+        assert!(frame.icrc_is_valid(), "{name}: {frame}");
         assert_eq!(rebuilt(&frame, &transport), record.data, "{name}: {frame}");
         roce += 1;
     }
@@ -56,9 +56,9 @@ fn the_identification_that_a_socket_does_not_see_is_found() {
     let mut found = 0;
     for (_, record) in records() {
         let Ok(frame) = record.frame() else { continue };
-        let envelope = frame.network.envelope().expect("RoCEv2");
-        let blind = softhca_wire::Envelope { identification: 0, ..envelope };
-        let identified = Icrc::identify(&blind, frame.packet, 1 << 16);
+        let envelope = frame.network.addressing().expect("RoCEv2");
+        let blind = softhca_wire::AddressHeaders { identification: 0, ..envelope };
+        let identified = Icrc::recover_identification(&blind, frame.packet, 1 << 16);
         assert_eq!(identified, Some(envelope.identification), "{frame}");
         found += 1;
     }
@@ -71,14 +71,14 @@ fn every_connection_manager_message_of_rxe_is_read_and_written_again_byte_for_by
     for (name, record) in records() {
         let Ok(frame) = record.frame() else { continue };
         let transport = frame.transport().expect("a transport packet");
-        if transport.header.bth.destination != Qpn::GSI {
+        if transport.header.bth.destination_qp != Qpn::GSI {
             continue;
         }
         let datagram = Datagram::parse(transport.payload).unwrap_or_else(|reason| panic!("{name}: {reason}"));
         assert_eq!(datagram.emit(), transport.payload, "{name}: {datagram}");
         let addresses = match &datagram.message {
-            Message::Req(req) => req.addresses().map(|header| (header, req.private_data.0.to_vec())),
-            Message::SidrReq(req) => req.addresses().map(|header| (header, req.private_data.0.to_vec())),
+            Message::Req(req) => req.rdma_cm_header().map(|header| (header, req.private_data.0.to_vec())),
+            Message::SidrReq(req) => req.rdma_cm_header().map(|header| (header, req.private_data.0.to_vec())),
             _ => None,
         };
         if let Some((header, private_data)) = addresses {

@@ -1,17 +1,18 @@
 //! What a log and a capture tell of a congested switch: pauses, queue depths, marks and rates; and a switch before an
 //! embedded card.
 
-use softhca::{Device, EmbeddedOptions, Passage, Path, PortSwitch, Receiver, Witness};
-use softhca_engine::{Congestion, Instant, QpKind, Settings};
+use softhca::{Device, DriverSink, EmbeddedOptions, PortDirection, PortSwitch, ReceiverSettings};
+use softhca_engine::{CongestionSettings, Instant, QpType, Settings};
 use softhca_fabric::{
-    Connection, FabricEvent, FlowControl, HostId, Line, Marking, Observer, PER_BILLION, QpOptions,
-    SwitchSettings, Topology, World,
+    ConnectOptions, EcnMarking, FabricEvent, FabricSink, HostId, LinkSettings, PER_BILLION, PfcSettings,
+    QpOptions, SwitchSettings, Topology, World,
 };
-use softhca_queue::{Access, Operation, RemoteAddress, SendRequest, Sge};
-use softhca_tests::process::PATIENCE;
-use softhca_trace::log::{Entry, What};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
+use softhca_tests::process::TEST_TIMEOUT;
+use softhca_trace::log::{Entry, LogEvent};
 use softhca_trace::{
-    Capture, CaptureWriter, Cast, Contents, EventLog, EventLogReader, Packet, Points, Record, Tap,
+    CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, NameTable, Packet, PacketContents,
+    Record, Tap,
 };
 use softhca_wire::{LocalKey, Mtu, Pfc};
 use std::cell::RefCell;
@@ -19,79 +20,84 @@ use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+const ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE);
 const BYTES: u32 = 400_000;
 
 /// One WRITE of [`BYTES`] on priority 3.
 fn start(world: &mut World, from: HostId, to: HostId) {
     let [(qp, key, base), (peer, peer_key, to_base)] = [from, to].map(|host| {
-        let mut verbs = world.on(host);
-        let domain = verbs.allocate_domain().unwrap();
+        let mut verbs = world.verbs(host);
+        let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(16).unwrap();
-        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, QpOptions::default()).unwrap();
-        let (key, base) = verbs.register(domain, BYTES.into(), RIGHTS).unwrap();
+        let qp = verbs.create_queue_pair(QpType::Rc, domain, cq, QpOptions::default()).unwrap();
+        let (key, base) = verbs.register_memory(domain, BYTES.into(), ACCESS).unwrap();
         (qp, key, base)
     });
-    let connection = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5, ..Connection::default() };
+    let connection =
+        ConnectOptions { path_mtu: Mtu::B1024, traffic_class: 3 << 5, ..ConnectOptions::default() };
     world.connect((from, qp), (to, peer), &connection).unwrap();
-    let sge = [Sge { address: base, length: BYTES, key: LocalKey(key.0) }];
-    let remote = RemoteAddress { address: to_base, key: peer_key };
-    let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
-    world.on(from).post_send(qp, &request).unwrap();
+    let sge = [Sge { address: base, length: BYTES, lkey: LocalKey(key.0) }];
+    let remote = RemoteAddress { address: to_base, rkey: peer_key };
+    let request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
+    world.verbs(from).post_send(qp, &request).unwrap();
 }
 
 /// Alice and Carol write to Bob through one switch that marks late and pauses early: its log, and a capture.
-fn incast(points: Points) -> (Vec<Entry>, Vec<Record>) {
+fn incast(points: CapturePoints) -> (Vec<Entry>, Vec<Record>) {
     let mut world = World::new(1);
-    let settings = Settings { congestion: Congestion::DCQCN, ..Settings::default() };
+    let settings = Settings { congestion: CongestionSettings::DCQCN, ..Settings::default() };
     let hosts = ["alice", "bob", "carol"].map(|name| world.add_host(name, settings));
-    let line = Line { bits_per_second: NonZeroU64::new(10_000_000_000), delay_ns: 1_000, ..Line::default() };
+    let line = LinkSettings {
+        bits_per_second: NonZeroU64::new(10_000_000_000),
+        delay_ns: 1_000,
+        ..LinkSettings::default()
+    };
     let switch = SwitchSettings {
-        marking: Some(Marking { least: 10_000, most: 100_000, per_billion: PER_BILLION / 2 }),
-        flow_control: Some(FlowControl { xoff: 30_000, xon: 20_000, ..FlowControl::default() }),
+        ecn_marking: Some(EcnMarking { kmin: 10_000, kmax: 100_000, pmax_per_billion: PER_BILLION / 2 }),
+        pfc: Some(PfcSettings { xoff: 30_000, xon: 20_000, ..PfcSettings::default() }),
         sample_step: 10_000,
         ..SwitchSettings::default()
     };
-    world.lay_out(&Topology::Star { hosts: 3 }, &hosts, line, switch).unwrap();
-    let cast = Cast::of(&world);
+    world.build_topology(&Topology::Star { hosts: 3 }, &hosts, line, switch).unwrap();
+    let cast = NameTable::from_world(&world);
     let writer = CaptureWriter::new(Vec::new()).unwrap();
     let tap = Rc::new(RefCell::new(Tap::new(writer, cast.clone(), points).unwrap()));
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "an incast", cast)));
-    let observers: Vec<Box<dyn Observer>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
-    world.observe(observers);
+    let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
+    world.set_sink(observers);
     start(&mut world, hosts[0], hosts[1]);
     start(&mut world, hosts[2], hosts[1]);
     world.run();
-    assert_eq!(world.census().dropped, 0);
-    world.observe(());
+    assert_eq!(world.frame_counters().dropped, 0);
+    world.set_sink(());
     let mut tap = Rc::into_inner(tap).expect("the world let go of it").into_inner();
     let mut log = Rc::into_inner(log).expect("the world let go of it").into_inner();
     tap.finish().unwrap();
     log.finish().unwrap();
     let (log, capture) = (log.into_inner(), tap.into_inner());
     let entries = EventLogReader::new(&log[..]).unwrap().map(Result::unwrap).collect();
-    (entries, Capture::new(&capture[..]).unwrap().map(Result::unwrap).collect())
+    (entries, CaptureReader::new(&capture[..]).unwrap().map(Result::unwrap).collect())
 }
 
 #[test]
 fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
-    let (entries, _) = incast(Points::Senders);
+    let (entries, _) = incast(CapturePoints::Senders);
     let count = |wanted: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| wanted(entry)).count();
-    let stops = count(&|entry| matches!(entry.what, What::PauseSent { priority: 3, quanta: 1.., .. }));
-    let resumes = count(&|entry| matches!(entry.what, What::PauseSent { priority: 3, quanta: 0, .. }));
+    let stops = count(&|entry| matches!(entry.event, LogEvent::PauseSent { priority: 3, quanta: 1.., .. }));
+    let resumes = count(&|entry| matches!(entry.event, LogEvent::PauseSent { priority: 3, quanta: 0, .. }));
     assert!(stops > 0 && resumes > 0, "{stops} pauses, {resumes} ends");
     // What the switch sent, the hosts got.
     let received = count(&|entry| {
-        matches!(entry.what, What::PauseReceived { .. }) && ["alice", "carol"].contains(&&*entry.host)
+        matches!(entry.event, LogEvent::PauseReceived { .. }) && ["alice", "carol"].contains(&&*entry.host)
     });
     assert_eq!(received, stops + resumes);
-    let held = |entry: &Entry| match entry.what {
-        What::PauseSent { quanta: 1.., held, .. } => held,
+    let held = |entry: &Entry| match entry.event {
+        LogEvent::PauseSent { quanta: 1.., buffered: held, .. } => held,
         _ => u64::MAX,
     };
     assert!(entries.iter().all(|entry| held(entry) >= 30_000), "a pause is asked for from XOFF on");
-    let depth = |entry: &Entry| match entry.what {
-        What::QueueSampled { depth, priority: 3, .. } => Some(depth),
+    let depth = |entry: &Entry| match entry.event {
+        LogEvent::QueueSampled { queue_depth: depth, priority: 3, .. } => Some(depth),
         _ => None,
     };
     let depths: Vec<u64> = entries.iter().filter_map(depth).collect();
@@ -100,11 +106,11 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
         depths.windows(2).all(|pair| pair[0] / 10_000 != pair[1] / 10_000),
         "each passed a step: {depths:?}"
     );
-    let marked = count(&|entry| matches!(entry.what, What::EcnMarked { depth: 10_001.., .. }));
-    let seen = count(&|entry| matches!(entry.what, What::MarkSeen { .. }) && entry.host == "bob");
+    let marked = count(&|entry| matches!(entry.event, LogEvent::EcnMarked { queue_depth: 10_001.., .. }));
+    let seen = count(&|entry| matches!(entry.event, LogEvent::EcnMarkReceived { .. }) && entry.host == "bob");
     assert!(marked > 0 && marked == seen, "{marked} marks, {seen} seen");
     for host in ["alice", "carol"] {
-        let cuts = count(&|entry| matches!(entry.what, What::RateChanged { .. }) && entry.host == host);
+        let cuts = count(&|entry| matches!(entry.event, LogEvent::RateChanged { .. }) && entry.host == host);
         assert!(cuts > 0, "the rate of {host} never changed");
     }
 }
@@ -113,39 +119,43 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
 fn pause_frames_stand_in_captures_as_real_frames() {
     let pauses = |records: &[Record]| {
         let paused = |record: &&Record| match Packet::new(record, 0).contents {
-            Contents::Pause(pause) => pause.pause[3].is_some(),
+            PacketContents::Pause(pause) => pause.pause[3].is_some(),
             _ => false,
         };
         records.iter().filter(paused).count()
     };
     let roce = |records: &[Record]| {
-        records.iter().filter(|record| matches!(Packet::new(record, 0).contents, Contents::Roce(_))).count()
+        records
+            .iter()
+            .filter(|record| matches!(Packet::new(record, 0).contents, PacketContents::Roce(_)))
+            .count()
     };
-    let (entries, every) = incast(Points::EveryCable);
-    let told = entries.iter().filter(|entry| matches!(entry.what, What::PauseSent { .. })).count();
+    let (entries, every) = incast(CapturePoints::EveryLink);
+    let told = entries.iter().filter(|entry| matches!(entry.event, LogEvent::PauseSent { .. })).count();
     assert!(told > 1);
     assert_eq!(pauses(&every), told);
-    let first = every.iter().find(|record| matches!(Packet::new(record, 0).contents, Contents::Pause(_)));
+    let first =
+        every.iter().find(|record| matches!(Packet::new(record, 0).contents, PacketContents::Pause(_)));
     // IEEE 802.1Q 36.2: the group address that no bridge forwards, EtherType 0x8808, opcode 0x0101.
     let bytes = &first.expect("a pause frame").data;
     assert_eq!(bytes[..6], [0x01, 0x80, 0xc2, 0x00, 0x00, 0x01]);
     assert_eq!(bytes[12..16], [0x88, 0x08, 0x01, 0x01]);
     assert_eq!(bytes[16..18], [0, 1 << 3], "priority 3 and no other");
     // Where packets leave hosts, where they leave the switch too, and where they arrive.
-    let (_, senders) = incast(Points::Senders);
+    let (_, senders) = incast(CapturePoints::Senders);
     assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), told));
 }
 
 /// The pauses of priority 3 that passed a card's port, and what they did.
 #[derive(Clone, Default)]
-struct Pauses(Arc<Mutex<Vec<(Passage, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
+struct PauseSink(Arc<Mutex<Vec<(PortDirection, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
 
-impl Witness for Pauses {
-    fn pause(&mut self, _: Instant, passage: Passage, pause: &Pfc) {
+impl DriverSink for PauseSink {
+    fn on_pause_frame(&mut self, _: Instant, passage: PortDirection, pause: &Pfc) {
         self.0.lock().unwrap().extend(pause.pause[3].map(|quanta| (passage, quanta)));
     }
 
-    fn fabric(&mut self, _: Instant, event: &FabricEvent) {
+    fn on_fabric_event(&mut self, _: Instant, event: &FabricEvent) {
         self.1.lock().unwrap().push(*event);
     }
 }
@@ -154,38 +164,44 @@ impl Witness for Pauses {
 /// sockets and without any loss, which would be fatal.
 #[test]
 fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
-    let pauses = [Pauses::default(), Pauses::default()];
+    let pauses = [PauseSink::default(), PauseSink::default()];
     let slow = PortSwitch {
-        line: Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() },
+        line: LinkSettings {
+            bits_per_second: NonZeroU64::new(1_000_000_000),
+            delay_ns: 1_000,
+            ..LinkSettings::default()
+        },
         settings: SwitchSettings {
-            flow_control: Some(FlowControl { xoff: 16_384, xon: 14_336, ..FlowControl::default() }),
+            pfc: Some(PfcSettings { xoff: 16_384, xon: 14_336, ..PfcSettings::default() }),
             ..SwitchSettings::default()
         },
-        receiver: Receiver { bits_per_second: Some(20_000_000), ..Receiver::default() },
+        receiver: ReceiverSettings { bits_per_second: Some(20_000_000), ..ReceiverSettings::default() },
     };
     let ends = [None, Some(slow)].into_iter().zip(&pauses).map(|(switch, pauses)| {
         let witness = Box::new(pauses.clone());
-        let options = EmbeddedOptions { switch, witness, ..EmbeddedOptions::default() };
+        let options = EmbeddedOptions { switch, event_sink: witness, ..EmbeddedOptions::default() };
         let context = Device::embedded_with(options).unwrap().open();
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let queue = context.create_completion_queue(16).unwrap();
-        let pair = domain.queue_pair(softhca::QpKind::Rc, &queue).create().unwrap();
-        (context, domain.register(1 << 19, RIGHTS).unwrap(), queue, pair)
+        let pair = domain.create_queue_pair(softhca::QpType::Rc, &queue).build().unwrap();
+        (context, domain.allocate_region(1 << 19, ACCESS).unwrap(), queue, pair)
     });
     let ends: Vec<_> = ends.collect();
     let [(alice, from, queue, sender), (bob, to, _, receiver)] = &ends[..] else { unreachable!() };
-    let path = Path { traffic_class: 3 << 5, ..Path::default() };
+    let path = softhca::ConnectOptions { traffic_class: 3 << 5, ..softhca::ConnectOptions::default() };
     sender.connect(&receiver.endpoint(), &path).unwrap();
     receiver.connect(&sender.endpoint(), &path).unwrap();
-    let deadline = std::time::Instant::now() + PATIENCE;
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     let (mut id, is_end) = (0, |event: &FabricEvent| matches!(event, FabricEvent::PauseEnded { .. }));
     // A sender that seldom has a processor fills no queue: it tries until it does.
     while !pauses[0].1.lock().unwrap().iter().any(is_end) {
         assert!(std::time::Instant::now() < deadline, "no queue fills");
         let bytes = vec![id as u8 + 1; 1 << 19];
         from.write_at(0, &bytes);
-        sender.post(&softhca::SendRequest::write(id, &[from.entry(0, 1 << 19)], to.remote(0))).unwrap();
-        let completion = queue.wait_for(PATIENCE).expect("a completion");
+        sender
+            .post_send(&softhca::SendRequest::rdma_write(id, &[from.sge(0, 1 << 19)], to.remote_address(0)))
+            .unwrap();
+        let completion = queue.wait_for(TEST_TIMEOUT).expect("a completion");
         assert!(completion.status.is_success(), "{completion:?}");
         assert!(to.read_at(0, 1 << 19) == bytes, "it arrived as it was");
         id += 1;
@@ -193,6 +209,6 @@ fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
     assert!(alice.counters().rx_pause_frames > 0);
     assert_eq!((alice.counters().retransmitted_pkts, bob.counters().out_of_sequence), (0, 0));
     let [heard, sent] = [&pauses[0], &pauses[1]].map(|pauses| pauses.0.lock().unwrap().clone());
-    assert_eq!(sent.first(), Some(&(Passage::Sent, u16::MAX)), "Bob's side asks Alice to stop");
-    assert_eq!(heard.first(), Some(&(Passage::Received, u16::MAX)), "and she hears it");
+    assert_eq!(sent.first(), Some(&(PortDirection::Sent, u16::MAX)), "Bob's side asks Alice to stop");
+    assert_eq!(heard.first(), Some(&(PortDirection::Received, u16::MAX)), "and she hears it");
 }

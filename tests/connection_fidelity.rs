@@ -4,13 +4,13 @@
 #![allow(clippy::duplicate_mod, reason = "each example brings its options along")]
 
 use libtest_mimic::Trial;
-use softhca::rdma_cm::{Connector, Parameters};
-use softhca::{Mtu, QpKind, Settings, World};
-use softhca_fabric::{CableId, Direction, Frame, Observer, Stage};
+use softhca::rdma_cm::{ConnectionParameters, Connector};
+use softhca::{Mtu, QpType, Settings, World};
+use softhca_fabric::{Direction, FabricSink, Frame, LinkId, Stage};
 use softhca_tests::{capture, needs, tools};
-use softhca_trace::{Capture, CaptureWriter, Heading};
+use softhca_trace::{CaptureReader, CaptureWriter, PacketDirection};
 use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
-use softhca_wire::{Bth, Deth, Icrc, Qpn, Transport};
+use softhca_wire::{Bth, Deth, Icrc, Qpn, TransportPacket};
 use std::collections::BTreeMap;
 use std::process::{Command, ExitCode};
 use std::sync::{Arc, Mutex};
@@ -43,25 +43,25 @@ fn main() -> ExitCode {
 }
 
 /// A packet with its envelope, when it was admitted to the cable.
-type Seen = (u64, softhca_wire::Envelope, Vec<u8>);
+type CapturedPacket = (u64, softhca_wire::AddressHeaders, Vec<u8>);
 
 #[derive(Clone, Default)]
-struct Eye(Arc<Mutex<Vec<Seen>>>);
+struct FrameSink(Arc<Mutex<Vec<CapturedPacket>>>);
 
-impl Observer for Eye {
-    fn frame(&mut self, now: softhca::Instant, _: CableId, _: Direction, stage: Stage, frame: &Frame) {
+impl FabricSink for FrameSink {
+    fn on_frame(&mut self, now: softhca::Instant, _: LinkId, _: Direction, stage: Stage, frame: &Frame) {
         if stage == Stage::Admitted {
-            self.0.lock().unwrap().push((now.nanos(), frame.envelope, frame.bytes.clone()));
+            self.0.lock().unwrap().push((now.nanos(), frame.addressing, frame.bytes.clone()));
         }
     }
 }
 
 /// What a client at 10.0.0.1 and a server at 10.0.0.2 send each other: the addresses of the captures.
-fn observed(mtu: Mtu, build: impl FnOnce(&mut World)) -> Vec<Seen> {
-    let eye = Eye::default();
+fn capture_simulation(mtu: Mtu, build: impl FnOnce(&mut World)) -> Vec<CapturedPacket> {
+    let eye = FrameSink::default();
     let mut world = World::new(4);
     world.settings(Settings { mtu, ..Settings::default() });
-    world.observe(eye.clone());
+    world.event_sink(eye.clone());
     build(&mut world);
     world.run().unwrap();
     drop(world);
@@ -75,10 +75,10 @@ fn options(letters: &[(char, &str)]) -> rping::common::Options {
     })
 }
 
-fn our_ping() -> Vec<Seen> {
-    observed(Mtu::B1024, |world| {
+fn our_rping() -> Vec<CapturedPacket> {
+    capture_simulation(Mtu::B1024, |world| {
         world.host("client", |device| async move {
-            device.rendezvous().lookup::<()>("the server listens").await;
+            device.endpoint_exchange().lookup::<()>("the server listens").await;
             rping::ping(device, options(&[('a', "server"), ('C', "5"), ('V', "")])).await
         });
         world.host("server", |device| rping::serve(device, options(&[])));
@@ -86,23 +86,23 @@ fn our_ping() -> Vec<Seen> {
 }
 
 /// The packets of a capture of rxe.
-fn theirs(name: &str) -> Vec<Seen> {
-    let records = Capture::open(&capture(name)).expect("a capture");
+fn rxe_packets(name: &str) -> Vec<CapturedPacket> {
+    let records = CaptureReader::open(&capture(name)).expect("a capture");
     let records = records.map(|record| record.expect("a whole record"));
     let roce = records.filter_map(|record| {
         let frame = record.frame().ok()?;
-        Some((record.time_ns, frame.network.envelope()?, frame.packet.to_vec()))
+        Some((record.time_ns, frame.network.addressing()?, frame.packet.to_vec()))
     });
     roce.collect()
 }
 
 /// The management datagrams among these, with the headers in front of them.
-fn messages(seen: &[Seen]) -> Vec<(Bth, Deth, Datagram)> {
-    let read = |(_, _, bytes): &Seen| {
+fn messages(seen: &[CapturedPacket]) -> Vec<(Bth, Deth, Datagram)> {
+    let read = |(_, _, bytes): &CapturedPacket| {
         let (transport, _) = Icrc::split(bytes).expect("an ICRC");
-        let transport = Transport::parse(transport).expect("a packet");
+        let transport = TransportPacket::parse(transport).expect("a packet");
         let header = transport.header;
-        (header.bth.destination == Qpn::GSI).then(|| {
+        (header.bth.destination_qp == Qpn::GSI).then(|| {
             (
                 header.bth,
                 header.deth.expect("a datagram"),
@@ -132,7 +132,7 @@ fn differing(ours: &impl std::fmt::Debug, theirs: &impl std::fmt::Debug) -> Vec<
 }
 
 /// Compares the messages of each kind, in order; returns what differs for each kind.
-fn compare(ours: &[Seen], rxe: &[Seen]) -> BTreeMap<&'static str, Vec<String>> {
+fn compare(ours: &[CapturedPacket], rxe: &[CapturedPacket]) -> BTreeMap<&'static str, Vec<String>> {
     let [ours, rxe] = [messages(ours), messages(rxe)];
     let names =
         |all: &[(Bth, Deth, Datagram)]| -> Vec<_> { all.iter().map(|one| one.2.message.name()).collect() };
@@ -169,7 +169,7 @@ fn names(list: &[&str]) -> Vec<String> {
 }
 
 fn a_connection_differs_in_identifiers_only() {
-    let found = compare(&our_ping(), &theirs("rping.pcap"));
+    let found = compare(&our_rping(), &rxe_packets("rping.pcap"));
     let identifiers = ["transaction", "local_id"];
     let expected = BTreeMap::from([
         (
@@ -194,12 +194,16 @@ fn a_connection_differs_in_identifiers_only() {
 
 fn a_refusal_differs_in_identifiers_only() {
     // That network's path MTU is 4096, and ucmatose asks for five retries and none when nobody is ready.
-    let ours = observed(Mtu::B4096, |world| {
+    let ours = capture_simulation(Mtu::B4096, |world| {
         world.host("client", |device| async move {
             let context = device.open();
             let queue = context.create_completion_queue(1)?;
-            let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
-            let parameters = Parameters { retry_count: 5, rnr_retry_count: 0, ..Parameters::default() };
+            let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
+            let parameters = ConnectionParameters {
+                retry_count: 5,
+                rnr_retry_count: 0,
+                ..ConnectionParameters::default()
+            };
             let connector = Connector::new(&context).parameters(parameters);
             assert!(connector.connect(&pair, "server:7471").await.is_err());
             Ok::<(), softhca::Error>(())
@@ -207,7 +211,7 @@ fn a_refusal_differs_in_identifiers_only() {
         world.device("server");
     });
     // QP1's PSNs are not at their start there.
-    let found = compare(&ours, &theirs("ucmatose_cmreject.pcap"));
+    let found = compare(&ours, &rxe_packets("ucmatose_cmreject.pcap"));
     let identifiers = ["psn", "transaction", "local_id", "local_guid", "local_qp", "starting_psn"];
     let expected = BTreeMap::from([
         ("REQ", names(&[&identifiers[..], &["flow_label", "private_data"]].concat())),
@@ -223,15 +227,15 @@ fn a_datagram_service_differs_in_identifiers_only() {
         })
     };
     let (server, client) = (options(&[('C', "3")]), options(&[('s', "server"), ('C', "3")]));
-    let ours = observed(Mtu::B1024, |world| {
+    let ours = capture_simulation(Mtu::B1024, |world| {
         world.host("client", |device| async move {
-            device.rendezvous().lookup::<()>("the server listens").await;
+            device.endpoint_exchange().lookup::<()>("the server listens").await;
             udaddy::client(device, client).await
         });
         world.host("server", |device| udaddy::server(device, server));
     });
     // rxe's client has two queue pairs there: its first request and answer are compared.
-    let rxe = theirs("udaddy.pcap");
+    let rxe = rxe_packets("udaddy.pcap");
     let found = compare(&ours, &[rxe[0].clone(), rxe[2].clone()]);
     let expected = BTreeMap::from([
         ("SIDR_REQ", names(&["psn", "transaction", "request_id", "private_data"])),
@@ -241,10 +245,10 @@ fn a_datagram_service_differs_in_identifiers_only() {
 }
 
 /// Who sends what: the source address, the opcode, and the message if it is one.
-fn lines(seen: &[Seen]) -> Vec<String> {
-    let line = |(_, envelope, bytes): &Seen| {
+fn lines(seen: &[CapturedPacket]) -> Vec<String> {
+    let line = |(_, envelope, bytes): &CapturedPacket| {
         let (transport, _) = Icrc::split(bytes).expect("an ICRC");
-        let transport = Transport::parse(transport).expect("a packet");
+        let transport = TransportPacket::parse(transport).expect("a packet");
         let message = Datagram::parse(transport.payload).ok().map_or("", |datagram| datagram.message.name());
         format!("{} {} {message}", envelope.source, transport.header.bth.opcode)
     };
@@ -252,11 +256,11 @@ fn lines(seen: &[Seen]) -> Vec<String> {
 }
 
 fn a_ping_has_the_packets_of_rxe_in_their_order() {
-    assert_eq!(lines(&our_ping()), lines(&theirs("rping.pcap")));
+    assert_eq!(lines(&our_rping()), lines(&rxe_packets("rping.pcap")));
 }
 
 /// What tshark says of a file: source, opcode, CM attribute.
-fn told_by_tshark(name: &str, file: &std::path::Path) -> Vec<String> {
+fn tshark_lines(name: &str, file: &std::path::Path) -> Vec<String> {
     let mut command = Command::new("tshark");
     command.arg("-r").arg(file).args(["-Y", "infiniband", "-T", "fields"]);
     for field in ["ip.src", "infiniband.bth.opcode", "infiniband.mad.attributeid"] {
@@ -270,13 +274,15 @@ fn told_by_tshark(name: &str, file: &std::path::Path) -> Vec<String> {
 fn tshark_tells_both_pings_alike() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
     let wire = writer.add_interface("cable", "between client and server").expect("an interface");
-    for (time_ns, envelope, packet) in our_ping() {
-        writer.packet(time_ns, wire, Heading::Out, &envelope, &packet, None).expect("a packet");
+    for (time_ns, envelope, packet) in our_rping() {
+        writer
+            .write_packet(time_ns, wire, PacketDirection::Outbound, &envelope, &packet, None)
+            .expect("a packet");
     }
     let path = std::env::temp_dir().join(format!("softhca-rping-{}.pcapng", std::process::id()));
     std::fs::write(&path, writer.into_inner()).expect("a file");
-    let ours = told_by_tshark("ours", &path);
+    let ours = tshark_lines("ours", &path);
     let _ = std::fs::remove_file(&path);
     assert_eq!(ours.len(), 65);
-    assert_eq!(ours, told_by_tshark("rxe's", &capture("rping.pcap")));
+    assert_eq!(ours, tshark_lines("rxe's", &capture("rping.pcap")));
 }

@@ -2,12 +2,12 @@
 //! more addresses than ::1. Where that is not allowed the tests are counted as ignored.
 
 use libtest_mimic::{Failed, Trial};
-use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace};
+use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
 use softhca::{
-    Access, CompletionQueue, Device, EmbeddedOptions, Error, MemoryRegion, ProtectionDomain, QpKind,
+    AccessFlags, CompletionQueue, Device, EmbeddedOptions, Error, MemoryRegion, ProtectionDomain, QpType,
     QueuePair, ReceiveRequest, SendRequest,
 };
-use softhca_tests::process::{self, PATIENCE, Process, say};
+use softhca_tests::process::{self, Process, TEST_TIMEOUT, send_line};
 use softhca_tests::{namespace, tools};
 use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         }
         let (_, test) = ROLES.iter().find(|(name, _)| *name == role).expect("a role of this test");
         test();
-        say("done");
+        send_line("done");
         return ExitCode::SUCCESS;
     }
     tools::run(ROLES.iter().map(|(name, _)| needs_namespace(name)).collect())
@@ -48,14 +48,14 @@ fn needs_namespace(name: &'static str) -> Trial {
     };
     Trial::test(name, move || {
         let mut inside = Process::start(&mut process::command(wrapper, name));
-        assert_eq!(inside.hear(), "done");
+        assert_eq!(inside.receive_line(), "done");
         inside.finish();
         Ok(())
     })
 }
 
 /// A card at `fd77::host`, with everything that a connection needs.
-struct Side {
+struct Endpoint {
     device: Device,
     domain: ProtectionDomain,
     channel: EventChannel,
@@ -64,17 +64,17 @@ struct Side {
     pair: QueuePair,
 }
 
-impl Side {
-    fn new(host: u32, kind: QpKind) -> Side {
+impl Endpoint {
+    fn new(host: u32, kind: QpType) -> Endpoint {
         let address = Some(format!("fd77::{host}").parse().unwrap());
         let device =
             Device::embedded_with(EmbeddedOptions { address, ..EmbeddedOptions::default() }).unwrap();
         let context = device.open();
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let queue = context.create_completion_queue(16).unwrap();
-        let region = domain.register(4096, Access::LOCAL_WRITE).unwrap();
-        let pair = domain.queue_pair(kind, &queue).create().unwrap();
-        Side { channel: EventChannel::new(&context).unwrap(), device, domain, queue, region, pair }
+        let region = domain.allocate_region(4096, AccessFlags::LOCAL_WRITE).unwrap();
+        let pair = domain.create_queue_pair(kind, &queue).build().unwrap();
+        Endpoint { channel: EventChannel::new(&context).unwrap(), device, domain, queue, region, pair }
     }
 
     fn listen(&self, space: PortSpace, address: &str) -> Id {
@@ -87,20 +87,21 @@ impl Side {
     /// Asks for a connection; an event tells how it went.
     fn connect(&self, space: PortSpace, peer: &str, words: &[u8]) -> Id {
         let id = self.channel.create_id(space).unwrap();
-        id.attach(&self.pair).unwrap();
+        id.attach_queue_pair(&self.pair).unwrap();
         id.resolve_address(None, peer.parse().unwrap()).unwrap();
-        self.hear(EventKind::AddressResolved);
+        self.expect_event(EventType::AddressResolved);
         id.resolve_route().unwrap();
-        self.hear(EventKind::RouteResolved);
-        id.connect(&Parameters { private_data: words.to_vec(), ..Parameters::default() }).unwrap();
+        self.expect_event(EventType::RouteResolved);
+        id.connect(&ConnectionParameters { private_data: words.to_vec(), ..ConnectionParameters::default() })
+            .unwrap();
         id
     }
 
     fn event(&self) -> softhca::rdma_cm::Event {
-        self.channel.wait_for(PATIENCE).unwrap().expect("an event")
+        self.channel.wait_for(TEST_TIMEOUT).unwrap().expect("an event")
     }
 
-    fn hear(&self, kind: EventKind) -> softhca::rdma_cm::Event {
+    fn expect_event(&self, kind: EventType) -> softhca::rdma_cm::Event {
         self.event().expect(kind).unwrap_or_else(|error: Error| panic!("{kind}: {error}"))
     }
 
@@ -110,31 +111,37 @@ impl Side {
 }
 
 /// The server takes the request, the client's message, and the end of the connection.
-fn serve(server: &Side, client: &Side, id: &Id) {
-    let request = server.hear(EventKind::ConnectRequest);
+fn serve(server: &Endpoint, client: &Endpoint, id: &Id) {
+    let request = server.expect_event(EventType::ConnectRequest);
     assert_eq!(&request.private_data[..5], b"hello");
     assert_eq!(request.id.peer_address().unwrap().ip(), client.device.address());
-    request.id.attach(&server.pair).unwrap();
-    let scatter = [server.region.entry(0, 4096)];
-    server.pair.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
-    request.id.accept(&Parameters { private_data: b"welcome".to_vec(), ..Parameters::default() }).unwrap();
-    assert_eq!(&client.hear(EventKind::Established).private_data[..7], b"welcome");
-    server.hear(EventKind::Established);
+    request.id.attach_queue_pair(&server.pair).unwrap();
+    let scatter = [server.region.sge(0, 4096)];
+    server.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &scatter }).unwrap();
+    request
+        .id
+        .accept(&ConnectionParameters {
+            private_data: b"welcome".to_vec(),
+            ..ConnectionParameters::default()
+        })
+        .unwrap();
+    assert_eq!(&client.expect_event(EventType::Established).private_data[..7], b"welcome");
+    server.expect_event(EventType::Established);
     assert_eq!(id.peer_address(), Some(server.address(7471)));
     client.region.write_at(0, b"over IPv6");
-    client.pair.post(&SendRequest::send(2, &[client.region.entry(0, 4000)])).unwrap();
+    client.pair.post_send(&SendRequest::send(2, &[client.region.sge(0, 4000)])).unwrap();
     for side in [server, client] {
-        assert!(side.queue.wait_for(PATIENCE).expect("a completion").status.is_success());
+        assert!(side.queue.wait_for(TEST_TIMEOUT).expect("a completion").status.is_success());
     }
     assert_eq!(server.region.read_at(0, 9), b"over IPv6");
     id.disconnect().unwrap();
-    server.hear(EventKind::Disconnected);
+    server.expect_event(EventType::Disconnected);
     request.id.disconnect().unwrap();
-    client.hear(EventKind::Disconnected);
+    client.expect_event(EventType::Disconnected);
 }
 
 fn connect_and_send() {
-    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let [client, server] = [1, 2].map(|host| Endpoint::new(host, QpType::Rc));
     let _listener = server.listen(PortSpace::Tcp, "[fd77::2]:7471");
     let id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
     serve(&server, &client, &id);
@@ -142,7 +149,7 @@ fn connect_and_send() {
 
 /// `rping -s -a ::`.
 fn listen_on_wildcard() {
-    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let [client, server] = [1, 2].map(|host| Endpoint::new(host, QpType::Rc));
     let _listener = server.listen(PortSpace::Tcp, "[::]:7471");
     let id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
     serve(&server, &client, &id);
@@ -150,41 +157,41 @@ fn listen_on_wildcard() {
 
 /// `rping -s`, which listens on 0.0.0.0: on Linux as well an IPv4 wildcard is of IPv4 only.
 fn refuse_ipv6() {
-    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Rc));
+    let [client, server] = [1, 2].map(|host| Endpoint::new(host, QpType::Rc));
     let _listener = server.listen(PortSpace::Tcp, "0.0.0.0:7471");
     let _id = client.connect(PortSpace::Tcp, "[fd77::2]:7471", b"hello");
     let event = client.event();
-    assert_eq!((event.kind, event.status), (EventKind::Rejected, 8));
+    assert_eq!((event.kind, event.status), (EventType::Rejected, 8));
 }
 
 fn find_service() {
-    let [client, server] = [1, 2].map(|host| Side::new(host, QpKind::Ud));
+    let [client, server] = [1, 2].map(|host| Endpoint::new(host, QpType::Ud));
     let _listener = server.listen(PortSpace::Udp, "[::]:7471");
     let _id = client.connect(PortSpace::Udp, "[fd77::2]:7471", b"who");
-    let request = server.hear(EventKind::ConnectRequest);
-    request.id.attach(&server.pair).unwrap();
-    let scatter = [server.region.entry(0, 4096)];
-    server.pair.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
-    request.id.accept(&Parameters::default()).unwrap();
-    let target = client.hear(EventKind::Established).target().expect("where datagrams go");
-    assert_eq!(target.queue_pair, server.pair.number());
-    let handle = client.domain.create_address_handle(target.path).unwrap();
-    let gather = [client.region.entry(0, 100)];
-    let request = SendRequest::send(2, &gather).to(&handle, target.queue_pair, target.queue_key);
-    client.pair.post(&request).unwrap();
-    assert!(client.queue.wait_for(PATIENCE).expect("a completion").status.is_success());
-    let received = server.queue.wait_for(PATIENCE).expect("a datagram");
-    assert_eq!((received.status.is_success(), received.bytes), (true, 140), "{received:?}");
+    let request = server.expect_event(EventType::ConnectRequest);
+    request.id.attach_queue_pair(&server.pair).unwrap();
+    let scatter = [server.region.sge(0, 4096)];
+    server.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &scatter }).unwrap();
+    request.id.accept(&ConnectionParameters::default()).unwrap();
+    let target = client.expect_event(EventType::Established).target().expect("where datagrams go");
+    assert_eq!(target.qpn, server.pair.qpn());
+    let handle = client.domain.create_address_handle(target.address_vector).unwrap();
+    let gather = [client.region.sge(0, 100)];
+    let request = SendRequest::send(2, &gather).ud_address(&handle, target.qpn, target.qkey);
+    client.pair.post_send(&request).unwrap();
+    assert!(client.queue.wait_for(TEST_TIMEOUT).expect("a completion").status.is_success());
+    let received = server.queue.wait_for(TEST_TIMEOUT).expect("a datagram");
+    assert_eq!((received.status.is_success(), received.byte_len), (true, 140), "{received:?}");
 }
 
 /// ::1 is the emulated host itself, whatever its address is.
 fn connect_to_self() {
-    let both = Side::new(1, QpKind::Rc);
+    let both = Endpoint::new(1, QpType::Rc);
     let _listener = both.listen(PortSpace::Tcp, "[::1]:7471");
     let id = both.connect(PortSpace::Tcp, "[::1]:7471", b"hello");
     assert_eq!(id.peer_address(), Some(both.address(7471)));
-    let request = both.hear(EventKind::ConnectRequest);
+    let request = both.expect_event(EventType::ConnectRequest);
     request.id.reject(b"no").unwrap();
     let event = both.event();
-    assert_eq!((event.kind, event.status), (EventKind::Rejected, 28));
+    assert_eq!((event.kind, event.status), (EventType::Rejected, 28));
 }

@@ -2,10 +2,10 @@
 //! takes a turn, the packets stay in order; and a card that has nothing to do does nothing.
 
 use softhca::{
-    Access, Completion, CompletionQueue, Context, Device, EmbeddedOptions, Event, Instant, Loopback,
-    MemoryRegion, Mtu, Path, QpKind, QueuePair, SendRequest, Witness,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, DriverSink, EmbeddedOptions,
+    Event, Instant, Loopback, MemoryRegion, Mtu, QpType, QueuePair, SendRequest,
 };
-use softhca_tests::process::{self, PATIENCE, Process, hear, say};
+use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::pin;
@@ -15,73 +15,74 @@ use std::task::{Poll, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+const ALL_ACCESS: AccessFlags =
+    AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
 /// What this binary is when a test started it.
 #[test]
 fn role() {
     match process::role().as_deref() {
-        Some("idle") => be_idle(),
-        Some("idle pair") => be_idle_pair(),
-        Some("idle daemon") => be_idle_daemon(),
+        Some("idle") => run_idle(),
+        Some("idle pair") => run_idle_pair(),
+        Some("idle daemon") => run_idle_daemon(),
         _ => {}
     }
 }
 
-struct End {
+struct ConnectedHost {
     context: Context,
-    queue: CompletionQueue,
+    cq: CompletionQueue,
     region: MemoryRegion,
-    pair: QueuePair,
+    qp: QueuePair,
 }
 
-impl End {
-    fn new(device: &Device) -> End {
+impl ConnectedHost {
+    fn new(device: &Device) -> ConnectedHost {
         let context = device.open();
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let queue = context.create_completion_queue(1024).unwrap();
-        let region = domain.register(1 << 20, ALL).unwrap();
-        let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-        End { context, queue, region, pair }
+        let region = domain.allocate_region(1 << 20, ALL_ACCESS).unwrap();
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+        ConnectedHost { context, cq: queue, region, qp: pair }
     }
 
-    fn write(&self, id: u64, length: u32, to: &End) {
-        let entries = [self.region.entry(0, length)];
-        self.pair.post(&SendRequest::write(id, &entries, to.region.remote(0))).unwrap();
+    fn write(&self, id: u64, length: u32, to: &ConnectedHost) {
+        let entries = [self.region.sge(0, length)];
+        self.qp.post_send(&SendRequest::rdma_write(id, &entries, to.region.remote_address(0))).unwrap();
     }
 
-    fn succeed(&self) -> Completion {
-        let completion = self.queue.wait_for(PATIENCE).expect("a completion");
+    fn wait_success(&self) -> Completion {
+        let completion = self.cq.wait_for(TEST_TIMEOUT).expect("a completion");
         assert!(completion.status.is_success(), "{completion:?}");
         completion
     }
 }
 
-fn connect(devices: &[Device; 2], path: &Path) -> [End; 2] {
-    let ends = [0, 1].map(|index| End::new(&devices[index]));
-    ends[0].pair.connect_both(&ends[1].pair, path).unwrap();
+fn connect(devices: &[Device; 2], path: &ConnectOptions) -> [ConnectedHost; 2] {
+    let ends = [0, 1].map(|index| ConnectedHost::new(&devices[index]));
+    ends[0].qp.connect_both(&ends[1].qp, path).unwrap();
     ends
 }
 
-fn connected() -> [End; 2] {
-    connect(&[(); 2].map(|()| Device::embedded().unwrap()), &Path::default())
+fn connected() -> [ConnectedHost; 2] {
+    connect(&[(); 2].map(|()| Device::embedded().unwrap()), &ConnectOptions::default())
 }
 
 /// A card that keeps what it sends to itself.
-fn one_card() -> Device {
-    let options = EmbeddedOptions { loopback: Loopback::Card, ..EmbeddedOptions::default() };
+fn loopback_device() -> Device {
+    let options = EmbeddedOptions { loopback: Loopback::Internal, ..EmbeddedOptions::default() };
     Device::embedded_with(options).unwrap()
 }
 
 /// Both ends on one card, which has to be driven for either of them.
-fn on_one_card() -> [End; 2] {
-    let device = one_card();
-    connect(&[device.clone(), device], &Path::default())
+fn connected_on_one_device() -> [ConnectedHost; 2] {
+    let device = loopback_device();
+    connect(&[device.clone(), device], &ConnectOptions::default())
 }
 
 /// Comes back when `held` does, or fails in the end.
-fn until(what: &str, mut held: impl FnMut() -> bool) {
-    let deadline = std::time::Instant::now() + PATIENCE;
+fn spin_until(what: &str, mut held: impl FnMut() -> bool) {
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
     while !held() {
         assert!(std::time::Instant::now() < deadline, "{what}");
     }
@@ -89,12 +90,12 @@ fn until(what: &str, mut held: impl FnMut() -> bool) {
 
 #[test]
 fn a_target_that_spins_on_its_own_memory_is_served() {
-    for [a, b] in [connected(), on_one_card()] {
+    for [a, b] in [connected(), connected_on_one_device()] {
         thread::scope(|scope| {
-            scope.spawn(|| until("the last byte never came", || b.region.read_at(99, 1) == [7]));
+            scope.spawn(|| spin_until("the last byte never came", || b.region.read_at(99, 1) == [7]));
             a.region.write_at(0, &[7; 100]);
             a.write(1, 100, &b);
-            a.succeed();
+            a.wait_success();
         });
         assert_eq!(b.region.read_at(0, 100), [7; 100]);
     }
@@ -106,9 +107,10 @@ fn a_target_that_sleeps_is_served() {
     for round in 1..50 {
         a.region.write_at(0, &[round; 5000]);
         a.write(1, 5000, &b);
-        a.pair.post(&SendRequest::read(2, &[a.region.entry(8192, 5000)], b.region.remote(0))).unwrap();
-        a.succeed();
-        a.succeed();
+        a.qp.post_send(&SendRequest::rdma_read(2, &[a.region.sge(8192, 5000)], b.region.remote_address(0)))
+            .unwrap();
+        a.wait_success();
+        a.wait_success();
         assert_eq!(a.region.read_at(8192, 5000), vec![round; 5000]);
     }
 }
@@ -124,15 +126,15 @@ fn two_threads_post_to_and_poll_one_queue_pair() {
             let (a, b, done, ids) = (&a, &b, &done, &ids);
             scope.spawn(move || {
                 let mut posted = 0;
-                until("not everything completed", || {
+                spin_until("not everything completed", || {
                     // Both stay within the queue of 128.
                     if posted < EACH && posted < done.load(Ordering::Relaxed) / 2 + 50 {
                         a.write(thread * EACH + posted, 64, b);
                         posted += 1;
                     }
-                    if let Some(completion) = a.queue.poll() {
+                    if let Some(completion) = a.cq.poll() {
                         assert!(completion.status.is_success(), "{completion:?}");
-                        assert!(ids.lock().unwrap().insert(completion.id));
+                        assert!(ids.lock().unwrap().insert(completion.wr_id));
                         done.fetch_add(1, Ordering::Relaxed);
                     }
                     done.load(Ordering::Relaxed) == 2 * EACH
@@ -150,29 +152,29 @@ fn a_caller_that_polls_once_and_sleeps_is_not_waited_for() {
 
 #[test]
 fn a_caller_that_polls_a_card_of_both_ends_once_and_sleeps_loses_nothing() {
-    poll_once_and_sleep(&on_one_card());
+    poll_once_and_sleep(&connected_on_one_device());
 }
 
-fn poll_once_and_sleep([a, b]: &[End; 2]) {
+fn poll_once_and_sleep([a, b]: &[ConnectedHost; 2]) {
     for round in 1..20 {
         a.region.write_at(0, &[round; 9000]);
         a.write(u64::from(round), 9000, b);
-        let early = a.queue.poll();
-        until("the data never came", || {
+        let early = a.cq.poll();
+        spin_until("the data never came", || {
             thread::sleep(Duration::from_millis(2));
             b.region.read_at(8999, 1) == [round]
         });
         // The acknowledgement needs no caller either.
         let completion = early.unwrap_or_else(|| {
             let mut found = None;
-            until("the completion never came", || {
+            spin_until("the completion never came", || {
                 thread::sleep(Duration::from_millis(2));
-                found = a.queue.poll();
+                found = a.cq.poll();
                 found.is_some()
             });
             found.unwrap()
         });
-        assert_eq!(completion.id, u64::from(round));
+        assert_eq!(completion.wr_id, u64::from(round));
     }
 }
 
@@ -183,7 +185,7 @@ fn eight_callers_use_one_card_at_once() {
 
 #[test]
 fn eight_callers_use_one_card_of_both_ends_at_once() {
-    let device = one_card();
+    let device = loopback_device();
     call_at_once(&[device.clone(), device]);
 }
 
@@ -191,11 +193,11 @@ fn call_at_once(devices: &[Device; 2]) {
     thread::scope(|scope| {
         for caller in 0..8u8 {
             scope.spawn(move || {
-                let [a, b] = connect(devices, &Path::default());
+                let [a, b] = connect(devices, &ConnectOptions::default());
                 for round in 0..200 {
                     a.region.write_at(0, &[caller ^ round; 3000]);
                     a.write(u64::from(round), 3000, &b);
-                    assert_eq!(a.succeed().id, u64::from(round));
+                    assert_eq!(a.wait_success().wr_id, u64::from(round));
                     assert_eq!(b.region.read_at(0, 3000), [caller ^ round; 3000]);
                 }
             });
@@ -205,29 +207,29 @@ fn call_at_once(devices: &[Device; 2]) {
 
 /// Which threads the card's events came from.
 #[derive(Clone, Default)]
-struct Threads(Arc<Mutex<Vec<ThreadId>>>);
+struct ThreadSink(Arc<Mutex<Vec<ThreadId>>>);
 
-impl Witness for Threads {
-    fn card(&mut self, _: Instant, _: &Event) {
+impl DriverSink for ThreadSink {
+    fn on_engine_event(&mut self, _: Instant, _: &Event) {
         self.0.lock().unwrap().push(thread::current().id());
     }
 }
 
 #[test]
 fn futures_never_drive() {
-    let threads = Threads::default();
-    let options = EmbeddedOptions { witness: Box::new(threads.clone()), ..EmbeddedOptions::default() };
+    let threads = ThreadSink::default();
+    let options = EmbeddedOptions { event_sink: Box::new(threads.clone()), ..EmbeddedOptions::default() };
     let devices = [Device::embedded_with(options).unwrap(), Device::embedded().unwrap()];
-    let [a, b] = connect(&devices, &Path::default());
+    let [a, b] = connect(&devices, &ConnectOptions::default());
     // Control verbs are calls; what follows is not.
     threads.0.lock().unwrap().clear();
     for id in 0..100 {
         a.write(id, 5000, &b);
-        let mut next = pin!(a.queue.next());
+        let mut next = pin!(a.cq.next());
         let mut context = std::task::Context::from_waker(Waker::noop());
-        until("the future never ended", || match next.as_mut().poll(&mut context) {
+        spin_until("the future never ended", || match next.as_mut().poll(&mut context) {
             Poll::Ready(completion) => {
-                assert_eq!((completion.id, completion.status.is_success()), (id, true));
+                assert_eq!((completion.wr_id, completion.status.is_success()), (id, true));
                 true
             }
             Poll::Pending => {
@@ -242,9 +244,9 @@ fn futures_never_drive() {
 }
 
 /// Stops other threads in the end, also in that of a test that fails.
-struct Stop<'a>(&'a AtomicBool);
+struct StopOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -255,11 +257,12 @@ impl Drop for Stop<'_> {
 #[test]
 fn packets_stay_in_order_whoever_drives() {
     let devices = [(); 2].map(|()| Device::embedded().unwrap());
-    let [a, b] = connect(&devices, &Path::default());
-    let [back_a, back_b] = connect(&devices, &Path { mtu: Mtu::B256, ..Path::default() });
+    let [a, b] = connect(&devices, &ConnectOptions::default());
+    let [back_a, back_b] =
+        connect(&devices, &ConnectOptions { path_mtu: Mtu::B256, ..ConnectOptions::default() });
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let stopped = Stop(&stop);
+        let stopped = StopOnDrop(&stop);
         for driver in 0..8 {
             let (a, b, stop) = (&a, &b, &stop);
             scope.spawn(move || {
@@ -275,14 +278,15 @@ fn packets_stay_in_order_whoever_drives() {
             for id in 0..16 {
                 a.write(id, 100_000, &b);
                 back_b.write(id, 3000, &back_a);
-                let entries = [a.region.entry(1 << 18, 50_000)];
-                a.pair.post(&SendRequest::read(100 + id, &entries, b.region.remote(0))).unwrap();
+                let entries = [a.region.sge(1 << 18, 50_000)];
+                a.qp.post_send(&SendRequest::rdma_read(100 + id, &entries, b.region.remote_address(0)))
+                    .unwrap();
             }
             for _ in 0..32 {
-                a.succeed();
+                a.wait_success();
             }
             for _ in 0..16 {
-                back_b.succeed();
+                back_b.wait_success();
             }
         }
         drop(stopped);
@@ -306,50 +310,50 @@ fn processor_time(process: u32) -> u64 {
 }
 
 /// An idle process uses less than one hundredth of a processor.
-fn is_idle(role: &str) {
+fn assert_idle(role: &str) {
     const SECONDS: u64 = 3;
     let mut idle = Process::start(&mut process::command(&[], role));
-    assert_eq!(idle.hear(), "ready");
+    assert_eq!(idle.receive_line(), "ready");
     // What starting left to do is done.
     thread::sleep(Duration::from_secs(1));
-    let before = processor_time(idle.number());
+    let before = processor_time(idle.id());
     thread::sleep(Duration::from_secs(SECONDS));
-    let used = processor_time(idle.number()) - before;
+    let used = processor_time(idle.id()) - before;
     println!("{role}: {} us of CPU time in {SECONDS} s", used / 1000);
     assert!(used < SECONDS * 10_000_000, "{role} used {used} ns");
 }
 
 #[test]
 fn an_idle_card_uses_less_than_a_hundredth_of_a_processor() {
-    is_idle("idle");
+    assert_idle("idle");
 }
 
 #[test]
 fn two_idle_cards_with_a_connection_use_less_than_a_hundredth_of_a_processor() {
-    is_idle("idle pair");
+    assert_idle("idle pair");
 }
 
 #[test]
 fn an_idle_daemon_uses_less_than_a_hundredth_of_a_processor() {
-    is_idle("idle daemon");
+    assert_idle("idle daemon");
 }
 
-fn be_idle() {
+fn run_idle() {
     let device = Device::embedded().unwrap();
     let _context = device.open();
-    say("ready");
-    while hear().is_some() {}
+    send_line("ready");
+    while receive_line().is_some() {}
 }
 
-fn be_idle_pair() {
+fn run_idle_pair() {
     let [a, b] = connected();
     a.write(1, 5000, &b);
-    a.succeed();
-    say("ready");
-    while hear().is_some() {}
+    a.wait_success();
+    send_line("ready");
+    while receive_line().is_some() {}
 }
 
-fn be_idle_daemon() {
+fn run_idle_daemon() {
     let config = softhca_daemon::Config {
         name: format!("idle-{}", std::process::id()),
         hosts: ["alice", "bob"]
@@ -358,9 +362,9 @@ fn be_idle_daemon() {
         ..softhca_daemon::Config::default()
     };
     let mut daemon = softhca_daemon::Daemon::start(config).unwrap();
-    say("ready");
+    send_line("ready");
     thread::spawn(|| {
-        while hear().is_some() {}
+        while receive_line().is_some() {}
         std::process::exit(0);
     });
     daemon.run(None).unwrap();

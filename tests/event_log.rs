@@ -1,23 +1,23 @@
 //! The event log of a run: the same bytes every time, and readable again.
 
-use softhca_fabric::{Action, Direction, Repeat, RuleId, Selector, Span};
+use softhca_fabric::{Action, Direction, InclusiveRange, Repeat, RuleId, Selector};
 use softhca_tests::pair::{Pair, Setup};
-use softhca_trace::log::{Entry, VOCABULARY};
-use softhca_trace::{Cast, EventLog, EventLogReader};
+use softhca_trace::log::{EVENT_SCHEMAS, Entry};
+use softhca_trace::{EventLog, EventLogReader, NameTable};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// A write whose second packet is lost, as its log tells it.
 fn log_of_a_loss() -> Vec<u8> {
     let mut pair = Setup::default().build();
-    let mut cast = Cast::of(&pair.world);
-    cast.name_rule(RuleId(1), "lose the second packet");
+    let mut cast = NameTable::from_world(&pair.world);
+    cast.add_rule(RuleId(1), "lose the second packet");
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a lost packet", cast)));
-    pair.world.observe(log.clone());
+    pair.world.set_sink(log.clone());
     lose_second(&mut pair);
     pair.post_write(7, 0, 0, 3000);
     pair.run();
-    pair.world.observe(());
+    pair.world.set_sink(());
     let mut log = Rc::into_inner(log).expect("the world let go of it").into_inner();
     log.finish().expect("a vector takes everything");
     log.into_inner()
@@ -25,8 +25,8 @@ fn log_of_a_loss() -> Vec<u8> {
 
 fn lose_second(pair: &mut Pair) {
     let direction = Some(Direction::Forward);
-    let selector = Selector { direction, psn: Some(Span::exactly(1)), ..Selector::default() };
-    pair.rule(selector, Repeat::times(1), Action::Drop);
+    let selector = Selector { direction, psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
+    pair.add_rule(selector, Repeat::times(1), Action::Drop);
 }
 
 #[test]
@@ -47,7 +47,7 @@ fn what_was_written_is_read_again() {
     assert_eq!(reader.header().vantage_points[1].host, "bob");
     let entries: Vec<Entry> = reader.map(|entry| entry.expect("an entry")).collect();
     for (entry, line) in entries.iter().zip(log.split(|byte| *byte == b'\n').skip(1)) {
-        assert!(VOCABULARY.iter().any(|name| name.name == entry.what.name()));
+        assert!(EVENT_SCHEMAS.iter().any(|name| name.name == entry.event.name()));
         assert_eq!(serde_json::to_vec(entry).expect("JSON"), line);
     }
     assert_eq!(entries.len() + 1, log.iter().filter(|byte| **byte == b'\n').count());

@@ -2,50 +2,72 @@
 //! their PSNs, or answers late.
 
 use softhca::{
-    AsyncEvent, CompletionQueue, Context, Device, Endpoint, Gid, Path, Psn, QpKind, Qpn, QueuePair,
-    ReceiveRequest, SendRequest, State,
+    AsyncEvent, CompletionQueue, ConnectOptions, Context, Device, Endpoint, Gid, Psn, QpState, QpType, Qpn,
+    QueuePair, ReceiveRequest, SendRequest,
 };
-use softhca_tests::process::PATIENCE;
-use softhca_udp::{Batch, HostSockets, Links, RoceSocket, SocketOptions, bind_host, budget};
-use softhca_wire::link::{Body, Incarnation, Message};
-use softhca_wire::{Bth, Envelope, ICRC_LEN, Icrc, Opcode, PartitionKey};
+use softhca_tests::process::TEST_TIMEOUT;
+use softhca_udp::{
+    HostSockets, LinkControl, ReceiveBatch, RoceSocket, SocketOptions, bind_host, grant_budget,
+};
+use softhca_wire::link_control::{Body, Incarnation, Message};
+use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc, Opcode, PartitionKey};
 use std::time::{Duration, Instant};
 
-const FIRST: u32 = 100;
-const FRAME: usize = Bth::LEN + ICRC_LEN;
+const FIRST_PSN: u32 = 100;
+const FRAME_BYTES: usize = Bth::LEN + ICRC_LEN;
 
 /// A card with a queue pair, connected to a port that the test plays.
-struct Stage {
+struct Harness {
     context: Context,
-    queue: CompletionQueue,
-    pair: QueuePair,
-    card: std::net::IpAddr,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    device_address: std::net::IpAddr,
     port: HostSockets,
-    links: Links,
-    batch: Batch,
+    links: LinkControl,
+    batch: ReceiveBatch,
     started: Instant,
     /// The port answers no heartbeat, and wants back what it grants.
-    is_busy: bool,
+    is_unresponsive: bool,
     /// Datagrams that the card sent to the RoCE port.
     frames: usize,
 }
 
-impl Stage {
-    fn new() -> Stage {
+impl Harness {
+    fn new() -> Harness {
         let device = Device::embedded().unwrap();
         let port = bind_host(SocketOptions::default()).unwrap();
         let context = device.open();
         let queue = context.create_completion_queue(64).unwrap();
-        let pair = context.allocate_domain().unwrap().queue_pair(QpKind::Rc, &queue).create().unwrap();
+        let pair = context
+            .allocate_protection_domain()
+            .unwrap()
+            .create_queue_pair(QpType::Rc, &queue)
+            .build()
+            .unwrap();
         for id in 0..16 {
-            pair.post_receive(&ReceiveRequest { id, scatter: &[] }).unwrap();
+            pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[] }).unwrap();
         }
         let (gid, queue_pair) = (Gid::from(port.address()), Qpn::new(0x42));
-        pair.connect(&Endpoint { gid, queue_pair, psn: Psn::new(FIRST) }, &Path::default()).unwrap();
-        let links = Links::new(Incarnation::new(1), budget(port.roce.receive_buffer()), 0);
+        pair.connect(
+            &Endpoint { gid, qpn: queue_pair, psn: Psn::new(FIRST_PSN) },
+            &ConnectOptions::default(),
+        )
+        .unwrap();
+        let links = LinkControl::new(Incarnation::new(1), grant_budget(port.roce.receive_buffer()), 0);
         let card = device.address();
-        let (batch, started) = (Batch::new(), Instant::now());
-        Stage { context, queue, pair, card, port, links, batch, started, is_busy: false, frames: 0 }
+        let (batch, started) = (ReceiveBatch::new(), Instant::now());
+        Harness {
+            context,
+            cq: queue,
+            qp: pair,
+            device_address: card,
+            port,
+            links,
+            batch,
+            started,
+            is_unresponsive: false,
+            frames: 0,
+        }
     }
 
     fn now(&self) -> u64 {
@@ -53,20 +75,20 @@ impl Stage {
     }
 
     /// One turn of link control; what the card sends is read and forgotten.
-    fn turn(&mut self) {
+    fn poll(&mut self) {
         let now = self.now();
         for socket in [&self.port.link, &self.port.roce] {
             socket.receive(&mut self.batch).unwrap();
             for chunk in self.batch.chunks() {
                 if socket.local_address() == self.port.roce.local_address() {
-                    self.links.received(chunk.source.ip(), chunk.charge(), now);
+                    self.links.record_received(chunk.source.ip(), chunk.charge(), now);
                     self.frames += chunk.datagrams().count();
                     continue;
                 }
                 for datagram in chunk.datagrams() {
                     let message = Message::parse(datagram.bytes).expect("link control");
-                    if !self.is_busy || !matches!(message.body, Body::Heartbeat(_)) {
-                        self.links.handle(datagram.source.ip(), &message, now);
+                    if !self.is_unresponsive || !matches!(message.body, Body::Heartbeat(_)) {
+                        self.links.on_message(datagram.source.ip(), &message, now);
                     }
                 }
             }
@@ -76,19 +98,19 @@ impl Stage {
         }
         while let Some((to, mut message)) = self.links.transmit(now) {
             if let Body::Grant(grant) = &mut message.body
-                && self.is_busy
+                && self.is_unresponsive
             {
-                grant.keep = 0;
+                grant.max_unused = 0;
             }
             self.port.link.send_run(to, 0, Message::LEN, &message.emit()).unwrap();
         }
     }
 
     /// Turns until `held` says so.
-    fn until(&mut self, what: &str, mut held: impl FnMut(&mut Stage) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+    fn poll_until(&mut self, what: &str, mut held: impl FnMut(&mut Harness) -> bool) {
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while !held(self) {
-            self.turn();
+            self.poll();
             std::thread::sleep(Duration::from_micros(200));
             assert!(Instant::now() < deadline, "{what}");
         }
@@ -97,41 +119,41 @@ impl Stage {
     /// Empty SENDs with these PSNs, counted from the first, in one call: nothing can come between them.
     fn send(&mut self, psns: &[u32]) {
         let opcode = Opcode::all().find(|opcode| opcode.to_string() == "RC SEND_ONLY").unwrap();
-        let mut run = vec![0; psns.len() * FRAME];
-        for (index, (frame, psn)) in run.chunks_mut(FRAME).zip(psns).enumerate() {
+        let mut run = vec![0; psns.len() * FRAME_BYTES];
+        for (index, (frame, psn)) in run.chunks_mut(FRAME_BYTES).zip(psns).enumerate() {
             let bth = Bth {
                 opcode,
-                solicited: false,
-                migration: false,
+                solicited_event: false,
+                migration_request: false,
                 pad: 0,
-                partition: PartitionKey::DEFAULT,
-                reserved: 0,
-                destination: self.pair.number(),
+                pkey: PartitionKey::DEFAULT,
+                reserved_byte: 0,
+                destination_qp: self.qp.qpn(),
                 ack_request: false,
-                reserved_psn: 0,
-                psn: Psn::new(FIRST + psn),
+                reserved_bits: 0,
+                psn: Psn::new(FIRST_PSN + psn),
             };
             bth.emit(frame);
-            let mut envelope = Envelope::between(self.port.address(), self.card);
+            let mut envelope = AddressHeaders::between(self.port.address(), self.device_address);
             envelope.source_port = self.port.roce.local_address().port();
             envelope.identification = self.port.roce.identification(index);
-            Icrc::seal(&envelope, frame);
+            Icrc::write(&envelope, frame);
         }
-        let (card, count) = (self.card, psns.len());
-        let price = |socket: &RoceSocket| socket.run_charge(card, FRAME, count);
-        self.until("no grant came", |stage| {
+        let (card, count) = (self.device_address, psns.len());
+        let price = |socket: &RoceSocket| socket.run_charge(card, FRAME_BYTES, count);
+        self.poll_until("no grant came", |stage| {
             let now = stage.now();
             stage.links.may_send(card, price(&stage.port.roce), now)
         });
         let (now, price) = (self.now(), price(&self.port.roce));
-        assert_eq!(self.port.roce.send_run(card, 0, FRAME, &run).unwrap(), count);
-        self.links.sent(card, price, now);
+        assert_eq!(self.port.roce.send_run(card, 0, FRAME_BYTES, &run).unwrap(), count);
+        self.links.record_sent(card, price, now);
     }
 
     fn receive(&mut self, count: usize) {
         let mut received = 0;
-        self.until("a message never came", |stage| {
-            while let Some(completion) = stage.queue.poll() {
+        self.poll_until("a message never came", |stage| {
+            while let Some(completion) = stage.cq.poll() {
                 assert!(completion.status.is_success(), "{completion:?}");
                 received += 1;
             }
@@ -139,53 +161,53 @@ impl Stage {
         });
     }
 
-    fn break_down(&mut self) {
-        self.until("the queue pair never failed", |stage| stage.pair.state().unwrap() == State::Error);
-        let event = self.context.wait_event(PATIENCE);
-        assert_eq!(event, Some(AsyncEvent::QueuePairFatal(self.pair.number())));
+    fn expect_fatal_error(&mut self) {
+        self.poll_until("the queue pair never failed", |stage| stage.qp.state().unwrap() == QpState::Error);
+        let event = self.context.wait_async_event(TEST_TIMEOUT);
+        assert_eq!(event, Some(AsyncEvent::QueuePairFatal(self.qp.qpn())));
     }
 }
 
 #[test]
 fn what_a_host_mixed_up_is_put_in_order() {
-    let mut stage = Stage::new();
+    let mut stage = Harness::new();
     stage.send(&[0, 2, 1, 5, 4, 3, 6]);
     stage.receive(7);
     let counters = stage.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (3, 0));
-    assert_eq!(stage.pair.state().unwrap(), State::ReadyToSend);
+    assert_eq!(stage.qp.state().unwrap(), QpState::ReadyToSend);
 }
 
 #[test]
 fn a_frame_that_does_not_come_is_lost_all_the_same() {
-    let mut stage = Stage::new();
+    let mut stage = Harness::new();
     stage.send(&[0, 2, 3]);
-    stage.break_down();
+    stage.expect_fatal_error();
     let counters = stage.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (0, 1));
 }
 
 #[test]
 fn an_order_that_a_rule_changed_is_left_as_it_is() {
-    let mut stage = Stage::new();
+    let mut stage = Harness::new();
     stage.send(&[0, 1]);
     stage.receive(2);
-    stage.links.change_order();
+    stage.links.announce_reordering();
     stage.send(&[3, 2]);
-    stage.break_down();
+    stage.expect_fatal_error();
     let counters = stage.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (0, 1));
 }
 
 #[test]
 fn a_grant_that_could_not_be_used_in_time_is_asked_for_again() {
-    let mut stage = Stage::new();
-    stage.is_busy = true;
-    stage.pair.post(&SendRequest::send(1, &[])).unwrap();
+    let mut stage = Harness::new();
+    stage.is_unresponsive = true;
+    stage.qp.post_send(&SendRequest::send(1, &[])).unwrap();
     // The card is granted what it needs, may not use it, gives it back, and has no use for more after a while.
     let enough = Instant::now() + Duration::from_secs(2);
-    stage.until("time stands still", |_| Instant::now() >= enough);
+    stage.poll_until("time stands still", |_| Instant::now() >= enough);
     assert_eq!(stage.frames, 0, "no frame is sent to a port that has not answered");
-    stage.is_busy = false;
-    stage.until("nothing was sent any more", |stage| stage.frames > 0);
+    stage.is_unresponsive = false;
+    stage.poll_until("nothing was sent any more", |stage| stage.frames > 0);
 }

@@ -5,11 +5,11 @@
 
 use libtest_mimic::Trial;
 use softhca::{
-    Access, CompletionQueue, Context, Device, MemoryRegion, Path, ProtectionDomain, QpKind, QueuePair,
-    SendRequest,
+    AccessFlags, CompletionQueue, ConnectOptions, Context, Device, MemoryRegion, ProtectionDomain, QpType,
+    QueuePair, SendRequest,
 };
 use softhca_daemon::{Config, Daemon, HostConfig};
-use softhca_tests::process::{self, PATIENCE, Process, say};
+use softhca_tests::process::{self, Process, TEST_TIMEOUT, send_line};
 use softhca_tests::tools;
 use std::ops::Range;
 use std::process::ExitCode;
@@ -20,22 +20,28 @@ use std::thread::JoinHandle;
 /// A program, and the most mappings of its daemon.
 type Role = (&'static str, fn(), u32);
 
-const ENOUGH: u32 = 1000;
+const DEFAULT_MAPPINGS: u32 = 1000;
 const ROLES: [Role; 10] = [
-    ("whole_pages_are_shared_while_they_are_registered", share_whole_pages, ENOUGH),
-    ("a_program_with_threads_keeps_its_pages", keep_with_threads, ENOUGH),
-    ("a_program_that_says_so_keeps_its_pages", keep_if_told, ENOUGH),
-    ("pages_that_are_no_longer_the_programs_are_left_alone", leave_other_pages, ENOUGH),
-    ("a_child_has_pages_of_its_own", fork_with_own_pages, ENOUGH),
-    ("pages_that_were_never_written_stay_empty", keep_holes, ENOUGH),
-    ("a_second_region_of_the_same_pages_goes_on_alone", register_twice, ENOUGH),
-    ("a_program_that_registers_as_it_goes_keeps_its_pages", give_up, ENOUGH),
+    ("whole_pages_are_shared_while_they_are_registered", share_whole_pages, DEFAULT_MAPPINGS),
+    ("a_program_with_threads_keeps_its_pages", keep_with_threads, DEFAULT_MAPPINGS),
+    ("a_program_that_says_so_keeps_its_pages", keep_when_disabled, DEFAULT_MAPPINGS),
+    ("pages_that_are_no_longer_the_programs_are_left_alone", leave_replaced_pages, DEFAULT_MAPPINGS),
+    ("a_child_has_pages_of_its_own", fork_with_own_pages, DEFAULT_MAPPINGS),
+    ("pages_that_were_never_written_stay_empty", keep_holes, DEFAULT_MAPPINGS),
+    ("a_second_region_of_the_same_pages_goes_on_alone", register_twice, DEFAULT_MAPPINGS),
+    (
+        "a_program_that_registers_as_it_goes_keeps_its_pages",
+        stop_sharing_after_many_registrations,
+        DEFAULT_MAPPINGS,
+    ),
     ("a_daemon_without_room_reaches_into_the_program", fall_back, 1),
-    ("a_region_that_moves_leaves_private_pages", reregister, ENOUGH),
+    ("a_region_that_moves_leaves_private_pages", reregister, DEFAULT_MAPPINGS),
 ];
 
-const ALL: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
 const PAGE: usize = 4096;
 /// No page.
 const NONE: [usize; 0] = [];
@@ -45,13 +51,13 @@ fn main() -> ExitCode {
     match process::role().as_deref() {
         None => tools::run(ROLES.iter().map(trial).collect()),
         Some("daemon") => {
-            be_daemon();
+            run_daemon();
             ExitCode::SUCCESS
         }
         Some(role) => {
             let (_, program, _) = ROLES.iter().find(|(name, ..)| *name == role).expect("a role of this test");
             program();
-            say("done");
+            send_line("done");
             ExitCode::SUCCESS
         }
     }
@@ -67,24 +73,24 @@ fn trial((name, _, mappings): &'static Role) -> Trial {
             Process::start(&mut command)
         };
         let mut daemon = start("daemon");
-        assert_eq!(daemon.hear(), "ready");
+        assert_eq!(daemon.receive_line(), "ready");
         let mut program = start(name);
-        assert_eq!(program.hear(), "done");
+        assert_eq!(program.receive_line(), "done");
         program.finish();
         Ok(())
     })
 }
 
-fn be_daemon() {
+fn run_daemon() {
     let config = Config {
         name: std::env::var("SOFTHCA_DAEMON").unwrap(),
         hosts: ["alice", "bob"].map(|name| HostConfig { name: name.into(), address: None }).into(),
-        mappings: std::env::var("TEST_MAPPINGS").unwrap().parse().unwrap(),
+        max_mappings: std::env::var("TEST_MAPPINGS").unwrap().parse().unwrap(),
         ..Config::default()
     };
     let mut daemon = Daemon::start(config).unwrap();
-    say("ready");
-    process::end_with_starter();
+    send_line("ready");
+    process::exit_with_parent();
     daemon.run(None).unwrap();
 }
 
@@ -131,7 +137,7 @@ impl Pages {
         // SAFETY: inside of the pages, which stay for as long as the program.
         unsafe {
             let base = NonNull::new(self.at.add(range.start)).unwrap();
-            domain.register_foreign(base, range.len(), ALL).unwrap()
+            domain.register_memory(base, range.len(), ALL_ACCESS).unwrap()
         }
     }
 
@@ -168,31 +174,31 @@ impl Rig {
     fn new() -> Rig {
         let open = |host| Device::daemon_host(None, Some(host)).unwrap().open();
         let contexts = [open("alice"), open("bob")];
-        let [alice, bob] = [0, 1].map(|index: usize| contexts[index].allocate_domain().unwrap());
+        let [alice, bob] = [0, 1].map(|index: usize| contexts[index].allocate_protection_domain().unwrap());
         let [queue, other] = [0, 1].map(|index: usize| contexts[index].create_completion_queue(16).unwrap());
-        let pair = alice.queue_pair(QpKind::Rc, &queue).create().unwrap();
-        let peer = bob.queue_pair(QpKind::Rc, &other).create().unwrap();
-        pair.connect(&peer.endpoint(), &Path::default()).unwrap();
-        peer.connect(&pair.endpoint(), &Path::default()).unwrap();
+        let pair = alice.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+        let peer = bob.create_queue_pair(QpType::Rc, &other).build().unwrap();
+        pair.connect(&peer.endpoint(), &ConnectOptions::default()).unwrap();
+        peer.connect(&pair.endpoint(), &ConnectOptions::default()).unwrap();
         Rig { _contexts: contexts, alice, bob, queue, pair, _other: (other, peer) }
     }
 
     fn finish(&self) {
-        let completion = self.queue.wait_for(PATIENCE).expect("a completion");
+        let completion = self.queue.wait_for(TEST_TIMEOUT).expect("a completion");
         assert!(completion.status.is_success(), "{completion:?}");
     }
 
     /// Alice writes all of a region into bob's.
     fn write(&self, from: &MemoryRegion, to: &MemoryRegion) {
-        let entry = [from.entry(0, from.len() as u32)];
-        self.pair.post(&SendRequest::write(1, &entry, to.remote(0))).unwrap();
+        let entry = [from.sge(0, from.len() as u32)];
+        self.pair.post_send(&SendRequest::rdma_write(1, &entry, to.remote_address(0))).unwrap();
         self.finish();
     }
 
     /// Alice reads all of bob's region into hers.
     fn read(&self, into: &MemoryRegion, from: &MemoryRegion) {
-        let entry = [into.entry(0, into.len() as u32)];
-        self.pair.post(&SendRequest::read(1, &entry, from.remote(0))).unwrap();
+        let entry = [into.sge(0, into.len() as u32)];
+        self.pair.post_send(&SendRequest::rdma_read(1, &entry, from.remote_address(0))).unwrap();
         self.finish();
     }
 }
@@ -218,8 +224,8 @@ fn share_whole_pages() {
     assert!(source.read(range.start, range.len()) == pattern(source.length, 3)[range.clone()]);
     let counter = 8 * PAGE - range.start;
     target.write(8 * PAGE, &41u64.to_ne_bytes());
-    let entry = [from.entry(0, 8)];
-    rig.pair.post(&SendRequest::fetch_add(1, &entry, to.remote(counter as u64), 1)).unwrap();
+    let entry = [from.sge(0, 8)];
+    rig.pair.post_send(&SendRequest::fetch_and_add(1, &entry, to.remote_address(counter as u64), 1)).unwrap();
     rig.finish();
     assert_eq!(target.read(8 * PAGE, 8), 42u64.to_ne_bytes());
     let before = target.read(0, target.length);
@@ -273,7 +279,7 @@ fn keep_with_threads() {
     assert!(pages.read(0, pages.length) == pattern(pages.length, 5));
 }
 
-fn keep_if_told() {
+fn keep_when_disabled() {
     // SAFETY: the only thread.
     unsafe { std::env::set_var("SOFTHCA_SHARE", "off") };
     works_without(&Rig::new());
@@ -281,7 +287,7 @@ fn keep_if_told() {
 
 fn fall_back() {
     let context = Device::daemon_host(None, Some("alice")).unwrap().open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     // The only mapping that the daemon allows.
     let first = Pages::filled(8, 1);
     let _first = first.register(&domain, 0..first.length);
@@ -293,7 +299,7 @@ fn fall_back() {
     region.deregister().unwrap();
 }
 
-fn leave_other_pages() {
+fn leave_replaced_pages() {
     let rig = Rig::new();
     let pages = Pages::filled(16, 1);
     let region = pages.register(&rig.alice, 0..pages.length);
@@ -385,7 +391,7 @@ fn register_twice() {
     assert!(target.read(4 * PAGE, 4 * PAGE) == pattern(4 * PAGE, 1));
 }
 
-fn give_up() {
+fn stop_sharing_after_many_registrations() {
     let rig = Rig::new();
     let pages = Pages::filled(8, 1);
     let shared = (0..20).filter(|_| {
@@ -406,7 +412,7 @@ fn reregister() {
     let to = one.register(&rig.bob, 0..8 * PAGE);
     let base = NonNull::new(two.at).unwrap();
     // SAFETY: the pages stay for as long as the program.
-    unsafe { to.reregister_foreign(None, Some((base, two.length, two.at as u64)), None).unwrap() };
+    unsafe { to.reregister_memory(None, Some((base, two.length, two.at as u64)), None).unwrap() };
     assert_eq!((one.shared().len(), two.shared().len()), (0, 8));
     rig.write(&from, &to);
     assert!(one.read(0, one.length) == pattern(one.length, 1));

@@ -1,145 +1,153 @@
 //! The ladder of every operation, and of everything that can go wrong with one.
 
-use softhca_engine::{QpKind, Recovery};
+use softhca_engine::{QpType, Recovery};
 use softhca_fabric::{
-    Action, Class, Classes, Direction, Endpoint, Flow, Place, Repeat, Role, RuleId, Seal, Selector, Span,
+    Action, BitPosition, Direction, Endpoint, Flow, FlowId, IcrcPolicy, InclusiveRange, PacketClass,
+    PacketClasses, Repeat, RuleId, Selector,
 };
-use softhca_queue::{Datagram, Operation, Receive, SendFlags, SendRequest, SendTrailer};
+use softhca_queue::{
+    Operation, ReceiveWorkRequest, SendFlags, SendImmOrInvalidate, SendWorkRequest, UdDestination,
+};
 use softhca_tests::captures_folder;
 use softhca_tests::pair::{Pair, Setup};
-use softhca_trace::{Capture, Cast, Contents, Ladders, Packet, Paint, Style};
+use softhca_trace::{
+    CaptureReader, ColorMode, LadderBuilder, LadderStyle, NameTable, Packet, PacketContents,
+};
 use softhca_wire::{Mtu, Psn, QueueKey, RnrTimer};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-const NARROW: Style = Style { width: 72, paint: Paint::None };
-const WIDE: Style = Style { width: 100, paint: Paint::None };
+const NARROW: LadderStyle = LadderStyle { width: 72, color: ColorMode::Plain };
+const WIDE: LadderStyle = LadderStyle { width: 100, color: ColorMode::Plain };
 
 /// A pair whose PSNs do not start at zero, so that only relative ones can be read.
 fn setup() -> Setup {
     let mut setup = Setup::default();
-    setup.connection.psns = [Psn::new(0xff_fffe), Psn::new(5000)];
+    setup.connection.first_psns = [Psn::new(0xff_fffe), Psn::new(5000)];
     setup
 }
 
 /// What happens to the pair from now on.
-fn watch(pair: &mut Pair) -> Rc<RefCell<Ladders>> {
-    let mut cast = Cast::of(&pair.world);
-    cast.name_rule(RuleId(1), "lose one");
-    let ladders = Rc::new(RefCell::new(Ladders::new(cast)));
-    pair.world.observe(ladders.clone());
+fn with_ladders(pair: &mut Pair) -> Rc<RefCell<LadderBuilder>> {
+    let mut cast = NameTable::from_world(&pair.world);
+    cast.add_rule(RuleId(1), "lose one");
+    let ladders = Rc::new(RefCell::new(LadderBuilder::new(cast)));
+    pair.world.set_sink(ladders.clone());
     ladders
 }
 
-fn drawn(ladders: &RefCell<Ladders>, style: Style) -> String {
+fn draw(ladders: &RefCell<LadderBuilder>, style: LadderStyle) -> String {
     let ladders = ladders.borrow_mut().ladders();
     ladders.iter().map(|ladder| ladder.draw(style)).collect::<Vec<_>>().join("\n")
 }
 
 fn drop_packet(pair: &mut Pair, direction: Direction, psn: u64) {
-    let selector =
-        Selector { direction: Some(direction), psn: Some(Span::exactly(psn)), ..Selector::default() };
-    pair.rule(selector, Repeat::times(1), Action::Drop);
+    let selector = Selector {
+        direction: Some(direction),
+        psn: Some(InclusiveRange::exactly(psn)),
+        ..Selector::default()
+    };
+    pair.add_rule(selector, Repeat::times(1), Action::Drop);
 }
 
 #[test]
 fn a_write_is_four_packets_and_one_acknowledgement() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, 0, 4000);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
-    insta::assert_snapshot!("a_write_in_a_narrow_window", drawn(&ladders, NARROW));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
+    insta::assert_snapshot!("a_write_in_a_narrow_window", draw(&ladders, NARROW));
 }
 
 #[test]
 fn sends_with_and_without_immediate_land_in_receives() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_receive(1, 0, 4096);
     pair.post_receive(2, 0, 4096);
     pair.post_send(7, 0, 1500);
     let gather = [pair.a.sge(0, 5)];
-    pair.post(8, Operation::Send(SendTrailer::Immediate(0xcafe)), &gather);
+    pair.post(8, Operation::Send(SendImmOrInvalidate::Immediate(0xcafe)), &gather);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn an_unsignalled_request_ends_without_a_completion() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     let gather = [pair.a.sge(0, 8)];
     let remote = pair.b.remote(0);
-    let mut request = SendRequest::new(1, Operation::Write { remote, immediate: None }, &gather);
+    let mut request = SendWorkRequest::new(1, Operation::Write { remote, imm_data: None }, &gather);
     request.flags = SendFlags::empty();
     let (host, qp) = (pair.a.host, pair.a.qp);
-    pair.world.on(host).post_send(qp, &request).unwrap();
+    pair.world.verbs(host).post_send(qp, &request).unwrap();
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn a_read_is_asked_for_and_brought() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_read(7, 0, 0, 2500);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn atomics_bring_the_old_value() {
     let mut pair = setup().build();
     let (a, b) = (pair.a, pair.b);
-    pair.fill(b, 0, &5u64.to_le_bytes());
-    let ladders = watch(&mut pair);
+    pair.write_memory(b, 0, &5u64.to_le_bytes());
+    let ladders = with_ladders(&mut pair);
     pair.post(1, Operation::FetchAdd { remote: b.remote(0), add: 3 }, &[a.sge(0, 8)]);
     pair.post(2, Operation::CompareSwap { remote: b.remote(0), compare: 8, swap: 1 }, &[a.sge(8, 8)]);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn many_packets_alike_are_one_arrow() {
     let mut pair = setup().mtu(Mtu::B256).build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, 0, 10_000);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn a_lost_packet_is_fatal() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     drop_packet(&mut pair, Direction::Forward, 1);
     pair.post_write(7, 0, 0, 4000);
     pair.post_write(8, 0, 0, 10);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
-    insta::assert_snapshot!("a_lost_packet_is_fatal_in_a_narrow_window", drawn(&ladders, NARROW));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
+    insta::assert_snapshot!("a_lost_packet_is_fatal_in_a_narrow_window", draw(&ladders, NARROW));
 }
 
 #[test]
 fn a_lost_packet_is_sent_again_by_go_back_n() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     drop_packet(&mut pair, Direction::Forward, 1);
     pair.post_write(7, 0, 0, 4000);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn a_lost_acknowledgement_is_found_by_the_timer() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
-    let ladders = watch(&mut pair);
-    let selector = Selector { classes: Some(Classes::Only(Class::Ack)), ..Selector::default() };
-    pair.rule(selector, Repeat::times(1), Action::Drop);
+    let ladders = with_ladders(&mut pair);
+    let selector = Selector { classes: Some(PacketClasses::Only(PacketClass::Ack)), ..Selector::default() };
+    pair.add_rule(selector, Repeat::times(1), Action::Drop);
     pair.post_write(7, 0, 0, 100);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
@@ -148,19 +156,19 @@ fn a_receiver_that_is_not_ready_is_tried_again() {
     setup.connection.rnr_retry = 1;
     setup.connection.min_rnr_timer = RnrTimer::new(12);
     let mut pair = setup.build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_send(7, 0, 100);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn a_request_that_is_refused_names_the_reason() {
     let mut pair = setup().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     pair.post_write(7, 0, (1 << 20) - 10, 100);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
@@ -169,68 +177,71 @@ fn datagrams_are_not_answered() {
     let hosts = [pair.a, pair.b];
     let key = QueueKey(0x1234);
     let qps = hosts.map(|end| {
-        let mut verbs = pair.world.on(end.host);
+        let mut verbs = pair.world.verbs(end.host);
         let options = Setup::default().options;
-        let qp = verbs.create_queue_pair(QpKind::Ud, end.domain, end.cq, options).unwrap();
+        let qp = verbs.create_queue_pair(QpType::Ud, end.domain, end.cq, options).unwrap();
         verbs.start_datagrams(qp, key, Psn::new(77)).unwrap();
         qp
     });
     let to = pair.world.host(pair.b.host).address();
     let vector = softhca_engine::AddressVector::to(to.into());
-    let handle = pair.world.on(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
+    let handle = pair.world.verbs(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
     for (role, end, qpn) in [(3, pair.a, qps[0]), (4, pair.b, qps[1])] {
         let requester = Endpoint { address: pair.world.host(end.host).address(), qpn };
-        let flow = Flow { role: Role(role), requester, responder: None, first_psn: Psn::new(77) };
+        let flow = Flow { id: FlowId(role), requester, responder: None, first_psn: Psn::new(77) };
         pair.world.flows_mut().insert(flow);
     }
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     let scatter = [pair.b.sge(0, 200)];
-    pair.world.on(pair.b.host).post_receive(qps[1], &Receive { id: 1, scatter: &scatter }).unwrap();
+    pair.world
+        .verbs(pair.b.host)
+        .post_receive(qps[1], &ReceiveWorkRequest { wr_id: 1, sg_list: &scatter })
+        .unwrap();
     for id in [1, 2] {
         let gather = [pair.a.sge(0, 100)];
-        let mut request = SendRequest::new(id, Operation::Send(SendTrailer::None), &gather);
-        request.datagram = Datagram { address_handle: handle.0, queue_pair: qps[1], queue_key: key };
-        pair.world.on(pair.a.host).post_send(qps[0], &request).unwrap();
+        let mut request = SendWorkRequest::new(id, Operation::Send(SendImmOrInvalidate::None), &gather);
+        request.ud = UdDestination { ah: handle.0, remote_qpn: qps[1], remote_qkey: key };
+        pair.world.verbs(pair.a.host).post_send(qps[0], &request).unwrap();
     }
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn what_rules_do_to_packets_that_arrive_stands_below_them() {
     let mut pair = setup().recovery(Recovery::GoBackN).build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     let nth = |psn| Selector {
         direction: Some(Direction::Forward),
-        psn: Some(Span::exactly(psn)),
+        psn: Some(InclusiveRange::exactly(psn)),
         ..Selector::default()
     };
-    pair.rule(nth(0), Repeat::times(1), Action::MarkCe);
-    pair.rule(nth(1), Repeat::times(1), Action::Duplicate { copies: 1 });
-    let corrupt = Action::Corrupt { place: Place::PayloadBit(3), seal: Seal::Stale };
-    pair.rule(nth(2), Repeat::times(1), corrupt);
-    pair.rule(nth(3), Repeat::times(1), Action::Delay { ns: 500 });
+    pair.add_rule(nth(0), Repeat::times(1), Action::MarkCe);
+    pair.add_rule(nth(1), Repeat::times(1), Action::Duplicate { copies: 1 });
+    let corrupt = Action::Corrupt { bit: BitPosition::PayloadBit(3), icrc: IcrcPolicy::Stale };
+    pair.add_rule(nth(2), Repeat::times(1), corrupt);
+    pair.add_rule(nth(3), Repeat::times(1), Action::Delay { ns: 500 });
     pair.post_write(7, 0, 0, 4000);
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, WIDE));
+    insta::assert_snapshot!(draw(&ladders, WIDE));
 }
 
 #[test]
 fn connecting_is_one_line_per_side() {
     let mut pair = Setup::default().build();
-    let ladders = watch(&mut pair);
+    let ladders = with_ladders(&mut pair);
     let (a, b) = (pair.a, pair.b);
     let (options, connection) = (Setup::default().options, Setup::default().connection);
     let [one, other] = [a, b].map(|end| {
-        let mut verbs = pair.world.on(end.host);
-        verbs.create_queue_pair(QpKind::Rc, end.domain, end.cq, options).unwrap()
+        let mut verbs = pair.world.verbs(end.host);
+        verbs.create_queue_pair(QpType::Rc, end.domain, end.cq, options).unwrap()
     });
     pair.world.connect((a.host, one), (b.host, other), &connection).unwrap();
-    let request = SendRequest::new(1, Operation::Send(SendTrailer::None), &[]);
-    pair.world.on(b.host).post_receive(other, &Receive { id: 1, scatter: &[] }).unwrap();
-    pair.world.on(a.host).post_send(one, &request).unwrap();
+    let request = SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &[]);
+    pair.world.verbs(b.host).post_receive(other, &ReceiveWorkRequest { wr_id: 1, sg_list: &[] }).unwrap();
+    pair.world.verbs(a.host).post_send(one, &request).unwrap();
     pair.run();
-    insta::assert_snapshot!(drawn(&ladders, NARROW));
+    insta::assert_snapshot!(draw(&ladders, NARROW));
 }
 
 #[test]
@@ -240,20 +251,20 @@ fn every_capture_of_rxe_has_ladders_that_fit_every_width() {
         if path.extension().is_none_or(|end| end != "pcap") {
             continue;
         }
-        let mut ladders = Ladders::new(Cast::new());
+        let mut ladders = LadderBuilder::new(NameTable::new());
         let (mut start, mut connected) = (None, 0);
-        for record in Capture::open(&path).unwrap() {
+        for record in CaptureReader::open(&path).unwrap() {
             let record = record.unwrap();
             let packet = Packet::new(&record, *start.get_or_insert(record.time_ns));
-            connected += usize::from(matches!(packet.contents, Contents::Roce(_)));
-            ladders.packet(&packet);
+            connected += usize::from(matches!(packet.contents, PacketContents::Roce(_)));
+            ladders.record_packet(&packet);
         }
         let ladders = ladders.ladders();
         let steps: usize = ladders.iter().map(|ladder| ladder.steps.len()).sum();
         assert!(steps <= connected && (steps > 0) == (connected > 0), "{}", path.display());
         for width in [60, 100] {
             for ladder in &ladders {
-                let text = ladder.draw(Style { width, paint: Paint::None });
+                let text = ladder.draw(LadderStyle { width, color: ColorMode::Plain });
                 let fits = |line: &str| line.chars().count() == width;
                 // The heading takes two lines where one is too narrow.
                 assert!(text.lines().skip(2).all(fits), "{}\n{text}", path.display());

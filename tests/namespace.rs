@@ -4,13 +4,15 @@
 use std::process::{Command, Stdio};
 
 /// Brings up loopback and becomes the program that follows.
-const RUN: &str = "ip link set lo up && exec \"$0\" \"$@\"";
+const SETUP_SCRIPT: &str = "ip link set lo up && exec \"$0\" \"$@\"";
 
 /// The words before a command that put it into a network namespace of its own, if this machine allows that.
 pub fn wrapper() -> Option<&'static [&'static str]> {
     // As root, so that the limits of the system do not bind; as anybody, so that they do.
-    let wrappers: [&'static [&'static str]; 2] =
-        [&["unshare", "--net", "sh", "-c", RUN], &["unshare", "--map-root-user", "--net", "sh", "-c", RUN]];
+    let wrappers: [&'static [&'static str]; 2] = [
+        &["unshare", "--net", "sh", "-c", SETUP_SCRIPT],
+        &["unshare", "--map-root-user", "--net", "sh", "-c", SETUP_SCRIPT],
+    ];
     wrappers.into_iter().find(|wrapper| works(wrapper))
 }
 

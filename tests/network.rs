@@ -3,10 +3,10 @@
 
 use libtest_mimic::{Failed, Trial};
 use softhca::{
-    Access, Device, EmbeddedOptions, Endpoint, Mtu, Path, QpKind, ReceiveRequest, RemoteAddress, RemoteKey,
-    SendRequest,
+    AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, ReceiveRequest,
+    RemoteAddress, RemoteKey, SendRequest,
 };
-use softhca_tests::process::{self, PATIENCE, Process, hear, say};
+use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use softhca_tests::{namespace, tools};
 use std::process::{Command, ExitCode};
 
@@ -15,8 +15,8 @@ const MESSAGES: u64 = 64;
 
 fn main() -> ExitCode {
     match process::role().as_deref() {
-        Some("alice") => be_alice(),
-        Some("bob") => be_bob(),
+        Some("alice") => run_alice(),
+        Some("bob") => run_bob(),
         _ => {
             let mut tests = Vec::new();
             for mtu in [1500, 9000] {
@@ -50,7 +50,7 @@ fn run(mtu: u32, version: u32) {
     let mut command = process::command(namespace::wrapper().unwrap(), "alice");
     command.env("TEST_MTU", mtu.to_string()).env("TEST_VERSION", version.to_string());
     let mut alice = Process::start(&mut command);
-    println!("MTU {mtu}, IPv{version}: {}", alice.hear());
+    println!("MTU {mtu}, IPv{version}: {}", alice.receive_line());
     alice.finish();
 }
 
@@ -70,7 +70,7 @@ fn configure(interface: &str, host: u32) {
     ip(&format!("-6 addr add fd77::{host}/64 dev {interface} nodad"));
 }
 
-fn card(host: u32) -> Device {
+fn open_device(host: u32) -> Device {
     let address = match number("TEST_VERSION") {
         4 => format!("10.77.0.{host}"),
         _ => format!("fd77::{host}"),
@@ -80,101 +80,102 @@ fn card(host: u32) -> Device {
 }
 
 /// The largest packets that the interface carries.
-fn path() -> Path {
+fn path() -> ConnectOptions {
     let mtu = if number("TEST_MTU") >= 4096 + 128 { Mtu::B4096 } else { Mtu::B1024 };
-    Path { mtu, ..Path::default() }
+    ConnectOptions { path_mtu: mtu, ..ConnectOptions::default() }
 }
 
-fn nothing_was_dropped(device: &Device) {
-    let [roce, link] = device.receive_memory().unwrap().unwrap();
+fn assert_nothing_dropped(device: &Device) {
+    let [roce, link] = device.receive_buffer_usage().unwrap().unwrap();
     assert_eq!([roce.dropped, link.dropped], [0, 0], "{roce:?} {link:?}");
 }
 
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+const ACCESS: AccessFlags =
+    AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
 /// Lays the link, and does every kind of transfer.
-fn be_alice() {
+fn run_alice() {
     let mut bob = Process::start(&mut process::command(&["unshare", "--net"], "bob"));
-    assert_eq!(bob.hear(), "here");
+    assert_eq!(bob.receive_line(), "here");
     ip("link add alice0 type veth peer name bob0");
-    ip(&format!("link set bob0 netns {}", bob.number()));
+    ip(&format!("link set bob0 netns {}", bob.id()));
     configure("alice0", 1);
-    bob.say("the link is there");
+    bob.send_line("the link is there");
 
-    let device = card(1);
+    let device = open_device(1);
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(256).unwrap();
-    let region = domain.register(BYTES, RIGHTS).unwrap();
-    let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-    let answer = bob.hear();
+    let region = domain.allocate_region(BYTES, ACCESS).unwrap();
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+    let answer = bob.receive_line();
     let mut fields = answer.splitn(3, ' ');
     let mut field = || fields.next().unwrap();
     let remote =
-        RemoteAddress { address: field().parse().unwrap(), key: RemoteKey(field().parse().unwrap()) };
+        RemoteAddress { address: field().parse().unwrap(), rkey: RemoteKey(field().parse().unwrap()) };
     let peer: Endpoint = field().parse().unwrap();
     pair.connect(&peer, &path()).unwrap();
-    bob.say(&pair.endpoint().to_string());
-    assert_eq!(bob.hear(), "connected");
+    bob.send_line(&pair.endpoint().to_string());
+    assert_eq!(bob.receive_line(), "connected");
 
     let finish = |count: usize| {
         for _ in 0..count {
-            let completion = queue.wait_for(PATIENCE).expect("a completion");
+            let completion = queue.wait_for(TEST_TIMEOUT).expect("a completion");
             assert!(completion.status.is_success(), "{completion:?}");
         }
     };
     let half = BYTES / 2;
     let data: Vec<u8> = (0..half as u32).map(|index| (index % 251) as u8).collect();
     region.write_at(0, &data);
-    let whole = [region.entry(0, half as u32)];
-    pair.post(&SendRequest::write(1, &whole, remote)).unwrap();
+    let whole = [region.sge(0, half as u32)];
+    pair.post_send(&SendRequest::rdma_write(1, &whole, remote)).unwrap();
     finish(1);
-    pair.post(&SendRequest::read(2, &[region.entry(half as u64, half as u32)], remote)).unwrap();
+    pair.post_send(&SendRequest::rdma_read(2, &[region.sge(half as u64, half as u32)], remote)).unwrap();
     finish(1);
     assert_eq!(region.read_at(half as u64, half), data);
     for id in 0..MESSAGES {
-        pair.post(&SendRequest::send(id, &[region.entry(0, 10_000)])).unwrap();
+        pair.post_send(&SendRequest::send(id, &[region.sge(0, 10_000)])).unwrap();
     }
     finish(MESSAGES as usize);
     // Frames of all sizes, as fast as grants come.
     for id in 0..128 {
-        pair.post(&SendRequest::write(id, &[region.entry(0, 1 + id as u32 * 400)], remote)).unwrap();
+        pair.post_send(&SendRequest::rdma_write(id, &[region.sge(0, 1 + id as u32 * 400)], remote)).unwrap();
     }
     finish(128);
-    assert_eq!(bob.hear(), "received");
-    nothing_was_dropped(&device);
+    assert_eq!(bob.receive_line(), "received");
+    assert_nothing_dropped(&device);
     let counters = context.counters();
     assert_eq!((counters.packet_seq_err, counters.implied_nak_seq_err), (0, 0));
-    bob.say("done");
+    bob.send_line("done");
     bob.finish();
-    say(&format!("{} packets sent, {} received", counters.sent_pkts, counters.rcvd_pkts));
+    send_line(&format!("{} packets sent, {} received", counters.sent_pkts, counters.rcvd_pkts));
 }
 
-fn be_bob() {
-    say("here");
-    assert_eq!(hear().unwrap(), "the link is there");
+fn run_bob() {
+    send_line("here");
+    assert_eq!(receive_line().unwrap(), "the link is there");
     configure("bob0", 2);
-    let device = card(2);
+    let device = open_device(2);
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(256).unwrap();
-    let region = domain.register(BYTES, RIGHTS).unwrap();
-    let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-    let RemoteAddress { address, key } = region.remote(0);
-    say(&format!("{address} {} {}", key.0, pair.endpoint()));
+    let region = domain.allocate_region(BYTES, ACCESS).unwrap();
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+    let RemoteAddress { address, rkey: key } = region.remote_address(0);
+    send_line(&format!("{address} {} {}", key.0, pair.endpoint()));
     for id in 0..MESSAGES {
-        let scatter = [region.entry((BYTES / 2) as u64 + id * 16_384, 16_384)];
-        pair.post_receive(&ReceiveRequest { id, scatter: &scatter }).unwrap();
+        let scatter = [region.sge((BYTES / 2) as u64 + id * 16_384, 16_384)];
+        pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter }).unwrap();
     }
-    pair.connect(&hear().unwrap().parse().unwrap(), &path()).unwrap();
-    say("connected");
+    pair.connect(&receive_line().unwrap().parse().unwrap(), &path()).unwrap();
+    send_line("connected");
     for id in 0..MESSAGES {
-        let completion = queue.wait_for(PATIENCE).expect("a message");
-        assert!(completion.status.is_success() && completion.id == id, "{completion:?}");
-        assert_eq!(completion.bytes, 10_000);
+        let completion = queue.wait_for(TEST_TIMEOUT).expect("a message");
+        assert!(completion.status.is_success() && completion.wr_id == id, "{completion:?}");
+        assert_eq!(completion.byte_len, 10_000);
     }
-    say("received");
-    assert_eq!(hear().unwrap(), "done");
-    nothing_was_dropped(&device);
+    send_line("received");
+    assert_eq!(receive_line().unwrap(), "done");
+    assert_nothing_dropped(&device);
     assert_eq!(context.counters().out_of_sequence, 0);
 }

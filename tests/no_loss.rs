@@ -6,10 +6,11 @@
 //! speak of nobody else.
 
 use softhca::{
-    Access, Device, EmbeddedOptions, Endpoint, Mtu, Path, QpKind, RemoteAddress, RemoteKey, SendRequest,
+    AccessFlags, ConnectOptions, Device, EmbeddedOptions, Endpoint, Mtu, QpType, RemoteAddress, RemoteKey,
+    SendRequest,
 };
 use softhca_tests::namespace;
-use softhca_tests::process::{self, PATIENCE, Process, hear, say};
+use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -17,52 +18,52 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What a socket has that asks for nothing.
-const STOCK: usize = 212_992;
-const LARGE: usize = 4 << 20;
+const DEFAULT_BUFFER: usize = 212_992;
+const LARGE_BUFFER: usize = 4 << 20;
 /// Bytes of the receiver's memory for each sender.
-const ROOM: usize = 65_536;
+const RECEIVE_BYTES: usize = 65_536;
 /// Completions before the receiver is stopped, and after it went on.
-const SOME: u64 = 32;
+const COMPLETIONS_PER_PHASE: u64 = 32;
 
 /// What this binary is when a test started it.
 #[test]
 fn role() {
     match process::role().as_deref() {
-        Some("stage") => be_stage(),
-        Some("receiver") => be_receiver(),
-        Some("sender") => be_sender(),
+        Some("stage") => run_coordinator(),
+        Some("receiver") => run_receiver(),
+        Some("sender") => run_sender(),
         _ => {}
     }
 }
 
 #[test]
 fn one_process_loses_nothing_with_a_stock_buffer() {
-    nothing_is_lost(1, STOCK);
+    nothing_is_lost(1, DEFAULT_BUFFER);
 }
 
 #[test]
 fn one_process_loses_nothing_with_a_large_buffer() {
-    nothing_is_lost(1, LARGE);
+    nothing_is_lost(1, LARGE_BUFFER);
 }
 
 #[test]
 fn eight_processes_lose_nothing_with_a_stock_buffer() {
-    nothing_is_lost(8, STOCK);
+    nothing_is_lost(8, DEFAULT_BUFFER);
 }
 
 #[test]
 fn eight_processes_lose_nothing_with_a_large_buffer() {
-    nothing_is_lost(8, LARGE);
+    nothing_is_lost(8, LARGE_BUFFER);
 }
 
 #[test]
 fn sixty_four_processes_lose_nothing_with_a_stock_buffer() {
-    nothing_is_lost(64, STOCK);
+    nothing_is_lost(64, DEFAULT_BUFFER);
 }
 
 #[test]
 fn sixty_four_processes_lose_nothing_with_a_large_buffer() {
-    nothing_is_lost(64, LARGE);
+    nothing_is_lost(64, LARGE_BUFFER);
 }
 
 fn nothing_is_lost(senders: usize, buffer: usize) {
@@ -75,7 +76,7 @@ fn nothing_is_lost(senders: usize, buffer: usize) {
     command.env("TEST_SENDERS", senders.to_string()).env("TEST_BUFFER", buffer.to_string());
     command.env("TEST_ALONE", if wrapper.is_some() { "1" } else { "0" });
     let mut stage = Process::start(&mut command);
-    println!("{senders} processes: {}", stage.hear());
+    println!("{senders} processes: {}", stage.receive_line());
     stage.finish();
 }
 
@@ -85,7 +86,7 @@ fn variable(name: &str) -> usize {
 
 /// Datagrams that the system dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Dropped {
+struct KernelDrops {
     /// In receive buffers that were full, and for want of memory: in this network namespace.
     receive_buffer: u64,
     memory: u64,
@@ -93,8 +94,8 @@ struct Dropped {
     backlog: u64,
 }
 
-impl Dropped {
-    fn so_far() -> Dropped {
+impl KernelDrops {
+    fn read() -> KernelDrops {
         let snmp = fs::read_to_string("/proc/net/snmp").unwrap();
         let mut lines = snmp.lines().filter(|line| line.starts_with("Udp:"));
         let [names, values] = [(); 2].map(|()| lines.next().unwrap().split_whitespace());
@@ -105,11 +106,15 @@ impl Dropped {
         let softnet = fs::read_to_string("/proc/net/softnet_stat").unwrap();
         let backlog =
             softnet.lines().map(|line| u64::from_str_radix(line.split(' ').nth(1).unwrap(), 16).unwrap());
-        Dropped { receive_buffer: field("RcvbufErrors"), memory: field("MemErrors"), backlog: backlog.sum() }
+        KernelDrops {
+            receive_buffer: field("RcvbufErrors"),
+            memory: field("MemErrors"),
+            backlog: backlog.sum(),
+        }
     }
 
-    fn since(self, before: Dropped) -> Dropped {
-        Dropped {
+    fn since(self, before: KernelDrops) -> KernelDrops {
+        KernelDrops {
             receive_buffer: self.receive_buffer - before.receive_buffer,
             memory: self.memory - before.memory,
             backlog: self.backlog - before.backlog,
@@ -118,14 +123,14 @@ impl Dropped {
 }
 
 /// Brings receiver and senders together, stops the receiver, lets it go on, and counts.
-fn be_stage() {
+fn run_coordinator() {
     let senders = variable("TEST_SENDERS");
     let number = std::process::id();
     let host = |last: usize| {
         let octets = [127, 64 + (number / 250 % 64) as u8, (number % 250) as u8, last as u8];
         Ipv4Addr::from(octets).to_string()
     };
-    let before = Dropped::so_far();
+    let before = KernelDrops::read();
     let start = |role: &str, last: usize| {
         let mut command = process::command(&[], role);
         Process::start(command.env("TEST_ADDRESS", host(last)).env("TEST_INDEX", last.to_string()))
@@ -133,28 +138,28 @@ fn be_stage() {
     let mut receiver = start("receiver", 1);
     let mut all: Vec<Process> = (0..senders).map(|index| start("sender", 2 + index)).collect();
     for sender in &mut all {
-        receiver.say(&sender.hear());
-        sender.say(&receiver.hear());
+        receiver.send_line(&sender.receive_line());
+        sender.send_line(&receiver.receive_line());
     }
-    all.iter_mut().for_each(|sender| assert_eq!(sender.hear(), "flows"));
-    let stopped = rustix::process::Pid::from_raw(receiver.number() as i32).unwrap();
+    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "flows"));
+    let stopped = rustix::process::Pid::from_raw(receiver.id() as i32).unwrap();
     rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(3));
     rustix::process::kill_process(stopped, rustix::process::Signal::CONT).unwrap();
-    all.iter_mut().for_each(|sender| sender.say("mark"));
-    all.iter_mut().for_each(|sender| assert_eq!(sender.hear(), "flows again"));
-    all.iter_mut().for_each(|sender| sender.say("end"));
-    let completed: u64 = all.iter_mut().map(|sender| sender.hear().parse::<u64>().unwrap()).sum();
-    receiver.say("check");
-    let report = receiver.hear();
-    let dropped = Dropped::so_far().since(before);
+    all.iter_mut().for_each(|sender| sender.send_line("mark"));
+    all.iter_mut().for_each(|sender| assert_eq!(sender.receive_line(), "flows again"));
+    all.iter_mut().for_each(|sender| sender.send_line("end"));
+    let completed: u64 = all.iter_mut().map(|sender| sender.receive_line().parse::<u64>().unwrap()).sum();
+    receiver.send_line("check");
+    let report = receiver.receive_line();
+    let dropped = KernelDrops::read().since(before);
     if variable("TEST_ALONE") == 1 {
         assert_eq!((dropped.receive_buffer, dropped.memory), (0, 0), "{dropped:?}");
     }
     if namespace::is_required() {
         assert_eq!(dropped.backlog, 0, "{dropped:?}");
     }
-    say(&format!("{completed} transfers, {report}, {dropped:?}"));
+    send_line(&format!("{completed} transfers, {report}, {dropped:?}"));
 }
 
 fn device() -> Device {
@@ -166,59 +171,62 @@ fn device() -> Device {
 }
 
 /// Connects whoever asks, and sleeps: its card's own thread does everything.
-fn be_receiver() {
+fn run_receiver() {
     let device = device();
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(16).unwrap();
     let mut ends = Vec::new();
-    while let Some(line) = hear().filter(|line| line != "check") {
+    while let Some(line) = receive_line().filter(|line| line != "check") {
         let (index, peer) = line.split_once(' ').unwrap();
         let index: usize = index.parse().unwrap();
-        let pair = domain.queue_pair(QpKind::Rc, &queue).sends(4).receives(4).create().unwrap();
-        let region = domain.register(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let pair =
+            domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(4).max_recv_wr(4).build().unwrap();
+        let region = domain
+            .allocate_region(RECEIVE_BYTES, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)
+            .unwrap();
         pair.connect(&peer.parse().unwrap(), &path(index)).unwrap();
-        let RemoteAddress { address, key } = region.remote(0);
-        say(&format!("{address} {} {}", key.0, pair.endpoint()));
+        let RemoteAddress { address, rkey: key } = region.remote_address(0);
+        send_line(&format!("{address} {} {}", key.0, pair.endpoint()));
         ends.push((index, pair, region));
     }
     for (index, _, region) in &ends {
         let (size, pattern) = (size(*index), *index as u8);
         assert!(region.read_at(0, size).iter().all(|byte| *byte == pattern), "sender {index}");
     }
-    let [roce, link] = device.receive_memory().unwrap().unwrap();
+    let [roce, link] = device.receive_buffer_usage().unwrap().unwrap();
     assert_eq!([roce.dropped, link.dropped], [0, 0], "{roce:?} {link:?}");
     let wanted = variable("TEST_BUFFER");
     let granted = if roce.limit as usize == wanted { "as asked" } else { "less than asked" };
-    say(&format!("nothing dropped by the receiver's sockets, buffer {} bytes ({granted})", roce.limit));
-    while hear().is_some() {}
+    send_line(&format!("nothing dropped by the receiver's sockets, buffer {} bytes ({granted})", roce.limit));
+    while receive_line().is_some() {}
 }
 
 /// Full frames, smaller ones, and tiny ones, which cost the most for what they carry.
 fn size(index: usize) -> usize {
-    [ROOM, 20_000, 64][index % 3]
+    [RECEIVE_BYTES, 20_000, 64][index % 3]
 }
 
-fn path(index: usize) -> Path {
-    Path { mtu: [Mtu::B4096, Mtu::B1024, Mtu::B256][index % 3], ..Path::default() }
+fn path(index: usize) -> ConnectOptions {
+    ConnectOptions { path_mtu: [Mtu::B4096, Mtu::B1024, Mtu::B256][index % 3], ..ConnectOptions::default() }
 }
 
 /// Writes over and over until it is told to end.
-fn be_sender() {
+fn run_sender() {
     let index = variable("TEST_INDEX");
     let device = device();
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
-    let region = domain.register(ROOM, Access::LOCAL_WRITE).unwrap();
-    region.write_at(0, &vec![index as u8; ROOM]);
-    let pair = domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
-    say(&format!("{index} {}", pair.endpoint()));
-    let answer = hear().unwrap();
+    let region = domain.allocate_region(RECEIVE_BYTES, AccessFlags::LOCAL_WRITE).unwrap();
+    region.write_at(0, &vec![index as u8; RECEIVE_BYTES]);
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
+    send_line(&format!("{index} {}", pair.endpoint()));
+    let answer = receive_line().unwrap();
     let mut fields = answer.splitn(3, ' ');
     let mut field = || fields.next().unwrap();
     let remote =
-        RemoteAddress { address: field().parse().unwrap(), key: RemoteKey(field().parse().unwrap()) };
+        RemoteAddress { address: field().parse().unwrap(), rkey: RemoteKey(field().parse().unwrap()) };
     let peer: Endpoint = field().parse().unwrap();
     pair.connect(&peer, &path(index)).unwrap();
 
@@ -226,37 +234,37 @@ fn be_sender() {
     std::thread::spawn({
         let heard = heard.clone();
         move || {
-            while hear().is_some() {
+            while receive_line().is_some() {
                 heard.fetch_add(1, Ordering::Release);
             }
             std::process::exit(0);
         }
     });
-    let entries = [region.entry(0, size(index) as u32)];
-    let post = |id| pair.post(&SendRequest::write(id, &entries, remote)).unwrap();
+    let entries = [region.sge(0, size(index) as u32)];
+    let post = |id| pair.post_send(&SendRequest::rdma_write(id, &entries, remote)).unwrap();
     (0..8).for_each(post);
     let (mut completed, mut next, mut marked) = (0, 8, None);
     while completed < next {
-        let completion = queue.wait_for(PATIENCE).expect("a completion");
+        let completion = queue.wait_for(TEST_TIMEOUT).expect("a completion");
         assert!(completion.status.is_success(), "{completion:?}");
-        assert_eq!(completion.id, completed);
+        assert_eq!(completion.wr_id, completed);
         completed += 1;
         let told = heard.load(Ordering::Acquire);
         if told < 2 {
             post(next);
             next += 1;
         }
-        if completed == SOME {
-            say("flows");
+        if completed == COMPLETIONS_PER_PHASE {
+            send_line("flows");
         }
         if told >= 1 && marked.is_none() {
-            marked = Some(completed + SOME);
+            marked = Some(completed + COMPLETIONS_PER_PHASE);
         }
         if marked == Some(completed) {
-            say("flows again");
+            send_line("flows again");
         }
     }
-    say(&completed.to_string());
+    send_line(&completed.to_string());
     loop {
         std::thread::park();
     }

@@ -1,24 +1,25 @@
 //! Two hosts, a cable, two connected queue pairs with a region each, and a record of all that happened.
 
 use softhca_engine::{
-    AddressVector, Counters, CqId, Event, Instant, PdId, QpKind, Reason, Recovery, Settings, SrqId, SrqInit,
-    State,
+    AddressVector, Counters, CqId, Event, Instant, PdId, QpState, QpType, Reason, Recovery, Settings, SrqId,
+    SrqInitAttributes,
 };
 use softhca_fabric::{
-    Action, CableId, Connection, Direction, Fault, Frame, HostId, Line, Observer, QpOptions, Repeat, Role,
-    Rule, RuleId, Selector, Sense, Span, Stage, Verbs, World,
+    Action, ConnectOptions, Direction, FabricSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId,
+    LinkSettings, PacketType, QpOptions, Repeat, Rule, RuleId, Selector, Stage, Verbs, World,
 };
 use softhca_queue::{
-    Access, Completion, Datagram, Operation, Receive, RemoteAddress, SendRequest, SendTrailer, Sge,
+    AccessFlags, Completion, Operation, ReceiveWorkRequest, RemoteAddress, SendImmOrInvalidate,
+    SendWorkRequest, Sge, UdDestination,
 };
-use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, Transport};
+use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, TransportPacket};
 use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
 /// What a test may look at afterwards.
 #[derive(Default)]
-pub struct Record {
+pub struct Recording {
     /// Every event of every card.
     pub events: Vec<(Instant, HostId, Event)>,
     /// Every frame that a host put on a cable.
@@ -28,59 +29,59 @@ pub struct Record {
 }
 
 /// Writes into a [`Record`] that the test keeps.
-pub struct Recorder(pub Rc<RefCell<Record>>);
+pub struct Recorder(pub Rc<RefCell<Recording>>);
 
-impl Observer for Recorder {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+impl FabricSink for Recorder {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
         self.0.borrow_mut().events.push((now, host, *event));
     }
 
-    fn frame(&mut self, _: Instant, _: CableId, direction: Direction, stage: Stage, frame: &Frame) {
+    fn on_frame(&mut self, _: Instant, _: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
         if stage == Stage::Admitted {
             self.0.borrow_mut().sent.push((direction, frame.clone()));
         }
     }
 
-    fn fault(&mut self, _: Instant, _: CableId, fault: &Fault) {
+    fn on_fault(&mut self, _: Instant, _: LinkId, fault: &Fault) {
         self.0.borrow_mut().faults.push(*fault);
     }
 }
 
 /// One end of the pair.
 #[derive(Clone, Copy, Debug)]
-pub struct End {
+pub struct PairEnd {
     pub host: HostId,
     pub domain: PdId,
     pub cq: CqId,
     pub qp: Qpn,
     /// A region of 1 MiB with every right.
-    pub key: RemoteKey,
+    pub rkey: RemoteKey,
     pub base: u64,
     /// Where receives come from, if they are shared.
     pub srq: Option<SrqId>,
 }
 
-impl End {
+impl PairEnd {
     /// A gather entry at an offset into the region.
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
-        Sge { address: self.base + offset, length, key: LocalKey(self.key.0) }
+        Sge { address: self.base + offset, length, lkey: LocalKey(self.rkey.0) }
     }
 
     /// The region as a peer names it.
     pub fn remote(&self, offset: u64) -> RemoteAddress {
-        RemoteAddress { address: self.base + offset, key: self.key }
+        RemoteAddress { address: self.base + offset, rkey: self.rkey }
     }
 }
 
 /// Two connected ends.
 pub struct Pair {
     pub world: World,
-    pub cable: CableId,
-    pub a: End,
-    pub b: End,
-    pub record: Rc<RefCell<Record>>,
+    pub link: LinkId,
+    pub a: PairEnd,
+    pub b: PairEnd,
+    pub recording: Rc<RefCell<Recording>>,
     /// Where datagrams of the first end go.
-    pub datagram: Datagram,
+    pub datagram: UdDestination,
     rules: u32,
 }
 
@@ -88,14 +89,14 @@ pub struct Pair {
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub seed: u64,
-    pub kind: QpKind,
+    pub kind: QpType,
     pub settings: Settings,
-    pub connection: Connection,
+    pub connection: ConnectOptions,
     pub options: QpOptions,
-    pub line: Line,
-    pub region: u64,
+    pub link: LinkSettings,
+    pub region_bytes: u64,
     /// The second end takes its receives from a shared queue.
-    pub shared: bool,
+    pub shared_receive_queue: bool,
     /// The addresses of the hosts, unless the world chooses.
     pub addresses: Option<[IpAddr; 2]>,
 }
@@ -104,29 +105,32 @@ impl Default for Setup {
     fn default() -> Setup {
         Setup {
             seed: 1,
-            kind: QpKind::Rc,
+            kind: QpType::Rc,
             settings: Settings::default(),
-            connection: Connection { roles: [Some(Role(1)), Some(Role(2))], ..Connection::default() },
-            options: QpOptions { entries: 32, ..QpOptions::default() },
-            line: Line { delay_ns: 1_000, ..Line::default() },
-            region: 1 << 20,
-            shared: false,
+            connection: ConnectOptions {
+                flow_ids: [Some(FlowId(1)), Some(FlowId(2))],
+                ..ConnectOptions::default()
+            },
+            options: QpOptions { max_sge: 32, ..QpOptions::default() },
+            link: LinkSettings { delay_ns: 1_000, ..LinkSettings::default() },
+            region_bytes: 1 << 20,
+            shared_receive_queue: false,
             addresses: None,
         }
     }
 }
 
 impl Setup {
-    pub fn of(kind: QpKind) -> Setup {
+    pub fn with_kind(kind: QpType) -> Setup {
         Setup::default().kind(kind)
     }
 
     pub fn mtu(mut self, mtu: Mtu) -> Setup {
-        self.connection.mtu = mtu;
+        self.connection.path_mtu = mtu;
         self
     }
 
-    pub fn kind(mut self, kind: QpKind) -> Setup {
+    pub fn kind(mut self, kind: QpType) -> Setup {
         self.kind = kind;
         self
     }
@@ -137,14 +141,14 @@ impl Setup {
     }
 
     /// Changes how the two are connected.
-    pub fn connection(mut self, change: impl FnOnce(&mut Connection)) -> Setup {
+    pub fn connection(mut self, change: impl FnOnce(&mut ConnectOptions)) -> Setup {
         change(&mut self.connection);
         self
     }
 
     /// A line that takes its time: 1 Gbit/s, so that packets follow each other.
-    pub fn slow(mut self) -> Setup {
-        self.line.bits_per_second = std::num::NonZeroU64::new(1_000_000_000);
+    pub fn one_gigabit(mut self) -> Setup {
+        self.link.bits_per_second = std::num::NonZeroU64::new(1_000_000_000);
         self
     }
 
@@ -155,60 +159,60 @@ impl Setup {
     }
 
     /// The second end takes its receives from a shared queue.
-    pub fn shared(mut self) -> Setup {
-        self.shared = true;
+    pub fn with_shared_receive_queue(mut self) -> Setup {
+        self.shared_receive_queue = true;
         self
     }
 
-    fn end(&self, world: &mut World, host: HostId, is_second: bool) -> End {
-        let mut verbs = world.on(host);
-        let domain = verbs.allocate_domain().unwrap();
+    fn create_end(&self, world: &mut World, host: HostId, is_second: bool) -> PairEnd {
+        let mut verbs = world.verbs(host);
+        let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(1024).unwrap();
         let (mut kind, mut options, mut srq) = (self.kind, self.options, None);
-        if is_second && (self.shared || kind == QpKind::XrcInitiator) {
-            let mut init = SrqInit { domain, limit: 0, extended: None };
-            if kind == QpKind::XrcInitiator {
+        if is_second && (self.shared_receive_queue || kind == QpType::XrcInitiator) {
+            let mut init = SrqInitAttributes { pd: domain, srq_limit: 0, xrc: None };
+            if kind == QpType::XrcInitiator {
                 let xrc_domain = verbs.open_xrc_domain().unwrap();
-                (kind, options.xrc_domain) = (QpKind::XrcTarget, Some(xrc_domain));
-                init.extended = Some((cq, xrc_domain));
+                (kind, options.xrc_domain) = (QpType::XrcTarget, Some(xrc_domain));
+                init.xrc = Some((cq, xrc_domain));
             }
             srq = Some(verbs.create_shared_receive_queue(init, 64, 32).unwrap());
-            options.shared_receive_queue = srq.filter(|_| kind != QpKind::XrcTarget);
+            options.shared_receive_queue = srq.filter(|_| kind != QpType::XrcTarget);
         }
         let qp = verbs.create_queue_pair(kind, domain, cq, options).unwrap();
-        let (key, base) = verbs.register(domain, self.region, ALL).unwrap();
-        End { host, domain, cq, qp, key, base, srq }
+        let (key, base) = verbs.register_memory(domain, self.region_bytes, ALL_ACCESS).unwrap();
+        PairEnd { host, domain, cq, qp, rkey: key, base, srq }
     }
 
     pub fn build(self) -> Pair {
-        self.build_seen(|_| Box::new(()))
+        self.build_with_sink(|_| Box::new(()))
     }
 
     /// Builds a pair that somebody else sees too, from before its queue pairs are there.
-    pub fn build_seen(self, see: impl FnOnce(&World) -> Box<dyn Observer>) -> Pair {
+    pub fn build_with_sink(self, see: impl FnOnce(&World) -> Box<dyn FabricSink>) -> Pair {
         let mut world = World::new(self.seed);
-        let record = Rc::new(RefCell::new(Record::default()));
+        let record = Rc::new(RefCell::new(Recording::default()));
         let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
             Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
             None => world.add_host(name, self.settings),
         });
-        let cable = world.add_cable(hosts[0], hosts[1], self.line);
-        let observers: Vec<Box<dyn Observer>> = vec![Box::new(Recorder(record.clone())), see(&world)];
-        world.observe(observers);
-        let a = self.end(&mut world, hosts[0], false);
-        let b = self.end(&mut world, hosts[1], true);
-        let mut datagram = Datagram::default();
+        let cable = world.add_link(hosts[0], hosts[1], self.link);
+        let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(Recorder(record.clone())), see(&world)];
+        world.set_sink(observers);
+        let a = self.create_end(&mut world, hosts[0], false);
+        let b = self.create_end(&mut world, hosts[1], true);
+        let mut datagram = UdDestination::default();
         if self.kind.is_datagram() {
             for end in [a, b] {
-                world.on(end.host).start_datagrams(end.qp, QUEUE_KEY, Psn::new(0)).unwrap();
+                world.verbs(end.host).start_datagrams(end.qp, QUEUE_KEY, Psn::new(0)).unwrap();
             }
             let to = AddressVector::to(Gid::from(world.host(b.host).address()));
-            let handle = world.on(a.host).create_address_handle(a.domain, to).unwrap();
-            datagram = Datagram { address_handle: handle.0, queue_pair: b.qp, queue_key: QUEUE_KEY };
+            let handle = world.verbs(a.host).create_address_handle(a.domain, to).unwrap();
+            datagram = UdDestination { ah: handle.0, remote_qpn: b.qp, remote_qkey: QUEUE_KEY };
         } else {
             world.connect((a.host, a.qp), (b.host, b.qp), &self.connection).unwrap();
         }
-        Pair { world, cable, a, b, record, datagram, rules: 0 }
+        Pair { world, link: cable, a, b, recording: record, datagram, rules: 0 }
     }
 }
 
@@ -216,11 +220,11 @@ impl Setup {
 pub const QUEUE_KEY: QueueKey = QueueKey(0x1111);
 
 /// Every right that a region can have.
-pub const ALL: Access = Access::LOCAL_WRITE
-    .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ)
-    .union(Access::REMOTE_ATOMIC)
-    .union(Access::WINDOW_BIND);
+pub const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC)
+    .union(AccessFlags::MW_BIND);
 
 impl Pair {
     pub fn new() -> Pair {
@@ -228,19 +232,19 @@ impl Pair {
     }
 
     /// Adds a fault rule to the cable.
-    pub fn rule(&mut self, selector: Selector, repeat: Repeat, action: Action) {
+    pub fn add_rule(&mut self, selector: Selector, repeat: Repeat, action: Action) {
         self.rules += 1;
-        self.world.add_rule(self.cable, Rule { id: RuleId(self.rules), selector, repeat, action });
+        self.world.add_rule(self.link, Rule { id: RuleId(self.rules), selector, repeat, action });
     }
 
     /// Loses the first `times` packets that match.
-    pub fn lose(&mut self, selector: Selector, times: u64) {
-        self.rule(selector, Repeat::times(times), Action::Drop);
+    pub fn drop_packets(&mut self, selector: Selector, times: u64) {
+        self.add_rule(selector, Repeat::times(times), Action::Drop);
     }
 
     /// The verbs of an end's host.
-    pub fn on(&mut self, end: End) -> Verbs<'_> {
-        self.world.on(end.host)
+    pub fn on(&mut self, end: PairEnd) -> Verbs<'_> {
+        self.world.verbs(end.host)
     }
 
     /// Posts a signalled request at the first end.
@@ -254,22 +258,22 @@ impl Pair {
         id: u64,
         operation: Operation,
         gather: &[Sge],
-        change: impl FnOnce(&mut SendRequest<'_>),
+        change: impl FnOnce(&mut SendWorkRequest<'_>),
     ) {
-        let mut request = SendRequest::new(id, operation, gather);
-        request.datagram = self.datagram;
-        request.shared_receive_queue = self.b.srq.map_or(0, |srq| srq.0);
+        let mut request = SendWorkRequest::new(id, operation, gather);
+        request.ud = self.datagram;
+        request.remote_srqn = self.b.srq.map_or(0, |srq| srq.0);
         change(&mut request);
-        self.world.on(self.a.host).post_send(self.a.qp, &request).unwrap();
+        self.world.verbs(self.a.host).post_send(self.a.qp, &request).unwrap();
     }
 
     pub fn post_send(&mut self, id: u64, offset: u64, length: u32) {
-        self.post(id, Operation::Send(SendTrailer::None), &[self.a.sge(offset, length)]);
+        self.post(id, Operation::Send(SendImmOrInvalidate::None), &[self.a.sge(offset, length)]);
     }
 
     pub fn post_write(&mut self, id: u64, offset: u64, to: u64, length: u32) {
         let remote = self.b.remote(to);
-        self.post(id, Operation::Write { remote, immediate: None }, &[self.a.sge(offset, length)]);
+        self.post(id, Operation::Write { remote, imm_data: None }, &[self.a.sge(offset, length)]);
     }
 
     pub fn post_read(&mut self, id: u64, offset: u64, from: u64, length: u32) {
@@ -284,10 +288,10 @@ impl Pair {
 
     /// Posts a receive at the second end.
     pub fn post_receive_into(&mut self, id: u64, scatter: &[Sge]) {
-        let (receive, End { qp, srq, .. }) = (Receive { id, scatter }, self.b);
-        let mut verbs = self.world.on(self.b.host);
+        let (receive, PairEnd { qp, srq, .. }) = (ReceiveWorkRequest { wr_id: id, sg_list: scatter }, self.b);
+        let mut verbs = self.world.verbs(self.b.host);
         match srq {
-            Some(srq) => verbs.post_shared_receive(srq, &receive).unwrap(),
+            Some(srq) => verbs.post_srq_receive(srq, &receive).unwrap(),
             None => verbs.post_receive(qp, &receive).unwrap(),
         }
     }
@@ -295,35 +299,35 @@ impl Pair {
     /// Goes on until nothing is left to happen, and checks that no frame appeared or vanished.
     pub fn run(&mut self) {
         self.world.run();
-        let census = self.world.census();
-        assert!(census.balances(), "{census:?}");
+        let census = self.world.frame_counters();
+        assert!(census.is_balanced(), "{census:?}");
         assert_eq!(census.in_flight, 0);
     }
 
     /// Everything that completed at an end.
-    pub fn completions(&mut self, end: End) -> Vec<Completion> {
-        self.world.on(end.host).poll_all(end.cq)
+    pub fn completions(&mut self, end: PairEnd) -> Vec<Completion> {
+        self.world.verbs(end.host).poll_all(end.cq)
     }
 
     /// Id and status of everything that completed at an end.
-    pub fn outcomes(&mut self, end: End) -> Vec<(u64, &'static str)> {
-        self.completions(end).iter().map(|c| (c.id, c.status.name())).collect()
+    pub fn completion_statuses(&mut self, end: PairEnd) -> Vec<(u64, &'static str)> {
+        self.completions(end).iter().map(|c| (c.wr_id, c.status.name())).collect()
     }
 
-    pub fn state(&mut self, end: End) -> State {
-        self.world.on(end.host).query(end.qp).unwrap().state
+    pub fn state(&mut self, end: PairEnd) -> QpState {
+        self.world.verbs(end.host).query_queue_pair(end.qp).unwrap().state
     }
 
-    pub fn fill(&mut self, end: End, offset: u64, bytes: &[u8]) {
-        self.world.on(end.host).write(end.key, end.base + offset, bytes);
+    pub fn write_memory(&mut self, end: PairEnd, offset: u64, bytes: &[u8]) {
+        self.world.verbs(end.host).write_memory(end.rkey, end.base + offset, bytes);
     }
 
-    pub fn read(&mut self, end: End, offset: u64, length: usize) -> Vec<u8> {
-        self.world.on(end.host).read(end.key, end.base + offset, length)
+    pub fn read_memory(&mut self, end: PairEnd, offset: u64, length: usize) -> Vec<u8> {
+        self.world.verbs(end.host).read_memory(end.rkey, end.base + offset, length)
     }
 
-    pub fn counters(&self, end: End) -> Counters {
-        *self.world.host(end.host).card().counters()
+    pub fn counters(&self, end: PairEnd) -> Counters {
+        *self.world.host(end.host).hca().counters()
     }
 
     /// The states of both ends.
@@ -332,23 +336,23 @@ impl Pair {
     }
 
     /// The asynchronous events of an end, by the names of the verbs.
-    pub fn raised(&self, end: End) -> Vec<&'static str> {
-        let record = self.record.borrow();
+    pub fn async_events(&self, end: PairEnd) -> Vec<&'static str> {
+        let record = self.recording.borrow();
         let raised = record.events.iter().filter(|(_, host, _)| *host == end.host);
         raised
-            .filter_map(
-                |(.., event)| if let Event::Raised { event, .. } = event { Some(event.name()) } else { None },
-            )
+            .filter_map(|(.., event)| {
+                if let Event::AsyncEventRaised { event, .. } = event { Some(event.name()) } else { None }
+            })
             .collect()
     }
 
     /// Why the request with this id ended as it did at an end.
-    pub fn why(&self, end: End, id: u64) -> Reason {
-        let record = self.record.borrow();
+    pub fn completion_reason(&self, end: PairEnd, id: u64) -> Reason {
+        let record = self.recording.borrow();
         let mut at_end = record.events.iter().filter(|(_, host, _)| *host == end.host);
         at_end
             .find_map(|(.., event)| match event {
-                Event::Completed { completion, reason, .. } if completion.id == id => Some(*reason),
+                Event::Completed { completion, reason, .. } if completion.wr_id == id => Some(*reason),
                 _ => None,
             })
             .expect("the request completed")
@@ -356,9 +360,9 @@ impl Pair {
 
     /// The packets that were sent, in order: direction and one-line display without addresses and keys.
     pub fn packets(&self) -> Vec<String> {
-        let record = self.record.borrow();
+        let record = self.recording.borrow();
         let show = |(direction, frame): &(Direction, Frame)| {
-            let transport = Transport::parse(&frame.bytes[..frame.bytes.len() - 4]).unwrap();
+            let transport = TransportPacket::parse(&frame.bytes[..frame.bytes.len() - 4]).unwrap();
             let header = &transport.header;
             let arrow = if *direction == Direction::Forward { "->" } else { "<-" };
             let mut line = format!("{arrow} {} {}", header.bth.opcode.name(), header.bth.psn);
@@ -381,13 +385,18 @@ impl Default for Pair {
 }
 
 /// The requests of the first end with these PSNs, relative to its first.
-pub fn requests(psn: Span) -> Selector {
-    Selector { role: Some(Role(1)), sense: Some(Sense::Request), psn: Some(psn), ..Selector::default() }
+pub fn requests(psn: InclusiveRange) -> Selector {
+    Selector {
+        flow_id: Some(FlowId(1)),
+        packet_type: Some(PacketType::Request),
+        psn: Some(psn),
+        ..Selector::default()
+    }
 }
 
 /// The answers to the first end with these PSNs, relative to its first.
-pub fn answers(psn: Span) -> Selector {
-    Selector { sense: Some(Sense::Response), ..requests(psn) }
+pub fn responses(psn: InclusiveRange) -> Selector {
+    Selector { packet_type: Some(PacketType::Response), ..requests(psn) }
 }
 
 /// `length` bytes that are different at every place and for every salt.

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 /// Long enough for the slowest machine; no test waits for it to pass.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Another process. It ends with the test.
 pub struct Process {
@@ -38,21 +38,21 @@ pub fn role() -> Option<String> {
 }
 
 /// Says something to whoever started this process. The mark tells it from what the test harness prints.
-pub fn say(text: &str) {
+pub fn send_line(text: &str) {
     println!("\n@{text}");
     std::io::stdout().flush().unwrap();
 }
 
 /// Hears what the process that started this one says.
-pub fn hear() -> Option<String> {
+pub fn receive_line() -> Option<String> {
     let mut line = String::new();
     (std::io::stdin().read_line(&mut line).unwrap() > 0).then(|| line.trim_end().into())
 }
 
 /// Ends this process with whoever started it.
-pub fn end_with_starter() {
+pub fn exit_with_parent() {
     std::thread::spawn(|| {
-        while hear().is_some() {}
+        while receive_line().is_some() {}
         std::process::exit(0);
     });
 }
@@ -66,7 +66,7 @@ impl Process {
     }
 
     /// The next thing that it says.
-    pub fn hear(&mut self) -> String {
+    pub fn receive_line(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap() > 0 {
             if let Some(text) = line.strip_prefix('@') {
@@ -77,11 +77,11 @@ impl Process {
         panic!("the process ended: {:?}", self.child.wait());
     }
 
-    pub fn say(&mut self, text: &str) {
+    pub fn send_line(&mut self, text: &str) {
         writeln!(self.input, "{text}").unwrap();
     }
 
-    pub fn number(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 

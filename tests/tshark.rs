@@ -2,17 +2,18 @@
 //!
 //! tshark shows the ICRC and does not check it, so agreeing on it means to see the bytes that we computed.
 
-use softhca_engine::{AddressVector, Congestion, QpKind};
-use softhca_fabric::{Action, QpOptions, Repeat, Selector, Span};
-use softhca_queue::{Datagram, Operation, Receive, SendRequest, SendTrailer};
+use softhca_engine::{AddressVector, CongestionSettings, QpType};
+use softhca_fabric::{Action, InclusiveRange, QpOptions, Repeat, Selector};
+use softhca_queue::{Operation, ReceiveWorkRequest, SendImmOrInvalidate, SendWorkRequest, UdDestination};
 use softhca_tests::pair::{Pair, Setup};
 use softhca_tests::{needs, tools};
 use softhca_trace::{
-    Capture, CaptureWriter, Cast, Contents, Framing, Heading, Management, Packet, Points, Record, Roce, Tap,
+    CapturePoints, CaptureReader, CaptureWriter, Mad, NameTable, Packet, PacketContents, PacketDirection,
+    Record, RocePacket, RoceVersion, Tap,
 };
 use softhca_wire::{
-    Bth, Envelope, Icrc, MacAddress, Opcode, Operation as WireOperation, Pfc, Psn, Qpn, QueueKey, RemoteKey,
-    Service,
+    AddressHeaders, Bth, Icrc, MacAddress, Opcode, Operation as WireOperation, Pfc, Psn, Qpn, QueueKey,
+    RemoteKey, Service,
 };
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::rc::Rc;
 
-const KEY: QueueKey = QueueKey(0x1234_5678);
+const QUEUE_KEY: QueueKey = QueueKey(0x1234_5678);
 
 fn main() -> ExitCode {
     tools::run(vec![
@@ -34,14 +35,15 @@ fn main() -> ExitCode {
 }
 
 /// What passes the cable of a world while `act` runs.
-fn captured(mut pair: Pair, framing: Framing, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
-    let writer = CaptureWriter::with_framing(Vec::new(), framing).expect("a capture");
-    let tap = Tap::new(writer, Cast::of(&pair.world), Points::Senders).expect("a capture");
+fn captured(mut pair: Pair, framing: RoceVersion, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
+    let writer = CaptureWriter::with_version(Vec::new(), framing).expect("a capture");
+    let tap =
+        Tap::new(writer, NameTable::from_world(&pair.world), CapturePoints::Senders).expect("a capture");
     let tap = Rc::new(RefCell::new(tap));
-    pair.world.observe(tap.clone());
+    pair.world.set_sink(tap.clone());
     act(&mut pair);
     pair.run();
-    pair.world.observe(());
+    pair.world.set_sink(());
     let mut tap = Rc::into_inner(tap).expect("the world let go of it").into_inner();
     tap.finish().expect("a whole capture");
     tap.into_inner()
@@ -52,13 +54,13 @@ fn sends_and_writes(pair: &mut Pair) {
     let (a, b) = (pair.a, pair.b);
     for length in [5, 3000] {
         let gather = [a.sge(0, length)];
-        for trailer in [SendTrailer::None, SendTrailer::Immediate(0x0102_0304)] {
+        for trailer in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(0x0102_0304)] {
             pair.post_receive(1, 0, 4096);
             pair.post(1, Operation::Send(trailer), &gather);
         }
         for immediate in [None, Some(0x0506_0708)] {
             pair.post_receive(1, 0, 4096);
-            pair.post(2, Operation::Write { remote: b.remote(64), immediate }, &gather);
+            pair.post(2, Operation::Write { remote: b.remote(64), imm_data: immediate }, &gather);
         }
         pair.world.run();
     }
@@ -77,35 +79,38 @@ fn reads_and_atomics(pair: &mut Pair) {
 fn invalidation(pair: &mut Pair, length: u32) {
     pair.post_receive(1, 0, 4096);
     let gather = [pair.a.sge(0, length)];
-    pair.post(1, Operation::Send(SendTrailer::Invalidate(RemoteKey(0x77))), &gather);
+    pair.post(1, Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(0x77))), &gather);
 }
 
 /// Datagrams with and without immediate data.
 fn datagrams() -> Vec<u8> {
-    captured(Pair::new(), Framing::V2, |pair| {
+    captured(Pair::new(), RoceVersion::V2, |pair| {
         let qps = [pair.a, pair.b].map(|end| {
-            let mut verbs = pair.world.on(end.host);
+            let mut verbs = pair.world.verbs(end.host);
             let options = QpOptions::default();
-            let qp = verbs.create_queue_pair(QpKind::Ud, end.domain, end.cq, options).unwrap();
-            verbs.start_datagrams(qp, KEY, Psn::new(77)).unwrap();
+            let qp = verbs.create_queue_pair(QpType::Ud, end.domain, end.cq, options).unwrap();
+            verbs.start_datagrams(qp, QUEUE_KEY, Psn::new(77)).unwrap();
             qp
         });
         let vector = AddressVector::to(pair.world.host(pair.b.host).address().into());
-        let handle = pair.world.on(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
+        let handle = pair.world.verbs(pair.a.host).create_address_handle(pair.a.domain, vector).unwrap();
         let (gather, scatter) = ([pair.a.sge(0, 101)], [pair.b.sge(0, 200)]);
-        for trailer in [SendTrailer::None, SendTrailer::Immediate(9)] {
-            pair.world.on(pair.b.host).post_receive(qps[1], &Receive { id: 1, scatter: &scatter }).unwrap();
-            let mut request = SendRequest::new(1, Operation::Send(trailer), &gather);
-            request.datagram = Datagram { address_handle: handle.0, queue_pair: qps[1], queue_key: KEY };
-            pair.world.on(pair.a.host).post_send(qps[0], &request).unwrap();
+        for trailer in [SendImmOrInvalidate::None, SendImmOrInvalidate::Immediate(9)] {
+            pair.world
+                .verbs(pair.b.host)
+                .post_receive(qps[1], &ReceiveWorkRequest { wr_id: 1, sg_list: &scatter })
+                .unwrap();
+            let mut request = SendWorkRequest::new(1, Operation::Send(trailer), &gather);
+            request.ud = UdDestination { ah: handle.0, remote_qpn: qps[1], remote_qkey: QUEUE_KEY };
+            pair.world.verbs(pair.a.host).post_send(qps[0], &request).unwrap();
         }
     })
 }
 
 /// A packet that is marked on its way, so that the receiver notifies the sender.
-fn marked(pair: &mut Pair) {
-    pair.rule(
-        Selector { psn: Some(Span::exactly(0)), ..Selector::default() },
+fn ecn_marked(pair: &mut Pair) {
+    pair.add_rule(
+        Selector { psn: Some(InclusiveRange::exactly(0)), ..Selector::default() },
         Repeat::times(1),
         Action::MarkCe,
     );
@@ -120,7 +125,7 @@ fn not_ready(pair: &mut Pair) {
 }
 
 fn records(file: &[u8]) -> Vec<Record> {
-    Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
+    CaptureReader::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
 }
 
 const FIELDS: [&str; 17] = [
@@ -174,25 +179,25 @@ fn number(text: &str) -> Option<u64> {
 }
 
 /// The same fields as we read them.
-fn ours(roce: &Roce<'_>) -> [Option<u64>; 15] {
+fn our_fields(roce: &RocePacket<'_>) -> [Option<u64>; 15] {
     let header = &roce.transport.header;
     let bth = header.bth;
     [
         Some(bth.opcode.byte().into()),
-        Some(bth.destination.value().into()),
+        Some(bth.destination_qp.value().into()),
         Some(bth.psn.value().into()),
         Some(bth.ack_request.into()),
         Some(bth.pad.into()),
-        header.reth.map(|reth| reth.address).or(header.atomic.map(|atomic| atomic.address)),
-        header.reth.map(|reth| reth.key.0.into()).or(header.atomic.map(|atomic| atomic.key.0.into())),
-        header.reth.map(|reth| reth.length.into()),
+        header.reth.map(|reth| reth.virtual_address).or(header.atomic.map(|atomic| atomic.virtual_address)),
+        header.reth.map(|reth| reth.rkey.0.into()).or(header.atomic.map(|atomic| atomic.rkey.0.into())),
+        header.reth.map(|reth| reth.dma_length.into()),
         header.aeth.map(|aeth| aeth.syndrome.byte().into()),
         header.aeth.map(|aeth| aeth.msn.into()),
-        header.deth.map(|deth| deth.queue_key.0.into()),
-        header.deth.map(|deth| deth.source.value().into()),
+        header.deth.map(|deth| deth.qkey.0.into()),
+        header.deth.map(|deth| deth.source_qp.value().into()),
         header.immediate.map(|immediate| immediate.0.into()),
-        match roce.management {
-            Some(Management::Connection(datagram)) => Some(datagram.message.attribute().into()),
+        match roce.mad {
+            Some(Mad::Cm(datagram)) => Some(datagram.message.attribute().into()),
             _ => None,
         },
         Some(u32::from_be_bytes(roce.frame.icrc().0).into()),
@@ -208,14 +213,14 @@ fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
         let packet = Packet::new(record, 0);
         assert_eq!(line[0], "", "tshark calls this malformed: {packet}");
         let roce = match &packet.contents {
-            Contents::Roce(roce) => roce,
-            Contents::Pause(_) => continue,
+            PacketContents::Roce(roce) => roce,
+            PacketContents::Pause(_) => continue,
             _ => panic!("{name}: {packet}"),
         };
-        assert!(roce.intact, "{name}: {packet}");
+        assert!(roce.icrc_ok, "{name}: {packet}");
         let seconds = format!("{}.{:09}", record.time_ns / 1_000_000_000, record.time_ns % 1_000_000_000);
         assert_eq!(line[1], seconds);
-        let expected = ours(roce);
+        let expected = our_fields(roce);
         let opcode = roce.transport.header.bth.opcode;
         let known = match () {
             // Of XRC, tshark knows no more than the BTH; of a CNP it does not show the ICRC.
@@ -239,22 +244,27 @@ fn compare(name: &str, file: &[u8], seen: &mut BTreeSet<Opcode>) {
 
 fn every_opcode_is_read_alike() {
     let mut seen = BTreeSet::new();
-    let rc = |act: fn(&mut Pair)| captured(Pair::new(), Framing::V2, act);
+    let rc = |act: fn(&mut Pair)| captured(Pair::new(), RoceVersion::V2, act);
     compare("rc_data", &rc(sends_and_writes), &mut seen);
     compare("rc_reads", &rc(reads_and_atomics), &mut seen);
     compare("rc_invalidate_one", &rc(|pair| invalidation(pair, 5)), &mut seen);
     compare("rc_invalidate_many", &rc(|pair| invalidation(pair, 3000)), &mut seen);
     compare("rc_not_ready", &rc(not_ready), &mut seen);
-    compare("uc_data", &captured(Setup::of(QpKind::Uc).build(), Framing::V2, sends_and_writes), &mut seen);
+    compare(
+        "uc_data",
+        &captured(Setup::with_kind(QpType::Uc).build(), RoceVersion::V2, sends_and_writes),
+        &mut seen,
+    );
     compare("ud_data", &datagrams(), &mut seen);
-    let xrc = |act: fn(&mut Pair)| captured(Setup::of(QpKind::XrcInitiator).build(), Framing::V2, act);
+    let xrc =
+        |act: fn(&mut Pair)| captured(Setup::with_kind(QpType::XrcInitiator).build(), RoceVersion::V2, act);
     compare("xrc_data", &xrc(sends_and_writes), &mut seen);
     compare("xrc_reads", &xrc(reads_and_atomics), &mut seen);
     compare("xrc_invalidate_one", &xrc(|pair| invalidation(pair, 5)), &mut seen);
     compare("xrc_invalidate_many", &xrc(|pair| invalidation(pair, 3000)), &mut seen);
     let mut setup = Setup::default();
-    setup.settings.congestion = Congestion::DCQCN;
-    compare("notification", &captured(setup.build(), Framing::V2, marked), &mut seen);
+    setup.settings.congestion = CongestionSettings::DCQCN;
+    compare("notification", &captured(setup.build(), RoceVersion::V2, ecn_marked), &mut seen);
     // No card here sends these.
     let never = [WireOperation::Flush, WireOperation::AtomicWrite];
     let expected: BTreeSet<Opcode> =
@@ -282,27 +292,34 @@ fn connection_messages_are_read_alike() {
     for name in ["rdma_client", "ucmatose_cmreject", "udaddy"] {
         let mut file = CaptureWriter::new(Vec::new()).expect("a capture");
         let interface = file.add_interface("eth0", "").expect("an interface");
-        for record in Capture::open(&softhca_tests::capture(name)).expect("a capture") {
+        for record in CaptureReader::open(&softhca_tests::capture(name)).expect("a capture") {
             let record = record.expect("a whole record");
             let Ok(frame) = record.frame() else { continue };
-            let envelope = frame.network.envelope().expect("RoCEv2");
-            file.packet(record.time_ns, interface, Heading::Out, &envelope, frame.packet, None)
-                .expect("room");
+            let envelope = frame.network.addressing().expect("RoCEv2");
+            file.write_packet(
+                record.time_ns,
+                interface,
+                PacketDirection::Outbound,
+                &envelope,
+                frame.packet,
+                None,
+            )
+            .expect("room");
         }
         compare(name, &file.into_inner(), &mut BTreeSet::new());
     }
 }
 
 fn version_1_is_read_alike() {
-    let file = captured(Pair::new(), Framing::V1, sends_and_writes);
+    let file = captured(Pair::new(), RoceVersion::V1, sends_and_writes);
     compare("rc_version_1", &file, &mut BTreeSet::new());
 }
 
 fn rules_leave_a_comment() {
     let mut pair = Pair::new();
-    let selector = Selector { psn: Some(Span::exactly(1)), ..Selector::default() };
-    pair.rule(selector, Repeat::times(1), Action::Drop);
-    let file = captured(pair, Framing::V2, |pair| pair.post_write(1, 0, 0, 3000));
+    let selector = Selector { psn: Some(InclusiveRange::exactly(1)), ..Selector::default() };
+    pair.add_rule(selector, Repeat::times(1), Action::Drop);
+    let file = captured(pair, RoceVersion::V2, |pair| pair.post_write(1, 0, 0, 3000));
     let lines = tshark("comments", &file, &["frame.interface_name", "frame.comment"]);
     let comments: Vec<_> = lines.iter().map(|line| (&line[0][..], &line[1][..])).collect();
     let dropped = ("alice", "dropped by rule 1");
@@ -314,14 +331,16 @@ fn pauses_notifications_and_comments_are_seen() {
     let alice = writer.add_interface("alice", "10.0.0.1").expect("an interface");
     let bob = writer.add_interface("bob", "10.0.0.2").expect("an interface");
     let host = |last| std::net::Ipv4Addr::new(10, 0, 0, last).into();
-    let envelope = Envelope { identification: 77, ..Envelope::between(host(2), host(1)) };
+    let envelope = AddressHeaders { identification: 77, ..AddressHeaders::between(host(2), host(1)) };
     let mut notification = vec![0; Bth::LEN + 16 + 4];
     Bth::new(Opcode::CNP, Qpn::new(0x11), Psn::new(0)).emit(&mut notification);
-    Icrc::seal(&envelope, &mut notification);
-    writer.packet(5, bob, Heading::Out, &envelope, &notification, Some("bob saw a CE mark")).unwrap();
-    let source = MacAddress::of(host(1));
+    Icrc::write(&envelope, &mut notification);
+    writer
+        .write_packet(5, bob, PacketDirection::Outbound, &envelope, &notification, Some("bob saw a CE mark"))
+        .unwrap();
+    let source = MacAddress::from_ip(host(1));
     let pause = Pfc { source, pause: [None, None, None, Some(0xffff), None, None, None, Some(0)] };
-    writer.pause(6, alice, Heading::Out, &pause, None).unwrap();
+    writer.write_pause(6, alice, PacketDirection::Outbound, &pause, None).unwrap();
     let fields =
         ["_ws.malformed", "frame.interface_name", "frame.comment", "infiniband.bth.opcode", "macc.opcode"];
     let lines = tshark("pauses", &writer.into_inner(), &fields);

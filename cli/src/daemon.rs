@@ -77,12 +77,12 @@ pub fn parse_loopback(text: &str) -> Result<Loopback, String> {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let asked = configure(arguments).and_then(|config| Ok((config, Records::open(arguments)?)));
+    let asked = configure(arguments).and_then(|config| Ok((config, RecordingFiles::open(arguments)?)));
     let (config, records) = match asked {
         Ok(asked) => asked,
         Err(message) => {
             eprintln!("softhca: {message}");
-            return ExitCode::from(crate::BAD_INPUT);
+            return ExitCode::from(crate::EXIT_BAD_INPUT);
         }
     };
     match serve(config, records) {
@@ -117,40 +117,46 @@ fn configure(arguments: &Arguments) -> Result<Config, String> {
         config.entropy = Entropy::On;
     }
     if let Some(seconds) = arguments.leave_after {
-        config.leave_after = Some(Duration::from_secs(seconds));
+        config.idle_exit_after = Some(Duration::from_secs(seconds));
     }
     if let Some(microseconds) = arguments.linger {
-        config.linger = Duration::from_micros(microseconds);
+        config.busy_poll = Duration::from_micros(microseconds);
     }
     Ok(config)
 }
 
 /// The files that the cards are recorded in.
-struct Records {
+struct RecordingFiles {
     capture: Option<File>,
     log: Option<File>,
 }
 
-impl Records {
+impl RecordingFiles {
     /// Another daemon may be writing to them, and be the reason why this one does not start.
-    fn open(arguments: &Arguments) -> Result<Records, String> {
+    fn open(arguments: &Arguments) -> Result<RecordingFiles, String> {
         let open =
             |option, path: &Option<PathBuf>| path.as_ref().map(|path| output::open(option, path)).transpose();
-        Ok(Records { capture: open("--capture", &arguments.capture)?, log: open("--log", &arguments.log)? })
+        Ok(RecordingFiles {
+            capture: open("--capture", &arguments.capture)?,
+            log: open("--log", &arguments.log)?,
+        })
     }
 }
 
-fn serve(config: Config, Records { capture, log }: Records) -> Result<(), Box<dyn std::error::Error>> {
-    let signals = Signals::take()?;
+fn serve(
+    config: Config,
+    RecordingFiles { capture, log }: RecordingFiles,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let signals = Signals::block_termination()?;
     let mut daemon = Daemon::start(config)?;
     if capture.is_some() || log.is_some() {
-        capture.iter().chain(&log).try_for_each(output::empty)?;
-        daemon.record(capture, log)?;
+        capture.iter().chain(&log).try_for_each(output::truncate)?;
+        daemon.start_recording(capture, log)?;
     }
     // Whoever reads this may go: the daemon stays.
     let mut terminal = io::stdout();
     for host in daemon.status().hosts {
-        let _ = writeln!(terminal, "{} {} {}", host.host.name, host.host.device, host.host.address);
+        let _ = writeln!(terminal, "{} {} {}", host.host.name, host.host.device_name, host.host.address);
     }
     let _ = writeln!(terminal, "ready: {}", daemon.socket().display());
     daemon.run(Some(signals.as_fd()))?;

@@ -1,7 +1,7 @@
 //! `softhca explore`: a run that goes on, in a browser.
 
-use crate::BAD_INPUT;
-use softhca_explorer::{Feed, LiveServer};
+use crate::EXIT_BAD_INPUT;
+use softhca_explorer::{EventFeed, LiveServer};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 #[cfg(target_os = "linux")]
@@ -29,7 +29,7 @@ pub struct Arguments {
 }
 
 /// How often a file is looked at for more.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
@@ -42,7 +42,7 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("softhca explore: {error}");
-            ExitCode::from(BAD_INPUT)
+            ExitCode::from(EXIT_BAD_INPUT)
         }
     }
 }
@@ -60,7 +60,7 @@ fn follow_daemon(arguments: &Arguments) -> Result<(), String> {
     let mut control =
         softhca::DaemonControl::connect(arguments.name.as_deref()).map_err(|error| error.to_string())?;
     let (reader, writer) = io::pipe().map_err(|error| error.to_string())?;
-    control.record(None, Some(writer.as_fd())).map_err(|error| error.to_string())?;
+    control.start_recording(None, Some(writer.as_fd())).map_err(|error| error.to_string())?;
     drop(writer);
     let name = arguments.name.as_deref().unwrap_or("the daemon");
     serve(name, BufReader::new(reader), false, arguments.port).map_err(|error| error.to_string())
@@ -73,10 +73,10 @@ fn follow_daemon(_: &Arguments) -> Result<(), String> {
 
 /// Serves a log while it is read.
 fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u16) -> io::Result<()> {
-    let feed = Feed::default();
+    let feed = EventFeed::default();
     let server = LiveServer::bind(port, &token()?, name, feed.clone())?;
     // Whoever reads this may go: the page is served all the same.
-    let _ = writeln!(io::stdout(), "explore: {}", server.link());
+    let _ = writeln!(io::stdout(), "explore: {}", server.url());
     std::thread::spawn(move || {
         if let Err(error) = follow(log, may_grow, &feed) {
             eprintln!("softhca explore: {error}");
@@ -87,7 +87,7 @@ fn serve(name: &str, log: impl BufRead + Send + 'static, may_grow: bool, port: u
 }
 
 /// Hands every whole line on. A file may grow, so its end is no end; that of a pipe is.
-fn follow(mut input: impl BufRead, may_grow: bool, feed: &Feed) -> io::Result<()> {
+fn follow(mut input: impl BufRead, may_grow: bool, feed: &EventFeed) -> io::Result<()> {
     let mut line = String::new();
     loop {
         input.read_line(&mut line)?;
@@ -100,7 +100,7 @@ fn follow(mut input: impl BufRead, may_grow: bool, feed: &Feed) -> io::Result<()
                 }
                 line.clear();
             }
-            None if may_grow => std::thread::sleep(PAUSE),
+            None if may_grow => std::thread::sleep(POLL_INTERVAL),
             None => return Ok(()),
         }
     }

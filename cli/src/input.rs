@@ -6,16 +6,16 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long to wait before a growing file is looked at again.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A file whose end is waited at, as `tail -f` does.
-struct Growing(File);
+struct FollowedFile(File);
 
-impl Read for Growing {
+impl Read for FollowedFile {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.0.read(buffer) {
-                Ok(0) if !buffer.is_empty() => std::thread::sleep(PAUSE),
+                Ok(0) if !buffer.is_empty() => std::thread::sleep(POLL_INTERVAL),
                 read => return read,
             }
         }
@@ -29,7 +29,7 @@ pub fn open(path: &Path, follow: bool) -> io::Result<Box<dyn BufRead>> {
     }
     let file = File::open(path)?;
     Ok(match follow {
-        true => Box::new(BufReader::new(Growing(file))),
+        true => Box::new(BufReader::new(FollowedFile(file))),
         false => Box::new(BufReader::new(file)),
     })
 }

@@ -13,10 +13,10 @@ mod demo;
 mod doctor;
 #[cfg(target_os = "linux")]
 mod exec;
+mod explain;
 #[cfg(unix)]
 mod explore;
 mod input;
-mod log;
 mod output;
 mod playground;
 mod report;
@@ -55,22 +55,22 @@ enum Command {
     Env(exec::EnvArguments),
     /// Tell what runs in a daemon
     #[cfg(target_os = "linux")]
-    Status(status::Target),
+    Status(status::DaemonTarget),
     /// List the devices of a daemon
     #[cfg(target_os = "linux")]
-    Devices(status::Target),
+    Devices(status::DaemonTarget),
     /// Describe the devices of a daemon
     #[cfg(target_os = "linux")]
-    Devinfo(status::DeviceInfo),
+    Devinfo(status::DevinfoArguments),
     /// Tell what the cards of a daemon counted
     #[cfg(target_os = "linux")]
-    Stats(status::Stats),
+    Stats(status::StatsArguments),
     /// Tell every asynchronous event of a daemon's cards as it comes
     #[cfg(target_os = "linux")]
-    Asyncwatch(status::Target),
+    Asyncwatch(status::DaemonTarget),
     /// End a daemon
     #[cfg(target_os = "linux")]
-    Stop(status::Target),
+    Stop(status::DaemonTarget),
     /// Tell what this machine allows, and what is lost without it
     #[cfg(target_os = "linux")]
     Doctor,
@@ -86,15 +86,15 @@ enum Command {
     /// Make a page of a run or a capture, to be looked at in a browser
     Report(report::Arguments),
     /// Explain from an event log why a work request failed or took long
-    Why(log::WhyArguments),
+    Why(explain::WhyArguments),
     /// Warn of what an event log shows to be wrong in a verbs program
-    Lint(log::LintArguments),
+    Lint(explain::LintArguments),
     /// Tell the RoCE packets of a capture, one line each or as a ladder, or the events of a log
     Trace(trace::Arguments),
 }
 
 /// The exit code for input that cannot be used.
-const BAD_INPUT: u8 = 2;
+const EXIT_BAD_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
@@ -105,17 +105,17 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::Exec(arguments) => exec::run(&arguments),
         #[cfg(target_os = "linux")]
-        Command::Env(arguments) => exec::environment(&arguments),
+        Command::Env(arguments) => exec::env(&arguments),
         #[cfg(target_os = "linux")]
         Command::Status(target) => status::status(&target),
         #[cfg(target_os = "linux")]
         Command::Devices(target) => status::devices(&target),
         #[cfg(target_os = "linux")]
-        Command::Devinfo(arguments) => status::device_info(&arguments),
+        Command::Devinfo(arguments) => status::devinfo(&arguments),
         #[cfg(target_os = "linux")]
         Command::Stats(arguments) => status::stats(&arguments),
         #[cfg(target_os = "linux")]
-        Command::Asyncwatch(target) => status::watch(&target),
+        Command::Asyncwatch(target) => status::asyncwatch(&target),
         #[cfg(target_os = "linux")]
         Command::Stop(target) => status::stop(&target),
         #[cfg(target_os = "linux")]
@@ -127,7 +127,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Shrink(arguments) => shrink::run(&arguments),
         Command::Trace(arguments) => trace::run(&arguments),
-        Command::Why(arguments) => log::why(&arguments),
-        Command::Lint(arguments) => log::lint(&arguments),
+        Command::Why(arguments) => explain::why(&arguments),
+        Command::Lint(arguments) => explain::lint(&arguments),
     }
 }

@@ -6,22 +6,22 @@ use std::path::Path;
 
 /// Creates the file that an option names, or empties it; says what to do if that cannot be.
 pub fn create(option: &str, path: &Path) -> Result<File, String> {
-    File::create(path).map_err(|error| refusal(option, path, &error))
+    File::create(path).map_err(|error| write_error(option, path, &error))
 }
 
 /// Opens the file that an option names, or creates it, and leaves what is in it: see [`empty`].
 pub fn open(option: &str, path: &Path) -> Result<File, String> {
     let opened = File::options().write(true).create(true).truncate(false).open(path);
-    opened.map_err(|error| refusal(option, path, &error))
+    opened.map_err(|error| write_error(option, path, &error))
 }
 
 /// Empties a file, once whatever is to write it has started. What is no plain file, like a pipe, has nothing to empty.
-pub fn empty(file: &File) -> std::io::Result<()> {
+pub fn truncate(file: &File) -> std::io::Result<()> {
     if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
 /// Why the file that an option names cannot be written, and what to do.
-pub fn refusal(option: &str, path: &Path, error: &Error) -> String {
+pub fn write_error(option: &str, path: &Path, error: &Error) -> String {
     let advice = match error.kind() {
         ErrorKind::IsADirectory => "name a file in it",
         ErrorKind::NotFound | ErrorKind::NotADirectory => {
@@ -45,6 +45,6 @@ mod tests {
         let text = create("--log", &folder).unwrap_err();
         assert!(text.contains(" (--log): ") && text.ends_with("; name a file in it"), "{text}");
         let denied = ErrorKind::PermissionDenied.into();
-        assert!(refusal("--log", &folder, &denied).ends_with("; name a file that you may write"));
+        assert!(write_error("--log", &folder, &denied).ends_with("; name a file that you may write"));
     }
 }

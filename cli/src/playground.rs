@@ -1,7 +1,7 @@
 //! `softhca playground`: a page in which scenarios are edited and run.
 
-use crate::BAD_INPUT;
-use softhca_explorer::{Example, Page};
+use crate::EXIT_BAD_INPUT;
+use softhca_explorer::{ExampleScenario, Page};
 use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ macro_rules! library {
 }
 
 /// What every page has: the scenarios that the lessons lead to. The first is there to begin with.
-const LESSONS: &[(&str, &str)] = &library![
+const LESSON_SCENARIOS: &[(&str, &str)] = &library![
     "fatal-lost-write-middle" "ping-pong-latency" "completion-held" "ud-lost-datagram" "uc-lost-middle"
     "gbn-lost-write-middle" "gb0-lost-write-middle" "gbn-lost-read-response" "duplicate-atomic"
     "cm-connect" "cm-req" "cm-reject" "multicast-members" "multicast-lost-branch" "access-wrong-key" "access-out-of-bounds" "receive-too-small" "rnr-recovers" "fatal-flush-order"
@@ -34,33 +34,34 @@ const LESSONS: &[(&str, &str)] = &library![
     "gbn-random-loss" "livelock-go-back-0" "livelock-go-back-n"
 ];
 
-const MODULE: &str = "softhca_playground.wasm";
-const BUILD: &str = "cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground";
+const WASM_MODULE: &str = "softhca_playground.wasm";
+const BUILD_COMMAND: &str =
+    "cargo build --profile playground --target wasm32-unknown-unknown -p softhca-playground";
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let refuse = |what: &Path, why: &dyn std::fmt::Display| {
         eprintln!("softhca playground: {}: {why}", what.display());
-        ExitCode::from(BAD_INPUT)
+        ExitCode::from(EXIT_BAD_INPUT)
     };
     let mut scenarios = Vec::new();
     for path in &arguments.scenarios {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         match fs::read_to_string(path) {
-            Ok(text) => scenarios.push(Example { name, text }),
+            Ok(text) => scenarios.push(ExampleScenario { name, text }),
             Err(error) => return refuse(path, &error),
         }
     }
-    for (name, text) in LESSONS {
+    for (name, text) in LESSON_SCENARIOS {
         if scenarios.iter().all(|example| example.name != *name) {
-            scenarios.push(Example { name: (*name).into(), text: (*text).into() });
+            scenarios.push(ExampleScenario { name: (*name).into(), text: (*text).into() });
         }
     }
-    let Some(module) = places().into_iter().find(|place| place.is_file()) else {
+    let Some(module) = candidate_paths().into_iter().find(|place| place.is_file()) else {
         return refuse(
-            Path::new(MODULE),
+            Path::new(WASM_MODULE),
             &format_args!(
-                "the card for browsers is not beside this command; `rustup target add wasm32-unknown-unknown`, then `{BUILD}` makes it"
+                "the card for browsers is not beside this command; `rustup target add wasm32-unknown-unknown`, then `{BUILD_COMMAND}` makes it"
             ),
         );
     };
@@ -78,13 +79,13 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 }
 
 /// Where the module may be: beside the command, where a package puts it, and where cargo puts it.
-fn places() -> Vec<PathBuf> {
+fn candidate_paths() -> Vec<PathBuf> {
     let Some(folder) = std::env::current_exe().ok().and_then(|command| Some(command.parent()?.to_owned()))
     else {
         return Vec::new();
     };
     [".", "../lib/softhca", "../wasm32-unknown-unknown/playground"]
-        .map(|place| folder.join(place).join(MODULE))
+        .map(|place| folder.join(place).join(WASM_MODULE))
         .into()
 }
 

@@ -1,6 +1,6 @@
 //! `softhca report`: a run as a page.
 
-use crate::BAD_INPUT;
+use crate::EXIT_BAD_INPUT;
 use softhca_explorer::{OpenError, Page, Run};
 use std::fs::File;
 use std::io::{self, BufWriter};
@@ -15,7 +15,7 @@ pub struct Arguments {
     /// An event log, the folder of a run, or a pcap or pcapng file
     run: PathBuf,
     /// Another one to stand beside it
-    beside: Option<PathBuf>,
+    other: Option<PathBuf>,
     /// The page to write
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
@@ -23,11 +23,11 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let page = match page(arguments) {
+    let page = match build_page(arguments) {
         Ok(page) => page,
         Err(error) => {
             eprintln!("softhca report: {error}");
-            return ExitCode::from(BAD_INPUT);
+            return ExitCode::from(EXIT_BAD_INPUT);
         }
     };
     let output = arguments.output.display();
@@ -38,12 +38,12 @@ pub fn run(arguments: &Arguments) -> ExitCode {
         }
         Err(error) => {
             eprintln!("softhca report: {output}: {error}; choose another place with -o");
-            ExitCode::from(BAD_INPUT)
+            ExitCode::from(EXIT_BAD_INPUT)
         }
     }
 }
 
-fn page(arguments: &Arguments) -> Result<Page, OpenError> {
+fn build_page(arguments: &Arguments) -> Result<Page, OpenError> {
     let open = |path: &PathBuf| {
         let run = Run::open(path)?;
         for note in run.notes() {
@@ -52,8 +52,8 @@ fn page(arguments: &Arguments) -> Result<Page, OpenError> {
         Ok(run)
     };
     let page = Page::new(open(&arguments.run)?);
-    Ok(match &arguments.beside {
-        Some(path) => page.beside(open(path)?),
+    Ok(match &arguments.other {
+        Some(path) => page.with_run(open(path)?),
         None => page,
     })
 }

@@ -1,9 +1,9 @@
 //! `softhca shrink`: the fewest faults with which a scenario still fails.
 
-use crate::BAD_INPUT;
-use crate::run::{self, Setting};
+use crate::EXIT_BAD_INPUT;
+use crate::run::{self, ParameterValue};
 use clap::Args;
-use softhca_scenarios::Values;
+use softhca_scenarios::ParameterValues;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -20,26 +20,26 @@ pub struct Arguments {
     seed: Option<u64>,
     /// Give a parameter of the file a value
     #[arg(long = "set", value_name = "NAME=VALUE")]
-    set: Vec<Setting>,
+    set: Vec<ParameterValue>,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match shrunk(arguments) {
+    match shrink(arguments) {
         Ok(code) => code,
         Err(why) => {
             eprintln!("{why}");
-            ExitCode::from(BAD_INPUT)
+            ExitCode::from(EXIT_BAD_INPUT)
         }
     }
 }
 
-fn shrunk(arguments: &Arguments) -> Result<ExitCode, String> {
-    let scenario = run::read(&arguments.file)?;
+fn shrink(arguments: &Arguments) -> Result<ExitCode, String> {
+    let scenario = run::read_scenario(&arguments.file)?;
     let set: Vec<(String, String)> =
-        arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
+        arguments.set.iter().map(|ParameterValue(name, value)| (name.clone(), value.clone())).collect();
     let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
-    let values: &Values = match &sweep[..] {
+    let values: &ParameterValues = match &sweep[..] {
         [one] => one,
         _ => return Err("softhca shrink: one run at a time: give each parameter one value".into()),
     };
@@ -54,7 +54,7 @@ fn shrunk(arguments: &Arguments) -> Result<ExitCode, String> {
     for fault in &found.faults {
         say!("  {fault}");
     }
-    for failure in found.outcome.failures().filter(|failure| !failure.is_about_a_rule()) {
+    for failure in found.outcome.failures().filter(|failure| !failure.is_unfired_rule()) {
         say!("then: {}: {}", failure.text, failure.detail);
     }
     if let Some(error) = &found.outcome.error {

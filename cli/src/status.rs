@@ -2,13 +2,13 @@
 
 use clap::Args;
 use serde_json::{Map, Value, json};
-use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostCard};
+use softhca::{Counters, DaemonControl, Error, FabricPort, Gid, HostDevice};
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// Which daemon, and how to tell.
 #[derive(Args)]
-pub struct Target {
+pub struct DaemonTarget {
     /// The daemon's name; without one, SOFTHCA_DAEMON or the default one
     #[arg(long)]
     name: Option<String>,
@@ -19,9 +19,9 @@ pub struct Target {
 
 /// What `softhca devinfo` takes.
 #[derive(Args)]
-pub struct DeviceInfo {
+pub struct DevinfoArguments {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
     /// Only this device or host
     device: Option<String>,
     /// Every limit
@@ -31,9 +31,9 @@ pub struct DeviceInfo {
 
 /// What `softhca stats` takes.
 #[derive(Args)]
-pub struct Stats {
+pub struct StatsArguments {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
     /// Only this host
     #[arg(long)]
     host: Option<String>,
@@ -45,9 +45,9 @@ pub struct Stats {
     all: bool,
 }
 
-type Outcome = Result<(), Error>;
+type DaemonResult = Result<(), Error>;
 
-fn finish(outcome: Outcome) -> ExitCode {
+fn exit_code(outcome: DaemonResult) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -57,21 +57,21 @@ fn finish(outcome: Outcome) -> ExitCode {
     }
 }
 
-impl Target {
+impl DaemonTarget {
     fn connect(&self) -> Result<DaemonControl, Error> {
         DaemonControl::connect(self.name.as_deref())
     }
 }
 
 /// Runs `softhca status`.
-pub fn status(target: &Target) -> ExitCode {
-    finish(tell_status(target))
+pub fn status(target: &DaemonTarget) -> ExitCode {
+    exit_code(print_status(target))
 }
 
-fn tell_status(target: &Target) -> Outcome {
+fn print_status(target: &DaemonTarget) -> DaemonResult {
     let status = target.connect()?.status()?;
     if !target.json {
-        say!("daemon {} version {}, up {} s", status.process, status.version, status.uptime);
+        say!("daemon {} version {}, up {} s", status.pid, status.version, status.uptime_s);
     }
     for host in status.hosts {
         let card = &host.host;
@@ -79,77 +79,77 @@ fn tell_status(target: &Target) -> Outcome {
             let clients = host.clients.iter().map(|client| {
                 let resources: Map<String, Value> =
                     client.resources.iter().map(|(name, count)| (name.clone(), json!(count))).collect();
-                json!({"process": client.process, "name": client.name, "resources": resources})
+                json!({"process": client.pid, "name": client.name, "resources": resources})
             });
             let clients: Vec<Value> = clients.collect();
             say!(
                 "{}",
-                json!({"process": status.process, "version": status.version, "uptime": status.uptime,
-                    "host": card.name, "device": card.device, "address": card.address.to_string(),
+                json!({"process": status.pid, "version": status.version, "uptime": status.uptime_s,
+                    "host": card.name, "device": card.device_name, "address": card.address.to_string(),
                     "recovery": card.recovery, "loopback": card.loopback, "queue_pairs": host.queue_pairs,
-                    "listening": host.listening, "clients": clients})
+                    "listening": host.listening_ports, "clients": clients})
             );
             continue;
         }
         say!(
             "{} {} {} recovery {}, loopback {}, {} queue pairs, {} clients",
             card.name,
-            card.device,
+            card.device_name,
             card.address,
             card.recovery,
             card.loopback,
             host.queue_pairs,
             host.clients.len()
         );
-        if !host.listening.is_empty() {
-            let ports: Vec<String> = host.listening.iter().map(u16::to_string).collect();
+        if !host.listening_ports.is_empty() {
+            let ports: Vec<String> = host.listening_ports.iter().map(u16::to_string).collect();
             say!("  listening at {}", ports.join(", "));
         }
         for client in host.clients {
             let used = client.resources.iter().filter(|(_, count)| *count > 0);
             let used: Vec<String> = used.map(|(name, count)| format!("{count} {name}")).collect();
-            say!("  process {} ({}): {}", client.process, client.name, used.join(", "));
+            say!("  process {} ({}): {}", client.pid, client.name, used.join(", "));
         }
     }
     Ok(())
 }
 
 /// Runs `softhca devices`.
-pub fn devices(target: &Target) -> ExitCode {
-    finish(target.connect().map(|control| {
+pub fn devices(target: &DaemonTarget) -> ExitCode {
+    exit_code(target.connect().map(|control| {
         for card in control.hosts() {
             if target.json {
                 say!(
                     "{}",
-                    json!({"device": card.device, "host": card.name, "address": card.address.to_string(),
+                    json!({"device": card.device_name, "host": card.name, "address": card.address.to_string(),
                         "guid": guid(card)})
                 );
             } else {
-                say!("{:<12} {:<12} {:<16} {}", card.device, card.name, card.address, guid(card));
+                say!("{:<12} {:<12} {:<16} {}", card.device_name, card.name, card.address, guid(card));
             }
         }
     }))
 }
 
 /// The identifier that verbs show, as `ibv_devices` writes it.
-fn guid(card: &HostCard) -> String {
+fn guid(card: &HostDevice) -> String {
     let low = u64::from_be_bytes(Gid::from(card.address).0[8..].try_into().expect("eight bytes"));
     format!("{:016x}", 0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff)
 }
 
 /// Runs `softhca devinfo`.
-pub fn device_info(arguments: &DeviceInfo) -> ExitCode {
-    finish(arguments.target.connect().map(|control| {
-        let wanted = |card: &&HostCard| {
-            arguments.device.as_ref().is_none_or(|name| card.name == *name || card.device == *name)
+pub fn devinfo(arguments: &DevinfoArguments) -> ExitCode {
+    exit_code(arguments.target.connect().map(|control| {
+        let wanted = |card: &&HostDevice| {
+            arguments.device.as_ref().is_none_or(|name| card.name == *name || card.device_name == *name)
         };
         for card in control.hosts().iter().filter(wanted) {
             if arguments.target.json {
-                say!("{}", describe(card));
+                say!("{}", device_attributes(card));
                 continue;
             }
-            let Value::Object(fields) = describe(card) else { continue };
-            say!("{}", card.device);
+            let Value::Object(fields) = device_attributes(card) else { continue };
+            say!("{}", card.device_name);
             for (name, value) in fields {
                 let shown = value.as_str().map_or_else(|| value.to_string(), String::from);
                 if arguments.verbose || !name.starts_with("max_") {
@@ -160,27 +160,27 @@ pub fn device_info(arguments: &DeviceInfo) -> ExitCode {
     }))
 }
 
-fn describe(card: &HostCard) -> Value {
+fn device_attributes(card: &HostDevice) -> Value {
     let limits = &card.limits;
     json!({
-        "device": card.device, "host": card.name, "address": card.address.to_string(), "guid": guid(card),
+        "device": card.device_name, "host": card.name, "address": card.address.to_string(), "guid": guid(card),
         "gid": Gid::from(card.address).to_string(), "transport": "RoCEv2", "port": 1, "state": "active",
         "recovery": card.recovery, "loopback": card.loopback, "atomics": "HCA", "version": env!("CARGO_PKG_VERSION"),
-        "max_clients": limits.clients, "max_qp": limits.queue_pairs, "max_cq": limits.completion_queues,
-        "max_srq": limits.shared_receive_queues, "max_pd": limits.protection_domains, "max_mr": limits.keys,
-        "max_ah": limits.address_handles, "max_xrcd": limits.xrc_domains,
-        "max_mcast_grp": limits.multicast_groups, "max_mcast_qp_attach": limits.multicast_attachments,
-        "max_qp_wr": limits.work_requests, "max_sge": limits.entries, "max_inline_data": limits.inline,
-        "max_cqe": limits.completions, "max_qp_rd_atom": limits.reads, "max_msg_sz": limits.message,
+        "max_clients": limits.max_clients, "max_qp": limits.max_qp, "max_cq": limits.max_cq,
+        "max_srq": limits.max_srq, "max_pd": limits.max_pd, "max_mr": limits.max_mr,
+        "max_ah": limits.max_ah, "max_xrcd": limits.max_xrcd,
+        "max_mcast_grp": limits.max_mcast_grp, "max_mcast_qp_attach": limits.max_mcast_qp_attach,
+        "max_qp_wr": limits.max_qp_wr, "max_sge": limits.max_sge, "max_inline_data": limits.max_inline_data,
+        "max_cqe": limits.max_cqe, "max_qp_rd_atom": limits.max_qp_rd_atom, "max_msg_sz": limits.max_msg_sz,
     })
 }
 
 /// Runs `softhca stats`.
-pub fn stats(arguments: &Stats) -> ExitCode {
-    finish(tell_stats(arguments))
+pub fn stats(arguments: &StatsArguments) -> ExitCode {
+    exit_code(print_stats(arguments))
 }
 
-fn tell_stats(arguments: &Stats) -> Outcome {
+fn print_stats(arguments: &StatsArguments) -> DaemonResult {
     let mut control = arguments.target.connect()?;
     let names: Vec<String> = match &arguments.host {
         Some(host) => vec![host.clone()],
@@ -191,12 +191,12 @@ fn tell_stats(arguments: &Stats) -> Outcome {
     loop {
         for (name, before) in names.iter().zip(&mut before) {
             let counters = control.counters(Some(name))?;
-            show(arguments, name, before, &counters);
+            print_counters(arguments, name, before, &counters);
             *before = counters;
         }
         let mut ports = control.ports()?;
-        ports.retain(|port| is_of(port, arguments.host.as_deref()));
-        ports.iter().for_each(|port| show_port(arguments, &ports_before, port));
+        ports.retain(|port| concerns_host(port, arguments.host.as_deref()));
+        ports.iter().for_each(|port| print_port(arguments, &ports_before, port));
         ports_before = ports;
         if !arguments.watch {
             return Ok(());
@@ -205,7 +205,7 @@ fn tell_stats(arguments: &Stats) -> Outcome {
     }
 }
 
-fn show(arguments: &Stats, host: &str, before: &Counters, now: &Counters) {
+fn print_counters(arguments: &StatsArguments, host: &str, before: &Counters, now: &Counters) {
     let pairs = now.iter().zip(before.iter()).map(|((name, now), (_, before))| (name, now, now - before));
     if arguments.target.json {
         let mut line = Map::new();
@@ -214,11 +214,11 @@ fn show(arguments: &Stats, host: &str, before: &Counters, now: &Counters) {
         return say!("{}", Value::Object(line));
     }
     for (name, now, change) in pairs {
-        show_line(arguments, host, name, now, change);
+        print_counter(arguments, host, name, now, change);
     }
 }
 
-fn show_line(arguments: &Stats, whose: &str, name: &str, now: u64, change: u64) {
+fn print_counter(arguments: &StatsArguments, whose: &str, name: &str, now: u64, change: u64) {
     if arguments.all || (change > 0 && arguments.watch) || (now > 0 && !arguments.watch) {
         let change = if arguments.watch { format!("  +{change}") } else { String::new() };
         say!("{whose:<12} {name:<32} {now}{change}");
@@ -226,12 +226,12 @@ fn show_line(arguments: &Stats, whose: &str, name: &str, now: u64, change: u64) 
 }
 
 /// Whether a port is the host's own, leads to it, or sends to it.
-fn is_of(port: &FabricPort, host: Option<&str>) -> bool {
-    host.is_none_or(|host| port.at == host || port.to == host || port.host.as_deref() == Some(host))
+fn concerns_host(port: &FabricPort, host: Option<&str>) -> bool {
+    host.is_none_or(|host| port.node == host || port.peer == host || port.host.as_deref() == Some(host))
 }
 
-fn show_port(arguments: &Stats, before: &[FabricPort], port: &FabricPort) {
-    let FabricPort { at, to, host, counts } = port;
+fn print_port(arguments: &StatsArguments, before: &[FabricPort], port: &FabricPort) {
+    let FabricPort { node: at, peer: to, host, counters: counts } = port;
     if arguments.target.json {
         let mut line = Map::new();
         line.insert("port".into(), at.as_str().into());
@@ -243,27 +243,27 @@ fn show_port(arguments: &Stats, before: &[FabricPort], port: &FabricPort) {
         }));
         return say!("{}", Value::Object(line));
     }
-    let is_same = |other: &&FabricPort| (&other.at, &other.to, &other.host) == (at, to, host);
+    let is_same = |other: &&FabricPort| (&other.node, &other.peer, &other.host) == (at, to, host);
     let before = before.iter().find(is_same);
     for (index, (name, values)) in counts.iter().enumerate() {
         for (priority, now) in values.iter().enumerate() {
-            let earlier = before.map_or(0, |port| port.counts[index].1[priority]);
+            let earlier = before.map_or(0, |port| port.counters[index].1[priority]);
             let name = if values.len() > 1 { format!("{name}.{priority}") } else { name.clone() };
-            show_line(arguments, &format!("{at}:{to}"), &name, *now, now - earlier);
+            print_counter(arguments, &format!("{at}:{to}"), &name, *now, now - earlier);
         }
     }
 }
 
 /// Runs `softhca asyncwatch`.
-pub fn watch(target: &Target) -> ExitCode {
-    finish(tell_events(target))
+pub fn asyncwatch(target: &DaemonTarget) -> ExitCode {
+    exit_code(print_async_events(target))
 }
 
-fn tell_events(target: &Target) -> Outcome {
+fn print_async_events(target: &DaemonTarget) -> DaemonResult {
     let mut control = target.connect()?;
-    control.watch()?;
+    control.subscribe_async_events()?;
     loop {
-        let seen = control.next_event()?;
+        let seen = control.next_async_event()?;
         if target.json {
             let event = format!("{:?}", seen.event);
             say!("{}", json!({"host": seen.host, "process": seen.process, "event": event}));
@@ -275,6 +275,6 @@ fn tell_events(target: &Target) -> Outcome {
 }
 
 /// Runs `softhca stop`.
-pub fn stop(target: &Target) -> ExitCode {
-    finish(target.connect().and_then(DaemonControl::stop))
+pub fn stop(target: &DaemonTarget) -> ExitCode {
+    exit_code(target.connect().and_then(DaemonControl::stop))
 }

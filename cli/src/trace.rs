@@ -1,11 +1,11 @@
 //! `softhca trace`: the packets of a capture, or the events of a log.
 
 use crate::time::Time;
-use crate::{BAD_INPUT, input, terminal};
-use softhca_trace::log::{LogError, Teller};
+use crate::{EXIT_BAD_INPUT, input, terminal};
+use softhca_trace::log::{EntryFormatter, LogError};
 use softhca_trace::{
-    Capture, CaptureError, CaptureWriter, Cast, Cause, EventLogReader, Framing, Heading, InterfaceId,
-    Ladders, LinkType, LiveLadders, Packet, Record, Tally,
+    CaptureError, CaptureErrorKind, CaptureReader, CaptureWriter, EventLogReader, InterfaceId, LadderBuilder,
+    LinkType, LiveLadder, NameTable, Packet, PacketCounts, PacketDirection, Record, RoceVersion,
 };
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Write};
@@ -50,97 +50,105 @@ pub struct Arguments {
 }
 
 /// Why the command stops early.
-enum Stop {
+enum TraceError {
     Input(CaptureError),
     Log(LogError),
-    NotForLogs,
+    UnsupportedForLogs,
     Output(io::Error),
-    Reframing(io::Error),
+    RoceV1Output(io::Error),
 }
 
-impl From<LogError> for Stop {
-    fn from(error: LogError) -> Stop {
-        Stop::Log(error)
+impl From<LogError> for TraceError {
+    fn from(error: LogError) -> TraceError {
+        TraceError::Log(error)
     }
 }
 
-impl From<CaptureError> for Stop {
-    fn from(error: CaptureError) -> Stop {
-        Stop::Input(error)
+impl From<CaptureError> for TraceError {
+    fn from(error: CaptureError) -> TraceError {
+        TraceError::Input(error)
     }
 }
 
-impl From<io::Error> for Stop {
-    fn from(error: io::Error) -> Stop {
-        Stop::Output(error)
+impl From<io::Error> for TraceError {
+    fn from(error: io::Error) -> TraceError {
+        TraceError::Output(error)
     }
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let mut output = BufWriter::new(io::stdout().lock());
-    let mut tally = Tally::default();
-    let told = tell(arguments, &mut tally, &mut output);
+    let mut tally = PacketCounts::default();
+    let told = print_file(arguments, &mut tally, &mut output);
     let file = arguments.file.display();
     match told.and_then(|()| Ok(output.flush()?)) {
         Ok(()) if arguments.check && !tally.is_clean() => ExitCode::FAILURE,
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads has seen enough.
-        Err(Stop::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(TraceError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(stop) => {
             match stop {
-                Stop::Output(error) => eprintln!("softhca trace: cannot write the output: {error}"),
-                Stop::Input(CaptureError { offset: 0, cause: Cause::Io(error) }) => {
+                TraceError::Output(error) => eprintln!("softhca trace: cannot write the output: {error}"),
+                TraceError::Input(CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) }) => {
                     eprintln!("softhca trace: {file}: {error}; give the path of a pcap or pcapng file");
                 }
-                Stop::Input(error) => eprintln!("softhca trace: {file}: {error}"),
-                Stop::Log(error) => eprintln!("softhca trace: {file}: {error}"),
-                Stop::NotForLogs => eprintln!(
+                TraceError::Input(error) => eprintln!("softhca trace: {file}: {error}"),
+                TraceError::Log(error) => eprintln!("softhca trace: {file}: {error}"),
+                TraceError::UnsupportedForLogs => eprintln!(
                     "softhca trace: {file} is an event log: --ladder, --check and --roce-v1 are for captures; \
                      `softhca why` explains a log"
                 ),
-                Stop::Reframing(error) => {
+                TraceError::RoceV1Output(error) => {
                     let file = arguments.roce_v1.as_deref().unwrap_or(&arguments.file).display();
                     eprintln!("softhca trace: cannot write {file}: {error}");
                 }
             }
-            ExitCode::from(BAD_INPUT)
+            ExitCode::from(EXIT_BAD_INPUT)
         }
     }
 }
 
-fn tell(arguments: &Arguments, tally: &mut Tally, output: &mut impl Write) -> Result<(), Stop> {
-    let cannot = |error| CaptureError { offset: 0, cause: Cause::Io(error) };
+fn print_file(
+    arguments: &Arguments,
+    tally: &mut PacketCounts,
+    output: &mut impl Write,
+) -> Result<(), TraceError> {
+    let cannot = |error| CaptureError { offset: 0, cause: CaptureErrorKind::Io(error) };
     let mut input = input::open(&arguments.file, arguments.follow).map_err(cannot)?;
     if input::is_event_log(&mut input).map_err(cannot)? {
-        return tell_log(arguments, input, output);
+        return print_log(arguments, input, output);
     }
-    let capture = Capture::new(input)?;
+    let capture = CaptureReader::new(input)?;
     if arguments.follow && arguments.ladder {
-        return draw_live(arguments, capture, tally, output);
+        return draw_live_ladders(arguments, capture, tally, output);
     }
-    let mut ladders = Ladders::default();
-    let told = tell_packets(arguments, capture, tally, &mut ladders, output);
+    let mut ladders = LadderBuilder::default();
+    let told = print_packets(arguments, capture, tally, &mut ladders, output);
     match told {
         // Also after a damaged record: what came before it was told and is counted.
-        Err(Stop::Input(_)) if tally.packets == 0 => return told,
-        Ok(()) | Err(Stop::Input(_)) => sum_up(arguments, tally, &mut ladders, output)?,
+        Err(TraceError::Input(_)) if tally.packets == 0 => return told,
+        Ok(()) | Err(TraceError::Input(_)) => print_summary(arguments, tally, &mut ladders, output)?,
         Err(_) => {}
     }
     told
 }
 
 /// Hands on what was told so far, where somebody waits for it.
-fn pass_on(arguments: &Arguments, output: &mut impl Write) -> io::Result<()> {
+fn flush_if_following(arguments: &Arguments, output: &mut impl Write) -> io::Result<()> {
     if arguments.follow { output.flush() } else { Ok(()) }
 }
 
-fn tell_log(arguments: &Arguments, input: Box<dyn BufRead>, output: &mut impl Write) -> Result<(), Stop> {
+fn print_log(
+    arguments: &Arguments,
+    input: Box<dyn BufRead>,
+    output: &mut impl Write,
+) -> Result<(), TraceError> {
     if arguments.ladder || arguments.check || arguments.roce_v1.is_some() {
-        return Err(Stop::NotForLogs);
+        return Err(TraceError::UnsupportedForLogs);
     }
     let reader = EventLogReader::new(input)?;
-    let mut teller = Teller::new(reader.header());
+    let mut teller = EntryFormatter::new(reader.header());
     let mut count = 0;
     for entry in reader {
         let entry = entry?;
@@ -149,9 +157,9 @@ fn tell_log(arguments: &Arguments, input: Box<dyn BufRead>, output: &mut impl Wr
             serde_json::to_writer(&mut *output, &entry).map_err(io::Error::from)?;
             writeln!(output)?;
         } else {
-            writeln!(output, "{}", teller.tell(&entry))?;
+            writeln!(output, "{}", teller.format(&entry))?;
         }
-        pass_on(arguments, output)?;
+        flush_if_following(arguments, output)?;
     }
     if !arguments.json {
         writeln!(output, "{count} events")?;
@@ -159,59 +167,72 @@ fn tell_log(arguments: &Arguments, input: Box<dyn BufRead>, output: &mut impl Wr
     Ok(())
 }
 
-fn tell_packets(
+fn print_packets(
     arguments: &Arguments,
-    capture: Capture<Box<dyn BufRead>>,
-    tally: &mut Tally,
-    ladders: &mut Ladders,
+    capture: CaptureReader<Box<dyn BufRead>>,
+    tally: &mut PacketCounts,
+    ladders: &mut LadderBuilder,
     output: &mut impl Write,
-) -> Result<(), Stop> {
+) -> Result<(), TraceError> {
     let mut start_ns = None;
-    let mut reframed =
-        arguments.roce_v1.as_deref().map(Reframed::create).transpose().map_err(Stop::Reframing)?;
+    let mut reframed = arguments
+        .roce_v1
+        .as_deref()
+        .map(RoceV1Writer::create)
+        .transpose()
+        .map_err(TraceError::RoceV1Output)?;
     for record in capture {
         let record = record?;
         if let Some(reframed) = &mut reframed {
-            reframed.add(&record).map_err(Stop::Reframing)?;
+            reframed.add(&record).map_err(TraceError::RoceV1Output)?;
         }
         let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
-        tally.count(&packet);
+        tally.add(&packet);
         if arguments.ladder {
-            ladders.packet(&packet);
+            ladders.record_packet(&packet);
         } else if arguments.json {
             serde_json::to_writer(&mut *output, &packet).map_err(io::Error::from)?;
             writeln!(output)?;
         } else {
             writeln!(output, "{packet}")?;
         }
-        pass_on(arguments, output)?;
+        flush_if_following(arguments, output)?;
     }
-    reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(Stop::Reframing)
+    reframed.map_or(Ok(()), |mut reframed| reframed.writer.flush()).map_err(TraceError::RoceV1Output)
 }
 
 /// A capture of the same packets in RoCE v1 frames. Other frames, pauses among them, stay as they are.
-struct Reframed {
+struct RoceV1Writer {
     writer: CaptureWriter<BufWriter<File>>,
     interface: InterfaceId,
 }
 
-impl Reframed {
-    fn create(path: &Path) -> io::Result<Reframed> {
+impl RoceV1Writer {
+    fn create(path: &Path) -> io::Result<RoceV1Writer> {
         let output = BufWriter::new(File::create(path)?);
-        let mut writer = CaptureWriter::with_framing(output, Framing::V1)?;
+        let mut writer = CaptureWriter::with_version(output, RoceVersion::V1)?;
         let interface = writer.add_interface("roce-v1", "the same packets as RoCE v1")?;
-        Ok(Reframed { writer, interface })
+        Ok(RoceV1Writer { writer, interface })
     }
 
     fn add(&mut self, record: &Record) -> io::Result<()> {
-        let Record { time_ns, link, data, .. } = record;
+        let Record { time_ns, link_type: link, data, .. } = record;
         if let Ok(frame) = record.frame()
-            && let Some(envelope) = frame.network.envelope()
+            && let Some(envelope) = frame.network.addressing()
         {
-            return self.writer.packet(*time_ns, self.interface, Heading::In, &envelope, frame.packet, None);
+            return self.writer.write_packet(
+                *time_ns,
+                self.interface,
+                PacketDirection::Inbound,
+                &envelope,
+                frame.packet,
+                None,
+            );
         }
         match link {
-            LinkType::Ethernet => self.writer.frame(*time_ns, self.interface, Heading::In, data, None),
+            LinkType::Ethernet => {
+                self.writer.write_frame(*time_ns, self.interface, PacketDirection::Inbound, data, None)
+            }
             // The new file is one of Ethernet.
             _ => Ok(()),
         }
@@ -219,35 +240,35 @@ impl Reframed {
 }
 
 /// Draws each packet as it comes.
-fn draw_live(
+fn draw_live_ladders(
     arguments: &Arguments,
-    capture: Capture<Box<dyn BufRead>>,
-    tally: &mut Tally,
+    capture: CaptureReader<Box<dyn BufRead>>,
+    tally: &mut PacketCounts,
     output: &mut impl Write,
-) -> Result<(), Stop> {
-    let mut ladders = LiveLadders::new(Cast::new(), terminal::style());
-    let (from, to) = arguments.span();
+) -> Result<(), TraceError> {
+    let mut ladders = LiveLadder::new(NameTable::new(), terminal::style());
+    let (from, to) = arguments.time_range();
     let mut start_ns = None;
     for record in capture {
         let record = record?;
         let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
-        tally.count(&packet);
+        tally.add(&packet);
         if (from..=to).contains(&packet.time_ns) {
-            output.write_all(ladders.packet(&packet, arguments.qp.as_deref()).as_bytes())?;
+            output.write_all(ladders.draw_packet(&packet, arguments.qp.as_deref()).as_bytes())?;
             output.flush()?;
         }
     }
     Ok(writeln!(output, "\n{tally}")?)
 }
 
-fn sum_up(
+fn print_summary(
     arguments: &Arguments,
-    tally: &Tally,
-    ladders: &mut Ladders,
+    tally: &PacketCounts,
+    ladders: &mut LadderBuilder,
     output: &mut impl Write,
 ) -> io::Result<()> {
     if arguments.ladder {
-        draw(arguments, ladders, output)?;
+        draw_ladders(arguments, ladders, output)?;
     }
     if !arguments.json {
         writeln!(output, "{tally}")?;
@@ -257,17 +278,21 @@ fn sum_up(
 
 impl Arguments {
     /// The span of time that is asked for, in nanoseconds.
-    fn span(&self) -> (i64, i64) {
+    fn time_range(&self) -> (i64, i64) {
         let from = self.from.map_or(i64::MIN, Time::nanoseconds);
         (from, self.to.map_or(i64::MAX, Time::nanoseconds))
     }
 }
 
-fn draw(arguments: &Arguments, ladders: &mut Ladders, output: &mut impl Write) -> io::Result<()> {
-    let (from, to) = arguments.span();
+fn draw_ladders(
+    arguments: &Arguments,
+    ladders: &mut LadderBuilder,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let (from, to) = arguments.time_range();
     let style = terminal::style();
     for mut ladder in ladders.ladders() {
-        ladder.keep(from, to);
+        ladder.retain_range(from, to);
         let is_wanted = arguments.qp.as_ref().is_none_or(|qp| ladder.involves(qp));
         if is_wanted && !ladder.steps.is_empty() {
             writeln!(output, "{}", ladder.draw(style))?;

@@ -18,7 +18,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Nothing in the book takes a hundredth of it on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the root of the project")
@@ -42,18 +42,18 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-fn shown(page: &Path) -> String {
+fn display_path(page: &Path) -> String {
     page.strip_prefix(root()).expect("a page of the project").display().to_string()
 }
 
 /// A fenced block: what stands behind the backticks, and the lines in it, by their numbers in the page.
-struct Block {
+struct CodeBlock {
     language: String,
     marks: Vec<String>,
     lines: std::ops::Range<usize>,
 }
 
-fn blocks(page: &Path, text: &str) -> Vec<Block> {
+fn blocks(page: &Path, text: &str) -> Vec<CodeBlock> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;
     for (number, line) in text.lines().enumerate() {
@@ -62,12 +62,12 @@ fn blocks(page: &Path, text: &str) -> Vec<Block> {
             Some((start, info)) => {
                 let mut words = info.split([' ', ',']).filter(|word| !word.is_empty()).map(str::to_owned);
                 let language = words.next().unwrap_or_default();
-                blocks.push(Block { language, marks: words.collect(), lines: start + 1..number });
+                blocks.push(CodeBlock { language, marks: words.collect(), lines: start + 1..number });
             }
             None => open = Some((number, info.to_owned())),
         }
     }
-    assert!(open.is_none(), "{}: a block does not end", shown(page));
+    assert!(open.is_none(), "{}: a block does not end", display_path(page));
     blocks
 }
 
@@ -96,13 +96,13 @@ fn steps(lines: &[&str], first: usize) -> Vec<Step> {
 }
 
 /// Where the commands of a page run: everything of the project is there, what they write stays there.
-struct Bench {
+struct Sandbox {
     folder: PathBuf,
 }
 
-impl Bench {
-    fn new(page: &Path) -> Bench {
-        let name = shown(page).replace(['/', '.'], "-");
+impl Sandbox {
+    fn new(page: &Path) -> Sandbox {
+        let name = display_path(page).replace(['/', '.'], "-");
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("book").join(name);
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join(".bin")).expect("a folder in the target folder");
@@ -115,7 +115,7 @@ impl Bench {
         }
         let softhca = Path::new(env!("CARGO_BIN_EXE_softhca"));
         std::os::unix::fs::symlink(softhca, folder.join(".bin/softhca")).expect("a link");
-        Bench { folder }
+        Sandbox { folder }
     }
 
     /// Turns what a reader types into what is there already.
@@ -149,7 +149,7 @@ impl Bench {
             let mut bytes = Vec::new();
             pipe.read_to_end(&mut bytes).map(|_| bytes)
         });
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + COMMAND_TIMEOUT;
         let status = loop {
             match child.try_wait().expect("the state of the command") {
                 Some(status) => break status,
@@ -179,17 +179,19 @@ fn example(name: &str) -> PathBuf {
 }
 
 /// Whether what was printed is what is shown.
-fn agrees(shown: &[String], printed: &[String]) -> bool {
+fn output_matches(shown: &[String], printed: &[String]) -> bool {
     match shown.split_first() {
         None => printed.is_empty(),
-        Some((line, rest)) if line == "..." => (0..=printed.len()).any(|skip| agrees(rest, &printed[skip..])),
+        Some((line, rest)) if line == "..." => {
+            (0..=printed.len()).any(|skip| output_matches(rest, &printed[skip..]))
+        }
         Some((line, rest)) => printed
             .split_first()
-            .is_some_and(|(first, others)| line_agrees(line, first) && agrees(rest, others)),
+            .is_some_and(|(first, others)| line_matches(line, first) && output_matches(rest, others)),
     }
 }
 
-fn line_agrees(shown: &str, printed: &str) -> bool {
+fn line_matches(shown: &str, printed: &str) -> bool {
     let mut parts = shown.split("[..]");
     let first = parts.next().unwrap_or_default();
     let Some(mut left) = printed.strip_prefix(first) else { return false };
@@ -220,7 +222,7 @@ fn check(page: &Path, bless: bool) -> Vec<String> {
     let (mut copied, mut complaints, mut bench) = (0, Vec::new(), None);
     for block in blocks(page, &text) {
         if let Some(name) = block.marks.iter().find_map(|mark| mark.strip_prefix("file=")) {
-            let bench = bench.get_or_insert_with(|| Bench::new(page));
+            let bench = bench.get_or_insert_with(|| Sandbox::new(page));
             let file = lines[block.lines.clone()].join("\n") + "\n";
             fs::write(bench.folder.join(name), file).expect("a folder that can be written");
         }
@@ -232,15 +234,15 @@ fn check(page: &Path, bless: bool) -> Vec<String> {
         if missing || block.marks.iter().any(|mark| mark == "no-run") {
             continue;
         }
-        let bench = bench.get_or_insert_with(|| Bench::new(page));
+        let bench = bench.get_or_insert_with(|| Sandbox::new(page));
         written.extend(lines[copied..block.lines.start].iter().map(|line| (*line).to_owned()));
         for step in steps(&lines[block.lines.clone()], block.lines.start + 1) {
             let (printed, code) = bench.run(&step.command);
             let is_pattern = step.output.iter().any(|line| line == "..." || line.contains("[..]"));
-            if !(agrees(&step.output, &printed) && code == step.code) {
+            if !(output_matches(&step.output, &printed) && code == step.code) {
                 complaints.push(format!(
                     "{}:{}: `{}` ends with {code} and prints\n{}",
-                    shown(page),
+                    display_path(page),
                     step.line,
                     step.command,
                     printed.join("\n")
@@ -300,7 +302,7 @@ fn every_scenario_runs_and_holds() {
         let text = fs::read_to_string(&page).expect("a page");
         let lines: Vec<&str> = text.lines().collect();
         for block in blocks(&page, &text).into_iter().filter(|block| block.language == "toml") {
-            let place = format!("{}:{}", shown(&page), block.lines.start);
+            let place = format!("{}:{}", display_path(&page), block.lines.start);
             let file = lines[block.lines].join("\n") + "\n";
             let is = |mark: &str| block.marks.iter().any(|known| known == mark);
             if is("daemon") {
@@ -312,7 +314,7 @@ fn every_scenario_runs_and_holds() {
                 (true, true) => format!("{TITLE}{WHOLE}{file}"),
                 (true, false) => format!("{TITLE}{file}{WHOLE}"),
             };
-            let plan = Scenario::read(&place, &whole)
+            let plan = Scenario::parse(&place, &whole)
                 .and_then(|scenario| scenario.plan(&Default::default(), 1))
                 .unwrap_or_else(|problem| panic!("{place}: {problem}"));
             if !is("part") && !is("plan") {
@@ -337,7 +339,7 @@ fn every_block_says_what_it_is() {
     for page in pages() {
         let text = fs::read_to_string(&page).expect("a page");
         for block in blocks(&page, &text) {
-            let (name, line) = (shown(&page), block.lines.start);
+            let (name, line) = (display_path(&page), block.lines.start);
             let known = ["console", "rust", "text", "toml", "json"];
             let is_lesson = name.starts_with("docs/lessons") || !name.contains("docs/");
             let said = known.contains(&block.language.as_str()) || !is_lesson;
@@ -392,20 +394,24 @@ fn every_link_leads_somewhere() {
             if file == PLAYGROUND {
                 let scenario = anchor.strip_prefix("scenario=").and_then(|rest| rest.split('&').next());
                 let scenario =
-                    scenario.unwrap_or_else(|| panic!("{}: {link} names no scenario", shown(&page)));
+                    scenario.unwrap_or_else(|| panic!("{}: {link} names no scenario", display_path(&page)));
                 assert!(
                     playground.contains(&format!("\"{scenario}\"")),
                     "{}: no page has {scenario}",
-                    shown(&page)
+                    display_path(&page)
                 );
                 continue;
             }
             let target =
                 if file.is_empty() { page.clone() } else { page.parent().expect("a folder").join(file) };
-            assert!(target.exists(), "{}: {link} is not there", shown(&page));
+            assert!(target.exists(), "{}: {link} is not there", display_path(&page));
             if !anchor.is_empty() {
                 let there = fs::read_to_string(&target).expect("a page");
-                assert!(anchors(&there).contains(anchor), "{}: {link} has no such heading", shown(&page));
+                assert!(
+                    anchors(&there).contains(anchor),
+                    "{}: {link} has no such heading",
+                    display_path(&page)
+                );
             }
         }
     }
@@ -420,6 +426,6 @@ fn every_page_is_in_the_table_of_contents() {
         // The decisions have an index of their own; a page of reference may wait for its place.
         let elsewhere = ["decisions", "reference"].iter().any(|folder| page.starts_with(docs.join(folder)));
         let has_place = listed.contains(&page) || elsewhere;
-        assert!(has_place, "{} is not in docs/SUMMARY.md", shown(&page));
+        assert!(has_place, "{} is not in docs/SUMMARY.md", display_path(&page));
     }
 }

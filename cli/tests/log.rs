@@ -12,7 +12,7 @@ fn softhca() -> Command {
     Command::new(env!("CARGO_BIN_EXE_softhca"))
 }
 
-fn told(output: Output) -> String {
+fn format_output(output: Output) -> String {
     let mut text = String::from_utf8(output.stdout).expect("UTF-8");
     let complaint = String::from_utf8(output.stderr).expect("UTF-8");
     if !complaint.is_empty() {
@@ -23,7 +23,7 @@ fn told(output: Output) -> String {
 
 fn run(arguments: &[&str], file: &str) -> String {
     let output = softhca().args(arguments).arg(example(file)).output().expect("the command runs");
-    told(output).replace(&*example(file).to_string_lossy(), "FILE")
+    format_output(output).replace(&*example(file).to_string_lossy(), "FILE")
 }
 
 #[test]

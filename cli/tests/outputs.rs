@@ -12,7 +12,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// What a command says of arguments that it refuses before it does anything.
-fn refusal(folder: &Path, arguments: &[&str]) -> String {
+fn stderr_of(folder: &Path, arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_softhca"));
     let output = command.args(arguments).env("XDG_RUNTIME_DIR", folder).output().expect("the command starts");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
@@ -21,7 +21,7 @@ fn refusal(folder: &Path, arguments: &[&str]) -> String {
 }
 
 /// Each has a path that cannot be written, why, and what to do.
-fn refuses_what_cannot_be_written(command: &[&str], option: &str, folder: &Path) {
+fn rejects_unwritable_files(command: &[&str], option: &str, folder: &Path) {
     let below = folder.join("none/capture.pcapng");
     let cases = [
         (folder, "Is a directory", "name a file in it"),
@@ -31,7 +31,7 @@ fn refuses_what_cannot_be_written(command: &[&str], option: &str, folder: &Path)
     ];
     for (path, why, what_to_do) in cases {
         let path = path.to_str().expect("UTF-8");
-        let text = refusal(folder, &[command, &[option, path]].concat());
+        let text = stderr_of(folder, &[command, &[option, path]].concat());
         assert!(text.contains(&format!("cannot write {path} ({option}): {why}")), "{text}");
         assert!(text.contains(what_to_do), "{text}");
     }
@@ -39,7 +39,7 @@ fn refuses_what_cannot_be_written(command: &[&str], option: &str, folder: &Path)
 
 #[test]
 fn a_demo_needs_a_capture_that_it_can_write() {
-    refuses_what_cannot_be_written(&["demo"], "--capture", &folder("demo"));
+    rejects_unwritable_files(&["demo"], "--capture", &folder("demo"));
 }
 
 #[cfg(target_os = "linux")]
@@ -47,7 +47,7 @@ fn a_demo_needs_a_capture_that_it_can_write() {
 fn a_daemon_needs_a_capture_and_a_log_that_it_can_write() {
     for option in ["--capture", "--log"] {
         let folder = folder(&format!("daemon{option}"));
-        refuses_what_cannot_be_written(&["daemon", "--host", "alice"], option, &folder);
+        rejects_unwritable_files(&["daemon", "--host", "alice"], option, &folder);
         assert!(!folder.join("softhca").exists(), "no daemon was there");
     }
 }

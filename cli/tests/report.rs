@@ -17,7 +17,7 @@ fn scratch(name: &str) -> PathBuf {
 }
 
 /// Exit code, standard output and standard error.
-fn told(output: &Output) -> (i32, String, String) {
+fn exit_code_and_output(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
     (output.status.code().expect("an exit code"), text(&output.stdout), text(&output.stderr))
 }
@@ -26,7 +26,7 @@ fn told(output: &Output) -> (i32, String, String) {
 fn a_capture_becomes_one_file_that_fetches_nothing() {
     let page = scratch("ops.html");
     let output = report(&[&capture("vt_ops"), Path::new("-o"), &page]);
-    assert_eq!(told(&output), (0, format!("report: {}\n", page.display()), String::new()));
+    assert_eq!(exit_code_and_output(&output), (0, format!("report: {}\n", page.display()), String::new()));
     let html = std::fs::read_to_string(page).expect("a page");
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>\n"));
     for outside in ["http://", "https://", "src=", "href=", "@import", "url("] {
@@ -52,7 +52,8 @@ fn what_cannot_be_shown_is_refused_with_a_sentence() {
         (text, "this is neither pcap nor pcapng"),
         (other, "line 1: this is no event log"),
     ] {
-        let (code, stdout, stderr) = told(&report(&[&file, Path::new("-o"), &scratch("never.html")]));
+        let (code, stdout, stderr) =
+            exit_code_and_output(&report(&[&file, Path::new("-o"), &scratch("never.html")]));
         assert_eq!((code, stdout.as_str()), (2, ""), "{stderr}");
         assert!(stderr.contains(wanted) && stderr.contains(&file.display().to_string()), "{stderr}");
     }
@@ -63,7 +64,8 @@ fn a_cut_capture_is_shown_up_to_the_cut_and_said_to_be_cut() {
     let cut = scratch("cut.pcap");
     let whole = std::fs::read(capture("vt_ops")).expect("a capture");
     std::fs::write(&cut, &whole[..whole.len() - 100]).expect("a file");
-    let (code, stdout, stderr) = told(&report(&[&cut, Path::new("-o"), &scratch("cut.html")]));
+    let (code, stdout, stderr) =
+        exit_code_and_output(&report(&[&cut, Path::new("-o"), &scratch("cut.html")]));
     assert_eq!(code, 0);
     assert!(
         stdout.starts_with("report: ") && stderr.contains("The capture cannot be read beyond offset"),

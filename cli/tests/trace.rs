@@ -1,7 +1,8 @@
 //! What `softhca trace` prints, for captures that are whole and for ones that are not.
 
 use softhca_wire::{
-    Bth, Envelope, EtherType, Ethernet, Frame, Gid, Grh, Icrc, MacAddress, Network, Opcode, Pfc, Psn, Qpn,
+    AddressHeaders, Bth, EtherType, Ethernet, Gid, Grh, Icrc, MacAddress, NetworkHeaders, Opcode, Pfc, Psn,
+    Qpn, RoceFrame,
 };
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ fn softhca(arguments: &[&str]) -> Output {
 }
 
 /// Standard output, then standard error and exit code where they say something.
-fn told(arguments: &[&str], file: &Path) -> String {
+fn format_output(arguments: &[&str], file: &Path) -> String {
     let file = file.to_str().expect("a path in UTF-8");
     let output = softhca(&[arguments, &[file]].concat());
     let mut text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -43,14 +44,14 @@ fn write_capture(name: &str, link: u32, frames: &[(Vec<u8>, usize)]) -> PathBuf 
     path
 }
 
-fn whole(frame: Vec<u8>) -> (Vec<u8>, usize) {
+fn uncut(frame: Vec<u8>) -> (Vec<u8>, usize) {
     let length = frame.len();
     (frame, length)
 }
 
-fn envelope() -> Envelope {
+fn addressing() -> AddressHeaders {
     let host = |last| Ipv4Addr::new(10, 0, 0, last).into();
-    Envelope { traffic_class: 3, ..Envelope::between(host(1), host(2)) }
+    AddressHeaders { traffic_class: 3, ..AddressHeaders::between(host(1), host(2)) }
 }
 
 /// From the BTH to where the ICRC goes.
@@ -63,17 +64,17 @@ fn packet(opcode: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-fn sealed(opcode: u8, payload: &[u8]) -> Vec<u8> {
+fn with_icrc(opcode: u8, payload: &[u8]) -> Vec<u8> {
     let mut packet = packet(opcode, payload);
-    Icrc::seal(&envelope(), &mut packet);
+    Icrc::write(&addressing(), &mut packet);
     packet
 }
 
-fn framed(packet: &[u8]) -> Vec<u8> {
-    Frame::around(&envelope(), packet).to_vec()
+fn in_frame(packet: &[u8]) -> Vec<u8> {
+    RoceFrame::new(&addressing(), packet).to_vec()
 }
 
-fn version_1_frame() -> Vec<u8> {
+fn roce_v1_frame() -> Vec<u8> {
     let packet = packet(0x04, b"RoCE version one");
     let (transport, _) = Icrc::split(&packet).expect("long enough");
     let gid = |last| Gid::from(std::net::IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last)));
@@ -90,37 +91,42 @@ fn version_1_frame() -> Vec<u8> {
         destination: MacAddress([2, 0, 0, 0, 0, 2]),
         source: MacAddress([2, 0, 0, 0, 0, 1]),
         vlan: None,
-        kind: EtherType::ROCE,
+        ether_type: EtherType::ROCE,
     };
-    let frame = Frame { ethernet: Some(ethernet), network: Network::V1(grh), packet: &sealed, trailer: &[] };
+    let frame = RoceFrame {
+        ethernet: Some(ethernet),
+        network: NetworkHeaders::V1(grh),
+        packet: &sealed,
+        ethernet_padding: &[],
+    };
     frame.to_vec()
 }
 
 #[test]
 fn a_connection_is_told_from_request_to_disconnect() {
-    insta::assert_snapshot!(told(&["trace", "--check"], &capture("rdma_client")));
+    insta::assert_snapshot!(format_output(&["trace", "--check"], &capture("rdma_client")));
 }
 
 #[test]
 fn every_operation_has_its_fields() {
-    insta::assert_snapshot!(told(&["trace"], &capture("vt_odd")));
+    insta::assert_snapshot!(format_output(&["trace"], &capture("vt_odd")));
 }
 
 #[test]
 fn json_has_the_keys_of_the_contract() {
-    insta::assert_snapshot!(told(&["trace", "--json"], &capture("rdma_client")));
+    insta::assert_snapshot!(format_output(&["trace", "--json"], &capture("rdma_client")));
 }
 
 #[test]
 fn other_protocols_are_packets_but_not_roce() {
-    insta::assert_snapshot!(told(&["trace"], &capture("mckey")));
+    insta::assert_snapshot!(format_output(&["trace"], &capture("mckey")));
 }
 
-fn troubled() -> PathBuf {
-    let good = framed(&sealed(0x04, b"good"));
+fn damaged_capture() -> PathBuf {
+    let good = in_frame(&with_icrc(0x04, b"good"));
     let mut damaged = good.clone();
     *damaged.last_mut().expect("an ICRC") ^= 1;
-    let mut opcode = sealed(0x04, b"good");
+    let mut opcode = with_icrc(0x04, b"good");
     opcode[0] = 0x1f;
     let mut checksum = good.clone();
     checksum[24] ^= 1;
@@ -133,37 +139,37 @@ fn troubled() -> PathBuf {
     let length = good.len();
     let padded = [&good[..], &[0; 6]].concat();
     let frames = [
-        whole(good.clone()),
-        whole(padded),
-        whole(version_1_frame()),
-        whole(framed(&sealed(0x81, &[0; 16]))),
-        whole(damaged),
-        whole(framed(&opcode)),
-        whole(framed(&sealed(0x04, b"odd"))),
-        whole(checksum),
+        uncut(good.clone()),
+        uncut(padded),
+        uncut(roce_v1_frame()),
+        uncut(in_frame(&with_icrc(0x81, &[0; 16]))),
+        uncut(damaged),
+        uncut(in_frame(&opcode)),
+        uncut(in_frame(&with_icrc(0x04, b"odd"))),
+        uncut(checksum),
         (good[..length - 1].to_vec(), length),
         (good[..20].to_vec(), length),
         (foreign[..40].to_vec(), length),
-        whole(foreign),
-        whole(pause.emit().to_vec()),
+        uncut(foreign),
+        uncut(pause.emit().to_vec()),
     ];
     write_capture("troubled.pcap", 1, &frames)
 }
 
 #[test]
 fn trouble_is_counted_and_given_a_reason() {
-    let file = troubled();
-    insta::assert_snapshot!(told(&["trace"], &file));
-    insta::assert_snapshot!("trouble_in_json", told(&["trace", "--json"], &file));
-    assert!(told(&["trace", "--check"], &file).ends_with("exit 1"));
+    let file = damaged_capture();
+    insta::assert_snapshot!(format_output(&["trace"], &file));
+    insta::assert_snapshot!("trouble_in_json", format_output(&["trace", "--json"], &file));
+    assert!(format_output(&["trace", "--check"], &file).ends_with("exit 1"));
 }
 
 #[test]
 fn raw_ip_captures_are_read() {
-    let ip = framed(&sealed(0x04, b"good")).split_off(14);
+    let ip = in_frame(&with_icrc(0x04, b"good")).split_off(14);
     for link in [101, 228] {
-        let file = write_capture(&format!("raw{link}.pcap"), link, &[whole(ip.clone())]);
-        let text = told(&["trace", "--check"], &file);
+        let file = write_capture(&format!("raw{link}.pcap"), link, &[uncut(ip.clone())]);
+        let text = format_output(&["trace", "--check"], &file);
         assert!(text.ends_with("1 packets, 1 roce, 1 icrc ok, 0 icrc bad, 0 malformed\nexit 0"), "{text}");
     }
 }
@@ -176,43 +182,52 @@ fn a_file_that_is_not_a_capture_is_refused_with_a_sentence() {
     std::fs::write(&cut, &bytes[..bytes.len() - 5]).expect("a file in the target folder");
     let text = folder.join("text.pcap");
     std::fs::write(&text, "This is not a capture.").expect("a file in the target folder");
-    let outputs = [&folder.join("missing.pcap"), &text, &cut].map(|file| told(&["trace"], file));
+    let outputs = [&folder.join("missing.pcap"), &text, &cut].map(|file| format_output(&["trace"], file));
     insta::assert_snapshot!(outputs.join("\n\n"));
 }
 
 #[test]
 fn a_ladder_is_drawn_for_each_connection() {
-    insta::assert_snapshot!(told(&["trace", "--ladder"], &capture("rdma_client")));
-    insta::assert_snapshot!("every_operation_in_a_ladder", told(&["trace", "--ladder"], &capture("vt_odd")));
-    insta::assert_snapshot!("a_loss_in_a_ladder", told(&["trace", "--ladder"], &capture("vt_loss_write")));
-    insta::assert_snapshot!("unreliable_ladders", told(&["trace", "--ladder"], &capture("vt_uc_ops")));
+    insta::assert_snapshot!(format_output(&["trace", "--ladder"], &capture("rdma_client")));
+    insta::assert_snapshot!(
+        "every_operation_in_a_ladder",
+        format_output(&["trace", "--ladder"], &capture("vt_odd"))
+    );
+    insta::assert_snapshot!(
+        "a_loss_in_a_ladder",
+        format_output(&["trace", "--ladder"], &capture("vt_loss_write"))
+    );
+    insta::assert_snapshot!(
+        "unreliable_ladders",
+        format_output(&["trace", "--ladder"], &capture("vt_uc_ops"))
+    );
 }
 
 #[test]
 fn a_ladder_can_be_narrowed_down() {
     let arguments = ["trace", "--ladder", "--qp", "1", "--from", "100ms", "--to", "0.125"];
-    insta::assert_snapshot!(told(&arguments, &capture("rdma_client")));
-    let wrong = told(&["trace", "--ladder", "--from", "soon"], &capture("rdma_client"));
+    insta::assert_snapshot!(format_output(&arguments, &capture("rdma_client")));
+    let wrong = format_output(&["trace", "--ladder", "--from", "soon"], &capture("rdma_client"));
     assert!(wrong.contains("`soon` is no time") && wrong.ends_with("exit 2"), "{wrong}");
-    assert!(told(&["trace", "--ladder", "--json"], &capture("rdma_client")).ends_with("exit 2"));
+    assert!(format_output(&["trace", "--ladder", "--json"], &capture("rdma_client")).ends_with("exit 2"));
 }
 
 #[test]
 fn a_capture_is_framed_anew_as_version_1() {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("framed-anew.pcapng");
     let name = target.to_str().expect("a path in UTF-8");
-    let before = told(&["trace"], &capture("vt_odd"));
+    let before = format_output(&["trace"], &capture("vt_odd"));
     assert_eq!(
-        told(&["trace", "--roce-v1", name], &capture("vt_odd")),
+        format_output(&["trace", "--roce-v1", name], &capture("vt_odd")),
         before,
         "what is told stays the same"
     );
-    let after = told(&["trace", "--check"], &target);
+    let after = format_output(&["trace", "--check"], &target);
     assert!(after.ends_with("exit 0"), "{after}");
     // The same packets with right ICRCs; only the addresses look otherwise.
     let last = |text: &str| text.lines().rev().nth(1).expect("a tally").to_owned();
     assert_eq!(last(&after), last(&before));
-    let refused = told(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
+    let refused = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
     assert!(
         refused.contains("cannot write /nowhere/at/all.pcapng") && refused.ends_with("exit 2"),
         "{refused}"

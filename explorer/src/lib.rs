@@ -13,7 +13,7 @@ mod run;
 mod section;
 mod why;
 
-pub use live::{Feed, LiveServer};
-pub use page::{Example, Page};
+pub use live::{EventFeed, LiveServer};
+pub use page::{ExampleScenario, Page};
 pub use run::{OpenError, Run};
-pub use why::Why;
+pub use why::WhyReport;

@@ -11,40 +11,40 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How much of a request is read.
-const LONGEST_REQUEST: u64 = 16 << 10;
+const MAX_REQUEST_BYTES: u64 = 16 << 10;
 /// How long a request may take to come, and how often an idle browser is told that all is well.
-const PATIENCE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Lines in one message.
-const MOST_LINES: usize = 2000;
+const MAX_LINES_PER_MESSAGE: usize = 2000;
 /// Browsers at once.
-const MOST_CONNECTIONS: usize = 32;
+const MAX_CONNECTIONS: usize = 32;
 /// What is kept for browsers that come later, in bytes. A longer log ends there.
-const MOST_BYTES: usize = 1 << 30;
+const MAX_FEED_BYTES: usize = 1 << 30;
 
 /// The lines of a log so far.
 #[derive(Clone, Default)]
-pub struct Feed(Arc<(Mutex<Lines>, Condvar)>);
+pub struct EventFeed(Arc<(Mutex<Lines>, Condvar)>);
 
 #[derive(Default)]
 struct Lines {
     lines: Vec<Box<str>>,
     bytes: usize,
-    is_over: bool,
+    ended: bool,
 }
 
-impl Feed {
+impl EventFeed {
     /// Adds a line, without its end. Returns whether there is room for more.
     pub fn push(&self, line: &str) -> bool {
         let mut lines = self.lock();
         lines.bytes += line.len();
         lines.lines.push(line.into());
         self.0.1.notify_all();
-        lines.bytes < MOST_BYTES
+        lines.bytes < MAX_FEED_BYTES
     }
 
     /// Says that nothing more will come.
     pub fn end(&self) {
-        self.lock().is_over = true;
+        self.lock().ended = true;
         self.0.1.notify_all();
     }
 
@@ -53,17 +53,17 @@ impl Feed {
     }
 
     /// The lines from `first` on, as soon as there are some; none after a while, or at the end.
-    fn after(&self, first: usize) -> (Vec<Box<str>>, bool) {
+    fn wait_for_lines(&self, first: usize) -> (Vec<Box<str>>, bool) {
         let lines = self.lock();
-        let is_idle = |lines: &mut Lines| lines.lines.len() <= first && !lines.is_over;
+        let is_idle = |lines: &mut Lines| lines.lines.len() <= first && !lines.ended;
         let (lines, _) = self
             .0
             .1
-            .wait_timeout_while(lines, PATIENCE, is_idle)
+            .wait_timeout_while(lines, IDLE_TIMEOUT, is_idle)
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         let new = lines.lines.get(first..).unwrap_or_default();
-        let new: Vec<_> = new.iter().take(MOST_LINES).cloned().collect();
-        let is_over = lines.is_over && first + new.len() >= lines.lines.len();
+        let new: Vec<_> = new.iter().take(MAX_LINES_PER_MESSAGE).cloned().collect();
+        let is_over = lines.ended && first + new.len() >= lines.lines.len();
         (new, is_over)
     }
 }
@@ -74,12 +74,12 @@ pub struct LiveServer {
     address: SocketAddr,
     token: String,
     page: Arc<[u8]>,
-    feed: Feed,
+    feed: EventFeed,
 }
 
 impl LiveServer {
     /// Binds a free port of 127.0.0.1, or this one. `token` is the secret of the link.
-    pub fn bind(port: u16, token: &str, name: &str, feed: Feed) -> io::Result<LiveServer> {
+    pub fn bind(port: u16, token: &str, name: &str, feed: EventFeed) -> io::Result<LiveServer> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
         let address = listener.local_addr()?;
         let mut page = Vec::new();
@@ -88,7 +88,7 @@ impl LiveServer {
     }
 
     /// The link to open.
-    pub fn link(&self) -> String {
+    pub fn url(&self) -> String {
         format!("http://{}/{}/", self.address, self.token)
     }
 
@@ -97,7 +97,7 @@ impl LiveServer {
         let connections = Arc::new(());
         for stream in self.listener.incoming() {
             let Ok(stream) = stream else { continue };
-            if Arc::strong_count(&connections) > MOST_CONNECTIONS {
+            if Arc::strong_count(&connections) > MAX_CONNECTIONS {
                 continue;
             }
             let (guest, connection) = (self.guest(), connections.clone());
@@ -125,7 +125,7 @@ struct Guest {
     hosts: [String; 2],
     token: String,
     page: Arc<[u8]>,
-    feed: Feed,
+    feed: EventFeed,
 }
 
 /// The parts of a request that matter.
@@ -140,12 +140,13 @@ struct Request {
 
 impl Guest {
     fn answer(&self, stream: TcpStream) -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
+        stream.set_write_timeout(Some(IDLE_TIMEOUT))?;
         let request = read_request(&stream)?;
         let path = request.path.strip_prefix('/').unwrap_or_default();
         let Some((token, place)) = path.split_once('/') else { return refuse(&stream, "404 Not Found") };
-        if !same(token, &self.token) || !self.hosts.contains(&request.host) || request.is_foreign {
+        if !constant_time_eq(token, &self.token) || !self.hosts.contains(&request.host) || request.is_foreign
+        {
             return refuse(&stream, "404 Not Found");
         }
         match (request.method.as_str(), place) {
@@ -163,7 +164,7 @@ impl Guest {
         respond(stream, "200 OK", "text/event-stream", None)?;
         let mut next = first;
         loop {
-            let (lines, is_over) = self.feed.after(next);
+            let (lines, is_over) = self.feed.wait_for_lines(next);
             next += lines.len();
             let mut message = String::new();
             for line in &lines {
@@ -187,13 +188,13 @@ impl Guest {
 }
 
 /// Compares without telling by its time how much is right.
-fn same(one: &str, other: &str) -> bool {
+fn constant_time_eq(one: &str, other: &str) -> bool {
     one.len() == other.len()
         && one.bytes().zip(other.bytes()).fold(0, |difference, (one, other)| difference | (one ^ other)) == 0
 }
 
 fn read_request(stream: &TcpStream) -> io::Result<Request> {
-    let mut lines = BufReader::new(stream.take(LONGEST_REQUEST)).lines();
+    let mut lines = BufReader::new(stream.take(MAX_REQUEST_BYTES)).lines();
     let first = lines.next().unwrap_or_else(|| Err(io::ErrorKind::UnexpectedEof.into()))?;
     let mut words = first.split(' ');
     let mut request = Request {
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn only_whoever_knows_the_link_is_told_anything() {
-        let feed = Feed::default();
+        let feed = EventFeed::default();
         feed.push("first");
         feed.push("second");
         feed.end();

@@ -1,48 +1,48 @@
 //! Puts everything into one HTML file.
 
 use crate::section::Section;
-use crate::{Run, Why, bundle};
+use crate::{Run, WhyReport, bundle};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use softhca_trace::log::VOCABULARY;
+use softhca_trace::log::EVENT_SCHEMAS;
 use std::io::{self, Write};
 
 /// A page with one run, with two that stand side by side, with one that goes on, or with the card itself.
 #[derive(Default)]
 pub struct Page {
     runs: Vec<Run>,
-    live: Option<Live>,
+    live: Option<LiveRun>,
     playground: Option<Playground>,
 }
 
 #[derive(Serialize)]
-struct Meta<'a> {
+struct PageData<'a> {
     version: &'static str,
-    vocabulary: Vec<Word>,
-    runs: Vec<RunMeta<'a>>,
+    vocabulary: Vec<EventDoc>,
+    runs: Vec<RunSummary<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    live: Option<Live>,
+    live: Option<LiveRun>,
     playground: bool,
-    scenarios: &'a [Example],
+    scenarios: &'a [ExampleScenario],
 }
 
 /// A run that the page asks its server for.
 #[derive(Serialize)]
-struct Live {
+struct LiveRun {
     name: String,
     notes: Vec<String>,
 }
 
 struct Playground {
     module: Vec<u8>,
-    scenarios: Vec<Example>,
+    scenarios: Vec<ExampleScenario>,
 }
 
 /// A scenario that a playground comes with.
 #[derive(Serialize)]
-pub struct Example {
+pub struct ExampleScenario {
     /// What a link calls it.
     pub name: String,
     /// The file.
@@ -51,21 +51,21 @@ pub struct Example {
 
 /// A name of the event log, so that the page can tell what it means.
 #[derive(Serialize)]
-struct Word {
+struct EventDoc {
     name: &'static str,
-    meaning: &'static str,
+    description: &'static str,
     fields: &'static [(&'static str, &'static str)],
 }
 
 #[derive(Serialize)]
-struct RunMeta<'a> {
+struct RunSummary<'a> {
     name: &'a str,
     source: &'a str,
     events: u64,
     frames: u64,
     notes: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
-    why: Option<&'a Why>,
+    why: Option<&'a WhyReport>,
 }
 
 impl Page {
@@ -76,17 +76,17 @@ impl Page {
 
     /// A page that asks the server it came from for the events of a run that goes on.
     pub fn live(name: &str) -> Page {
-        let live = Live { name: name.into(), notes: Vec::new() };
+        let live = LiveRun { name: name.into(), notes: Vec::new() };
         Page { live: Some(live), ..Page::default() }
     }
 
     /// A page in which scenarios are run by `module`, the playground's WebAssembly; the first is there to begin with.
-    pub fn playground(module: Vec<u8>, scenarios: Vec<Example>) -> Page {
+    pub fn playground(module: Vec<u8>, scenarios: Vec<ExampleScenario>) -> Page {
         Page { playground: Some(Playground { module, scenarios }), ..Page::default() }
     }
 
     /// The same page with another run beside the first.
-    pub fn beside(mut self, run: Run) -> Page {
+    pub fn with_run(mut self, run: Run) -> Page {
         self.runs.push(run);
         self
     }
@@ -94,11 +94,15 @@ impl Page {
     /// Writes the page.
     pub fn write(self, mut output: impl Write) -> io::Result<()> {
         let script = bundle::script();
-        let vocabulary = VOCABULARY
+        let vocabulary = EVENT_SCHEMAS
             .iter()
-            .map(|word| Word { name: word.name, meaning: word.meaning.trim(), fields: word.fields })
+            .map(|word| EventDoc {
+                name: word.name,
+                description: word.description.trim(),
+                fields: word.fields,
+            })
             .collect();
-        let runs = self.runs.iter().map(|run| RunMeta {
+        let runs = self.runs.iter().map(|run| RunSummary {
             name: &run.name,
             source: run.source.name(),
             events: run.events,
@@ -107,7 +111,7 @@ impl Page {
             why: run.why.as_ref(),
         });
         let playground = self.playground.as_ref();
-        let meta = Meta {
+        let meta = PageData {
             version: env!("CARGO_PKG_VERSION"),
             vocabulary,
             runs: runs.collect(),
@@ -137,7 +141,11 @@ impl Page {
              <div id=\"app\"></div>\n",
             bundle::STYLE
         )?;
-        writeln!(output, "<script type=\"application/json\" id=\"meta\">{}</script>", inert(&meta))?;
+        writeln!(
+            output,
+            "<script type=\"application/json\" id=\"meta\">{}</script>",
+            escape_for_script_element(&meta)
+        )?;
         for (index, run) in self.runs.into_iter().enumerate() {
             element(&mut output, &format!("lines-{index}"), run.lines)?;
             element(&mut output, &format!("frames-{index}"), Section::of(&run.frames))?;
@@ -156,7 +164,7 @@ fn element(output: &mut impl Write, id: &str, section: Section) -> io::Result<()
 }
 
 /// JSON that cannot end the element that it stands in: `<` occurs in strings only, and may be escaped there.
-fn inert(json: &str) -> String {
+fn escape_for_script_element(json: &str) -> String {
     json.replace('<', "\\u003c")
 }
 
@@ -167,7 +175,7 @@ mod tests {
     #[test]
     fn text_cannot_leave_its_element() {
         let hostile = serde_json::to_string("</script><script>alert(1)</script><!--").expect("JSON");
-        let text = inert(&hostile);
+        let text = escape_for_script_element(&hostile);
         assert!(!text.contains('<'));
         assert_eq!(
             serde_json::from_str::<String>(&text).expect("still JSON"),

@@ -1,9 +1,11 @@
 //! What there is to see: an event log, a capture, or a folder with the files of a run.
 
 use crate::section::Section;
-use crate::why::{Asked, Why};
-use softhca_trace::log::{Conversion, Entry, Header, LogError, What};
-use softhca_trace::{Capture, CaptureError, Contents, EventLogReader, LinkType, Packet, Record, Tally};
+use crate::why::{Analysis, WhyReport};
+use softhca_trace::log::{CaptureConverter, Entry, Header, LogError, LogEvent};
+use softhca_trace::{
+    CaptureError, CaptureReader, EventLogReader, LinkType, Packet, PacketContents, PacketCounts, Record,
+};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,11 +16,11 @@ use thiserror::Error;
 /// The name of a run's event log in its folder.
 const EVENTS: &str = "events.jsonl";
 /// More events than a browser holds with ease. A longer log is shown up to here.
-const MOST_EVENTS: u64 = 4_000_000;
+const MAX_EVENTS: u64 = 4_000_000;
 /// How much of a frame is kept: every header, and a whole management datagram.
-const KEPT: usize = 384;
+const MAX_FRAME_PREFIX: usize = 384;
 /// How much of all frames is kept.
-const MOST_FRAME_BYTES: usize = 256 << 20;
+const MAX_FRAME_BYTES: usize = 256 << 20;
 
 /// Why there is nothing to show at all.
 #[derive(Debug, Error)]
@@ -40,7 +42,7 @@ pub enum OpenError {
     },
     /// A folder with several captures and no log.
     #[error("{}: there is no events.jsonl and more than one capture in this folder; name one of them", path.display())]
-    ManyCaptures {
+    AmbiguousCaptures {
         /// The folder.
         path: PathBuf,
     },
@@ -91,7 +93,7 @@ pub struct Run {
     pub(crate) frame_count: u64,
     pub(crate) events: u64,
     /// Why things failed, if somebody asked.
-    pub(crate) why: Option<Why>,
+    pub(crate) why: Option<WhyReport>,
     /// What the reader of the page should know: what was left out, what is broken.
     pub(crate) notes: Vec<String>,
 }
@@ -117,7 +119,7 @@ impl Run {
     }
 
     /// Why things failed.
-    pub fn why(&self) -> Option<&Why> {
+    pub fn why(&self) -> Option<&WhyReport> {
         self.why.as_ref()
     }
 
@@ -150,31 +152,31 @@ impl Run {
             }
             (false, [capture]) => Run::open_capture(capture),
             (false, []) => Err(OpenError::EmptyFolder { path: path.into() }),
-            (false, _) => Err(OpenError::ManyCaptures { path: path.into() }),
+            (false, _) => Err(OpenError::AmbiguousCaptures { path: path.into() }),
         }
     }
 
     fn open_log(path: &Path, capture: Option<&Path>) -> Result<Run, OpenError> {
         let open = |path: &Path| File::open(path).map_err(|cause| OpenError::Io { path: path.into(), cause });
         let capture = capture.map(open).transpose()?.map(BufReader::new);
-        Run::of_log(&name_of(path), BufReader::new(open(path)?), capture)
+        Run::from_log(&file_name(path), BufReader::new(open(path)?), capture)
             .map_err(|cause| OpenError::Log { path: path.into(), cause })
     }
 
     /// Reads an event log, and the bytes of its packets from a capture of the same run.
-    pub fn of_log(name: &str, log: impl BufRead, capture: Option<impl Read>) -> Result<Run, LogError> {
+    pub fn from_log(name: &str, log: impl BufRead, capture: Option<impl Read>) -> Result<Run, LogError> {
         let reader = EventLogReader::new(log)?;
-        let mut packer = Packer::new(name, Source::Log, reader.header());
-        let mut bytes = capture.map(Bytes::read);
-        let mut asked = Asked::new(reader.header());
+        let mut packer = RunBuilder::new(name, Source::Log, reader.header());
+        let mut bytes = capture.map(FrameIndex::read);
+        let mut asked = Analysis::new(reader.header());
         for entry in reader {
             match entry {
                 Ok(_) if packer.is_full() => break,
                 Ok(entry) => {
-                    if let Some(record) = bytes.as_mut().and_then(|bytes| bytes.of(&entry)) {
-                        packer.frame(&record);
+                    if let Some(record) = bytes.as_mut().and_then(|bytes| bytes.take_frame(&entry)) {
+                        packer.add_frame(&record);
                     }
-                    packer.entry(&entry);
+                    packer.add_entry(&entry);
                     asked.push(entry);
                 }
                 Err(error) => {
@@ -186,17 +188,17 @@ impl Run {
             }
         }
         packer.notes.extend(bytes.and_then(|bytes| bytes.note));
-        packer.run.why = Some(asked.answer());
+        packer.run.why = Some(asked.finish());
         Ok(packer.finish())
     }
 
     fn open_capture(path: &Path) -> Result<Run, OpenError> {
         let wrong = |cause| OpenError::Capture { path: path.into(), cause };
-        let mut conversion = Conversion::default();
+        let mut conversion = CaptureConverter::default();
         let mut records = BTreeMap::new();
-        let (mut tally, mut start_ns, mut kept) = (Tally::default(), None, 0);
+        let (mut tally, mut start_ns, mut kept) = (PacketCounts::default(), None, 0);
         let (mut others, mut notes) = (BTreeMap::<String, u64>::new(), Vec::new());
-        for record in Capture::open(path).map_err(wrong)? {
+        for record in CaptureReader::open(path).map_err(wrong)? {
             let mut record = match record {
                 Ok(record) => record,
                 Err(error) => {
@@ -207,20 +209,20 @@ impl Run {
             };
             let packet = Packet::new(&record, *start_ns.get_or_insert(record.time_ns));
             match &packet.contents {
-                Contents::Other(what) => *others.entry(what.to_string()).or_default() += 1,
-                Contents::Pause(_) => *others.entry("pause frames".into()).or_default() += 1,
+                PacketContents::Other(what) => *others.entry(what.to_string()).or_default() += 1,
+                PacketContents::Pause(_) => *others.entry("pause frames".into()).or_default() += 1,
                 _ => {}
             }
-            let is_told = matches!(packet.contents, Contents::Roce(_) | Contents::Malformed(..));
-            let is_intact = matches!(&packet.contents, Contents::Roce(roce) if roce.intact);
-            conversion.packet(&packet);
-            tally.count(&packet);
-            if is_told && kept < MOST_FRAME_BYTES {
-                record.data.truncate(KEPT);
+            let is_told = matches!(packet.contents, PacketContents::Roce(_) | PacketContents::Malformed(..));
+            let is_intact = matches!(&packet.contents, PacketContents::Roce(roce) if roce.icrc_ok);
+            conversion.push(&packet);
+            tally.add(&packet);
+            if is_told && kept < MAX_FRAME_BYTES {
+                record.data.truncate(MAX_FRAME_PREFIX);
                 kept += record.data.len();
                 records.insert(tally.packets - 1, (record, is_intact));
             }
-            if tally.roce() >= MOST_EVENTS / 4 {
+            if tally.roce() >= MAX_EVENTS / 4 {
                 notes.push(format!(
                     "The capture is longer: the first {} RoCE packets are shown.",
                     tally.roce()
@@ -228,26 +230,26 @@ impl Run {
                 break;
             }
         }
-        notes.extend(other_traffic(&tally, &others));
-        let (header, entries) = conversion.finish(&name_of(path));
-        let mut packer = Packer::new(&name_of(path), Source::Capture, &header);
+        notes.extend(other_protocols_note(&tally, &others));
+        let (header, entries) = conversion.finish(&file_name(path));
+        let mut packer = RunBuilder::new(&file_name(path), Source::Capture, &header);
         packer.notes = notes;
         for (number, entry) in entries {
             if let Some((record, is_intact)) = number.and_then(|number| records.remove(&number)) {
-                packer.frame(&Kept::new(&record, is_intact));
+                packer.add_frame(&FramePrefix::new(&record, is_intact));
             }
-            packer.entry(&entry);
+            packer.add_entry(&entry);
         }
         Ok(packer.finish())
     }
 }
 
-fn name_of(path: &Path) -> String {
+fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// A sentence about what else is in a capture.
-fn other_traffic(tally: &Tally, others: &BTreeMap<String, u64>) -> Option<String> {
+fn other_protocols_note(tally: &PacketCounts, others: &BTreeMap<String, u64>) -> Option<String> {
     let count: u64 = others.values().sum();
     if tally.roce() == 0 {
         let packets = tally.packets;
@@ -269,70 +271,75 @@ fn other_traffic(tally: &Tally, others: &BTreeMap<String, u64>) -> Option<String
 }
 
 /// A frame as the page gets it.
-struct Kept {
-    link: LinkType,
-    is_intact: bool,
+struct FramePrefix {
+    link_type: LinkType,
+    icrc_ok: bool,
     original_length: u32,
     data: Vec<u8>,
 }
 
-impl Kept {
-    fn new(record: &Record, is_intact: bool) -> Kept {
-        let data = record.data[..record.data.len().min(KEPT)].to_vec();
-        Kept { link: record.link, is_intact, original_length: record.original_length as u32, data }
+impl FramePrefix {
+    fn new(record: &Record, is_intact: bool) -> FramePrefix {
+        let data = record.data[..record.data.len().min(MAX_FRAME_PREFIX)].to_vec();
+        FramePrefix {
+            link_type: record.link_type,
+            icrc_ok: is_intact,
+            original_length: record.original_len as u32,
+            data,
+        }
     }
 }
 
 /// Writes the sections of a run.
-struct Packer {
+struct RunBuilder {
     run: Run,
     notes: Vec<String>,
 }
 
-impl Packer {
-    fn new(name: &str, source: Source, header: &Header) -> Packer {
+impl RunBuilder {
+    fn new(name: &str, source: Source, header: &Header) -> RunBuilder {
         let (lines, frames) = (Section::new(), Vec::new());
         let name = name.into();
         let run =
             Run { name, source, lines, frames, frame_count: 0, events: 0, why: None, notes: Vec::new() };
-        let mut packer = Packer { run, notes: Vec::new() };
-        packer.line(header);
+        let mut packer = RunBuilder { run, notes: Vec::new() };
+        packer.write_line(header);
         packer
     }
 
-    fn line(&mut self, object: &impl serde::Serialize) {
+    fn write_line(&mut self, object: &impl serde::Serialize) {
         serde_json::to_writer(&mut self.run.lines, object).expect("a vector takes everything");
         self.run.lines.write_all(b"\n").expect("a vector takes everything");
     }
 
     fn is_full(&mut self) -> bool {
-        let is_full = self.run.events >= MOST_EVENTS;
+        let is_full = self.run.events >= MAX_EVENTS;
         if is_full {
-            self.notes.push(format!("The log is longer: its first {MOST_EVENTS} events are shown."));
+            self.notes.push(format!("The log is longer: its first {MAX_EVENTS} events are shown."));
         }
         is_full
     }
 
-    fn entry(&mut self, entry: &Entry) {
-        self.line(entry);
+    fn add_entry(&mut self, add_entry: &Entry) {
+        self.write_line(add_entry);
         self.run.events += 1;
     }
 
     /// The bytes of the packet that the next entry is about: the number of its event, its original length (both 32
     /// bits), the bytes kept (16), its link (8), whether its ICRC is right (8), all little-endian, then the bytes.
-    fn frame(&mut self, kept: &Kept) {
-        let link: u8 = match kept.link {
+    fn add_frame(&mut self, kept: &FramePrefix) {
+        let link: u8 = match kept.link_type {
             LinkType::Ethernet => 0,
             LinkType::Ip => 1,
             LinkType::Loopback => 2,
-            LinkType::Cooked => 3,
-            LinkType::Cooked2 => 4,
+            LinkType::LinuxSll => 3,
+            LinkType::LinuxSll2 => 4,
         };
         let bytes = &mut self.run.frames;
         bytes.extend((self.run.events as u32).to_le_bytes());
         bytes.extend(kept.original_length.to_le_bytes());
         bytes.extend((kept.data.len() as u16).to_le_bytes());
-        bytes.extend([link, u8::from(kept.is_intact)]);
+        bytes.extend([link, u8::from(kept.icrc_ok)]);
         bytes.extend(&kept.data);
         self.run.frame_count += 1;
     }
@@ -343,18 +350,18 @@ impl Packer {
 }
 
 /// What a packet is known by in both a log and a capture.
-type Key = (IpAddr, u32, u32, String);
+type FrameKey = (IpAddr, u32, u32, String);
 
 /// The frames of a capture, to be found by what the log says of them. A packet that went twice was captured twice, in
 /// the same order.
-struct Bytes {
-    waiting: BTreeMap<Key, VecDeque<Kept>>,
+struct FrameIndex {
+    frames: BTreeMap<FrameKey, VecDeque<FramePrefix>>,
     note: Option<String>,
 }
 
-impl Bytes {
-    fn read(capture: impl Read) -> Bytes {
-        let mut bytes = Bytes { waiting: BTreeMap::new(), note: None };
+impl FrameIndex {
+    fn read(capture: impl Read) -> FrameIndex {
+        let mut bytes = FrameIndex { frames: BTreeMap::new(), note: None };
         if let Err(error) = bytes.fill(capture) {
             bytes.note =
                 Some(format!("The capture cannot be read beyond {error}; later packets have no bytes."));
@@ -364,31 +371,31 @@ impl Bytes {
 
     fn fill(&mut self, capture: impl Read) -> Result<(), CaptureError> {
         let mut kept = 0;
-        for record in Capture::new(capture)? {
+        for record in CaptureReader::new(capture)? {
             let record = record?;
             let packet = Packet::new(&record, 0);
-            let Contents::Roce(roce) = &packet.contents else { continue };
+            let PacketContents::Roce(roce) = &packet.contents else { continue };
             let bth = &roce.transport.header.bth;
             let key = (
                 roce.frame.network.destination(),
-                bth.destination.value(),
+                bth.destination_qp.value(),
                 bth.psn.value(),
                 bth.opcode.to_string(),
             );
-            let frame = Kept::new(&record, roce.intact);
+            let frame = FramePrefix::new(&record, roce.icrc_ok);
             kept += frame.data.len();
-            if kept > MOST_FRAME_BYTES {
+            if kept > MAX_FRAME_BYTES {
                 self.note = Some("The capture is long: only its first packets have their bytes here.".into());
                 break;
             }
-            self.waiting.entry(key).or_default().push_back(frame);
+            self.frames.entry(key).or_default().push_back(frame);
         }
         Ok(())
     }
 
-    fn of(&mut self, entry: &Entry) -> Option<Kept> {
-        let What::PacketSent { packet, .. } = &entry.what else { return None };
+    fn take_frame(&mut self, entry: &Entry) -> Option<FramePrefix> {
+        let LogEvent::PacketSent { packet, .. } = &entry.event else { return None };
         let key = (packet.peer, packet.dest_qp, packet.psn, packet.opcode.to_string());
-        self.waiting.get_mut(&key)?.pop_front()
+        self.frames.get_mut(&key)?.pop_front()
     }
 }

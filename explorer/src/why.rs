@@ -2,77 +2,77 @@
 
 use serde::Serialize;
 use softhca_trace::log::{Entry, Header};
-use softhca_trace::why::{Answer, Inquiry, Question};
+use softhca_trace::why::{Diagnosis, LogAnalyzer, Query};
 
 /// An inquiry keeps the entries; a longer log is not asked about.
-const MOST_ENTRIES: usize = 500_000;
+const MAX_ENTRIES: usize = 500_000;
 
 /// What the page says about failures.
 #[derive(Debug, Default, Serialize)]
-pub struct Why {
+pub struct WhyReport {
     explanations: Vec<Explanation>,
-    remark: String,
+    summary: String,
 }
 
 #[derive(Debug, Serialize)]
 struct Explanation {
     title: String,
-    chain: Vec<Link>,
+    evidence: Vec<Evidence>,
     cause: String,
     advice: String,
 }
 
 #[derive(Debug, Serialize)]
-struct Link {
+struct Evidence {
     event: usize,
     time_ns: u64,
     text: String,
 }
 
 /// A log about which one question is asked at its end.
-pub(crate) struct Asked {
-    inquiry: Option<Inquiry>,
+pub(crate) struct Analysis {
+    analyzer: Option<LogAnalyzer>,
     entries: usize,
 }
 
-impl Asked {
-    pub fn new(header: &Header) -> Asked {
-        Asked { inquiry: Some(Inquiry::new(header)), entries: 0 }
+impl Analysis {
+    pub fn new(header: &Header) -> Analysis {
+        Analysis { analyzer: Some(LogAnalyzer::new(header)), entries: 0 }
     }
 
     pub fn push(&mut self, entry: Entry) {
         self.entries += 1;
-        if self.entries > MOST_ENTRIES {
-            self.inquiry = None;
+        if self.entries > MAX_ENTRIES {
+            self.analyzer = None;
         }
-        if let Some(inquiry) = &mut self.inquiry {
+        if let Some(inquiry) = &mut self.analyzer {
             inquiry.push(entry);
         }
     }
 
-    pub fn answer(self) -> Why {
-        let Some(inquiry) = self.inquiry else {
+    pub fn finish(self) -> WhyReport {
+        let Some(inquiry) = self.analyzer else {
             let remark =
                 "The log is too long to be asked why. softhca why LOG --qp Q asks about one queue pair.";
-            return Why { explanations: Vec::new(), remark: remark.into() };
+            return WhyReport { explanations: Vec::new(), summary: remark.into() };
         };
         // A question about everything names nothing that a log could lack.
-        inquiry.answer(&Question::default()).map_or_else(|_| Why::default(), Why::from)
+        inquiry.diagnose(&Query::default()).map_or_else(|_| WhyReport::default(), WhyReport::from)
     }
 }
 
-impl From<Answer> for Why {
-    fn from(answer: Answer) -> Why {
+impl From<Diagnosis> for WhyReport {
+    fn from(answer: Diagnosis) -> WhyReport {
         let explanations = answer.explanations.into_iter().map(|explanation| Explanation {
             title: explanation.title,
-            chain: explanation
-                .chain
+            evidence: explanation
+                .evidence
                 .into_iter()
-                .map(|link| Link { event: link.entry, time_ns: link.time_ns, text: link.text })
+                .map(|link| Evidence { event: link.entry, time_ns: link.time_ns, text: link.text })
                 .collect(),
             cause: explanation.cause,
             advice: explanation.advice,
         });
-        Why { explanations: explanations.collect(), remark: answer.remark }
+        WhyReport { explanations: explanations.collect(), summary: answer.summary }
     }
 }

@@ -25,28 +25,31 @@
 //! assert_eq!(outcome.verdict, Verdict::Pass);
 //! ```
 
-mod judge;
-pub mod language;
+mod evaluate;
+mod executor;
 pub mod live;
 mod parameters;
 pub mod plan;
-mod play;
 pub mod quantity;
-#[cfg(feature = "udp")]
-pub mod real;
 mod record;
 mod report;
 mod scenario;
 mod shrink;
 mod sim;
 mod source;
+pub mod spec;
+#[cfg(feature = "udp")]
+pub mod udp;
 mod verbs;
 
-pub use language::schema;
-pub use parameters::{ALL, Values};
+pub use parameters::{ParameterValues, SWEEP_ALL};
 pub use plan::Plan;
-pub use report::{Around, Artefacts, ExpectationOutcome, Line, Outcome, RuleOutcome, Skipped, Verdict};
+pub use report::{
+    Artifacts, ExpectationOutcome, Outcome, RuleOutcome, RunReport, SkippedExpectation, TraceLocation,
+    Verdict,
+};
 pub use scenario::Scenario;
-pub use shrink::{Shrunk, shrink};
+pub use shrink::{Minimized, shrink};
 pub use sim::{Recording, simulate};
-pub use source::Problem;
+pub use source::Diagnostic;
+pub use spec::schema;

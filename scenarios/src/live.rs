@@ -4,22 +4,22 @@
 //! `alice.1` is the first queue pair of the file's transport that gets ready to receive on that host from now on.
 //! Nothing here talks to a card: whoever does takes rules and roles from here, and brings what an event log says.
 
-use crate::judge::{self, Evidence};
-use crate::plan::{Disturbance, FaultKind, FaultPlan, HostPlan, Incident, Node, Plan, usual_settings};
-use crate::play::{Account, Seen};
+use crate::evaluate::{self, RunResults};
+use crate::executor::{ObservedCompletion, ProgramLog};
+use crate::plan::{FabricChange, FaultKind, FaultPlan, HostPlan, Node, Plan, TimedFault, default_settings};
 use crate::quantity::Time;
-use crate::record::{Moment, Record, Told};
+use crate::record::{RecordedEvent, RunRecord, TimelineEntry};
 use crate::report::{ExpectationOutcome, Outcome, Verdict};
-use softhca_engine::{AsyncEvent, QpKind, Settings, State};
-use softhca_fabric::{LinkState, Role, Rule, RuleId, Tally};
-use softhca_queue::{Completion, CompletionFlags, CompletionOperation, Counters, Status};
-use softhca_trace::log::{Entry, What};
+use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
+use softhca_fabric::{FlowId, LinkState, Rule, RuleCounters, RuleId};
+use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters};
+use softhca_trace::log::{Entry, LogEvent};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The port of a host, as a cable that goes down or comes up takes it with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Port {
+pub enum PortState {
     /// It sends and receives.
     Up,
     /// It does neither.
@@ -27,41 +27,41 @@ pub enum Port {
 }
 
 /// The cards that something happens to. Hosts are named by their place in the plan.
-pub trait Cards {
+pub trait PortControl {
     /// Takes the port of a host down, or brings it up.
-    fn set_port(&mut self, host: usize, port: Port) -> Result<(), String>;
+    fn set_port(&mut self, host: usize, port: PortState) -> Result<(), String>;
 }
 
 /// A plan under which real programs run.
-pub struct Live<'p> {
+pub struct LiveScenario<'p> {
     plan: &'p Plan,
-    account: Account,
+    log: ProgramLog,
     /// What is still to happen to cables, in the order of time.
-    turns: VecDeque<Turn>,
-    record: Record,
-    states: Vec<Option<State>>,
+    link_transitions: VecDeque<LinkTransition>,
+    record: RunRecord,
+    states: Vec<Option<QpState>>,
     /// Queue pairs of the plan that wait for one of a program, by host, in order; none for those without a name.
-    waiting: Vec<Vec<Option<usize>>>,
+    expected_qps: Vec<Vec<Option<usize>>>,
     /// How many of them met theirs, by host.
-    met: Vec<usize>,
+    matched_qps: Vec<usize>,
     /// Queue pairs of programs, and which of the plan they are.
-    known: BTreeMap<(usize, u32), usize>,
+    qp_by_number: BTreeMap<(usize, u32), usize>,
     /// Queue pairs that got ready to receive, and that nothing else is known of yet.
-    arrived: BTreeSet<(usize, u32)>,
+    pending_rtr: BTreeSet<(usize, u32)>,
     exits: BTreeMap<usize, (i32, String)>,
     ended_ns: u64,
 }
 
-impl<'p> Live<'p> {
+impl<'p> LiveScenario<'p> {
     /// Nothing has happened yet. The error is a sentence about what no real program can be subjected to.
-    pub fn new(plan: &'p Plan) -> Result<Live<'p>, String> {
+    pub fn new(plan: &'p Plan) -> Result<LiveScenario<'p>, String> {
         if !plan.steps.is_empty() || !plan.flows.is_empty() {
             return Err("the file has steps or workloads of its own: it is for `softhca run`".into());
         }
-        if let Some(why) = plan.needs_virtual_cards() {
+        if let Some(why) = plan.unsupported_on_real_devices() {
             return Err(format!("not possible on real cards: {why}"));
         }
-        let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..usual_settings() };
+        let usual = |host: &HostPlan| Settings { recovery: host.settings.recovery, ..default_settings() };
         if let Some(host) = plan.hosts.iter().find(|host| host.settings != usual(host)) {
             return Err(format!(
                 "{}: of the settings of a card, only `recovery` can be given to a daemon's; `softhca daemon \
@@ -71,7 +71,7 @@ impl<'p> Live<'p> {
         }
         let mut turns = Vec::new();
         for fault in &plan.faults {
-            let found = turns_of(fault)
+            let found = link_transitions(fault)
                 .map_err(|about| format!("fault {:?}: {about} cannot be had on real programs", fault.name))?;
             turns.extend(found);
         }
@@ -84,16 +84,16 @@ impl<'p> Live<'p> {
             row.resize(row.len().max(place + 1), None);
             row[place] = Some(index);
         }
-        Ok(Live {
+        Ok(LiveScenario {
             plan,
-            account: Account::new(plan),
-            turns: turns.into(),
-            record: Record::new(plan),
+            log: ProgramLog::new(plan),
+            link_transitions: turns.into(),
+            record: RunRecord::new(plan),
             states: vec![None; plan.qps.len()],
-            waiting,
-            met: vec![0; plan.hosts.len()],
-            known: BTreeMap::new(),
-            arrived: BTreeSet::new(),
+            expected_qps: waiting,
+            matched_qps: vec![0; plan.hosts.len()],
+            qp_by_number: BTreeMap::new(),
+            pending_rtr: BTreeSet::new(),
             exits: BTreeMap::new(),
             ended_ns: 0,
         })
@@ -101,47 +101,47 @@ impl<'p> Live<'p> {
 
     /// The rules for the card of a host, with their names.
     pub fn rules(&self, host: usize) -> Vec<(Rule, &'p str)> {
-        self.plan.rules_of(host).into_iter().map(|(name, rule)| (rule, name)).collect()
+        self.plan.rules_for_host(host).into_iter().map(|(name, rule)| (rule, name)).collect()
     }
 
     /// The roles of the queue pairs of a host, in the order in which they get ready to receive. Those that the file
     /// does not speak of have roles that no rule speaks of.
-    pub fn roles(&self, host: usize) -> Vec<(QpKind, Role)> {
-        let unnamed = |place: usize| Role((self.plan.qps.len() + 1 + place) as u32);
-        let role = |(place, qp): (usize, &Option<usize>)| qp.map_or_else(|| unnamed(place), Plan::role);
-        self.waiting[host].iter().enumerate().map(|slot| (self.plan.transport, role(slot))).collect()
+    pub fn roles(&self, host: usize) -> Vec<(QpType, FlowId)> {
+        let unnamed = |place: usize| FlowId((self.plan.qps.len() + 1 + place) as u32);
+        let role = |(place, qp): (usize, &Option<usize>)| qp.map_or_else(|| unnamed(place), Plan::role_of);
+        self.expected_qps[host].iter().enumerate().map(|slot| (self.plan.transport, role(slot))).collect()
     }
 
     /// When something of the plan happens next, in nanoseconds since the start.
-    pub fn next_at(&self) -> Option<u64> {
-        self.turns.front().map(|turn| turn.at_ns)
+    pub fn next_due(&self) -> Option<u64> {
+        self.link_transitions.front().map(|turn| turn.at_ns)
     }
 
     /// Has everything happen that is due.
-    pub fn act(&mut self, now_ns: u64, cards: &mut dyn Cards) {
-        while self.next_at().is_some_and(|at| at <= now_ns)
-            && let Some(turn) = self.turns.pop_front()
+    pub fn run_due(&mut self, now_ns: u64, cards: &mut dyn PortControl) {
+        while self.next_due().is_some_and(|at| at <= now_ns)
+            && let Some(turn) = self.link_transitions.pop_front()
         {
             if let Some(fault) = turn.begins {
-                *self.account.fired.entry(fault).or_default() += 1;
+                *self.log.fired.entry(fault).or_default() += 1;
             }
-            for end in self.plan.cables[turn.cable].ends {
+            for end in self.plan.links[turn.cable].ends {
                 if let Node::Host(host) = end
                     && let Err(why) = cards.set_port(host, turn.port)
                 {
-                    self.account.broken.get_or_insert(why);
+                    self.log.error.get_or_insert(why);
                 }
             }
         }
     }
 
     /// What could not be done.
-    pub fn broken(&self) -> Option<&str> {
-        self.account.broken.as_deref()
+    pub fn error(&self) -> Option<&str> {
+        self.log.error.as_deref()
     }
 
     /// Whether an entry of this name is of use: others need not be read.
-    pub fn wants(name: &str) -> bool {
+    pub fn uses_event(name: &str) -> bool {
         matches!(
             name,
             "qp:state_changed" | "qp:configured" | "work:completed" | "device:async_event" | "fabric:fault"
@@ -149,30 +149,39 @@ impl<'p> Live<'p> {
     }
 
     /// Takes the next entry of the log.
-    pub fn hear(&mut self, entry: &Entry) {
+    pub fn on_log_entry(&mut self, entry: &Entry) {
         let Some(host) = self.plan.hosts.iter().position(|host| host.name == entry.host) else { return };
         let time_ns = entry.time;
         self.ended_ns = self.ended_ns.max(time_ns);
-        match &entry.what {
-            What::StateChanged { qp, to, .. } => {
-                let Some(to) = State::ALL.into_iter().find(|state| state.name() == to) else { return };
-                if to == State::ReadyToReceive {
-                    self.arrived.insert((host, *qp));
+        match &entry.event {
+            LogEvent::QpStateChanged { qp, to, .. } => {
+                let Some(to) = QpState::ALL.into_iter().find(|state| state.name() == to) else { return };
+                if to == QpState::ReadyToReceive {
+                    self.pending_rtr.insert((host, *qp));
                 }
-                if let Some(qp) = self.known.get(&(host, *qp)).copied() {
+                if let Some(qp) = self.qp_by_number.get(&(host, *qp)).copied() {
                     self.state(time_ns, host, qp, to, entry.trigger.as_deref());
                 }
             }
-            What::Configured { qp, kind, .. } => {
-                let is_new = self.arrived.remove(&(host, *qp));
+            LogEvent::QpConfigured { qp, qp_type: kind, .. } => {
+                let is_new = self.pending_rtr.remove(&(host, *qp));
                 if is_new && kind == kind_name(self.plan.transport) {
-                    self.meet(time_ns, host, *qp);
+                    self.assign_role(time_ns, host, *qp);
                 }
             }
-            What::WorkCompleted { qp, id, operation, status, bytes, immediate, vendor_error, .. } => {
-                let Some(at) = self.known.get(&(host, *qp)).copied() else { return };
+            LogEvent::WorkCompleted {
+                qp,
+                wr_id: id,
+                operation,
+                status,
+                bytes,
+                imm_data: immediate,
+                vendor_err: vendor_error,
+                ..
+            } => {
+                let Some(at) = self.qp_by_number.get(&(host, *qp)).copied() else { return };
                 let (Some(operation), Some(status)) =
-                    (CompletionOperation::from_name(operation), Status::from_name(status))
+                    (CompletionOpcode::from_name(operation), CompletionStatus::from_name(status))
                 else {
                     return;
                 };
@@ -181,14 +190,14 @@ impl<'p> Live<'p> {
                     None => CompletionFlags::empty(),
                 };
                 let completion = Completion {
-                    id: *id,
+                    wr_id: *id,
                     status,
-                    operation,
+                    opcode: operation,
                     flags,
-                    bytes: *bytes,
-                    immediate: immediate.unwrap_or(0),
-                    queue_pair: Qpn::new(*qp),
-                    source: Qpn::default(),
+                    byte_len: *bytes,
+                    imm_data: immediate.unwrap_or(0),
+                    qpn: Qpn::new(*qp),
+                    src_qp: Qpn::default(),
                     service_level: 0,
                     vendor_error: *vendor_error,
                     timestamp: time_ns,
@@ -197,84 +206,91 @@ impl<'p> Live<'p> {
                     self.record.reasons.insert((at, *id, operation.is_receive()), why.clone());
                 }
                 let (posted_ns, bytes) = (time_ns, *bytes);
-                self.account.seen.push(Seen { time_ns, qp: at, completion, origin: None, posted_ns, bytes });
-                self.tell(time_ns, host, Some(at), Moment::Completed { completion });
+                self.log.completions.push(ObservedCompletion {
+                    time_ns,
+                    qp: at,
+                    completion,
+                    origin: None,
+                    posted_ns,
+                    bytes,
+                });
+                self.append(time_ns, host, Some(at), RecordedEvent::Completed { completion });
             }
-            What::AsyncEvent { event, .. } => {
+            LogEvent::AsyncEventRaised { event, .. } => {
                 if let Some(name) = AsyncEvent::NAMES.into_iter().find(|name| name == event) {
-                    self.record.raised.push((time_ns, host, name));
-                    self.tell(time_ns, host, None, Moment::Raised { name });
+                    self.record.async_events.push((time_ns, host, name));
+                    self.append(time_ns, host, None, RecordedEvent::AsyncEvent { name });
                 }
             }
-            What::Fault { rule: Some(rule), .. } => {
-                self.tell(time_ns, host, None, Moment::Fired { rule: RuleId(*rule) });
+            LogEvent::Fault { rule: Some(rule), .. } => {
+                self.append(time_ns, host, None, RecordedEvent::RuleFired { rule: RuleId(*rule) });
             }
             _ => {}
         }
     }
 
     /// A queue pair of a program takes the place of the next one of the plan.
-    fn meet(&mut self, time_ns: u64, host: usize, number: u32) {
-        let place = self.met[host];
-        self.met[host] += 1;
-        self.known.remove(&(host, number));
+    fn assign_role(&mut self, time_ns: u64, host: usize, number: u32) {
+        let place = self.matched_qps[host];
+        self.matched_qps[host] += 1;
+        self.qp_by_number.remove(&(host, number));
         // One without a name has taken its place all the same.
-        if let Some(Some(qp)) = self.waiting[host].get(place).copied() {
-            self.known.insert((host, number), qp);
-            self.state(time_ns, host, qp, State::ReadyToReceive, None);
+        if let Some(Some(qp)) = self.expected_qps[host].get(place).copied() {
+            self.qp_by_number.insert((host, number), qp);
+            self.state(time_ns, host, qp, QpState::ReadyToReceive, None);
         }
     }
 
-    fn state(&mut self, time_ns: u64, host: usize, qp: usize, to: State, why: Option<&str>) {
+    fn state(&mut self, time_ns: u64, host: usize, qp: usize, to: QpState, why: Option<&str>) {
         self.states[qp] = Some(to);
         self.record.states.push((time_ns, qp, to, why.unwrap_or("the program asked for it").to_owned()));
-        self.tell(time_ns, host, Some(qp), Moment::State { to });
+        self.append(time_ns, host, Some(qp), RecordedEvent::StateChanged { to });
     }
 
-    fn tell(&mut self, time_ns: u64, host: usize, qp: Option<usize>, moment: Moment) {
-        self.record.story.push(Told { time_ns, host: Some(host), qp, moment });
+    fn append(&mut self, time_ns: u64, host: usize, qp: Option<usize>, moment: RecordedEvent) {
+        self.record.timeline.push(TimelineEntry { time_ns, host: Some(host), qp, event: moment });
     }
 
     /// A program of the plan ended with this exit code; `said` are its last words.
-    pub fn exited(&mut self, command: usize, code: i32, said: String) {
+    pub fn on_exit(&mut self, command: usize, code: i32, said: String) {
         self.exits.insert(command, (code, said));
     }
 
     /// Judges what happened: with the tallies of all rules of all cards, and what each card counted meanwhile.
-    pub fn judge(&self, tallies: &[(RuleId, Tally)], counters: Vec<Counters>) -> Outcome {
+    pub fn evaluate(&self, tallies: &[(RuleId, RuleCounters)], counters: Vec<Counters>) -> Outcome {
         let of = |id: RuleId| tallies.iter().filter(move |(rule, _)| *rule == id).map(|(_, tally)| tally);
-        let counted = self.plan.counts.iter();
+        let counted = self.plan.counting_rules.iter();
         let counted = counted.map(|count| of(count.rule.id).map(|tally| tally.matched).sum()).collect();
-        let mut fired = self.account.fired.clone();
+        let mut fired = self.log.fired.clone();
         for fault in &self.plan.faults {
             if matches!(fault.kind, FaultKind::Packets { .. }) {
                 fired.insert(fault.id, of(fault.id).map(|tally| tally.fired).sum());
             }
         }
-        let evidence = Evidence {
+        let evidence = RunResults {
             record: &self.record,
-            account: &self.account,
-            counted,
+            log: &self.log,
+            counted_packets: counted,
             fired,
             counters,
             states: self.states.clone(),
             ended_ns: self.ended_ns,
-            is_stuck: false,
+            timed_out: false,
             in_real_time: true,
-            of_programs: true,
+            external_programs: true,
         };
-        let mut outcome = judge::judge(self.plan, &evidence, &mut |_, _, _| Vec::new());
+        let mut outcome = evaluate::evaluate(self.plan, &evidence, &mut |_, _, _| Vec::new());
         for (index, command) in self.plan.commands.iter().enumerate() {
             let host = &self.plan.hosts[command.host].name;
             let name = &self.plan.workloads[command.workload];
-            let text = format!("program {name:?} on {host} ends with {}", command.exit);
+            let text = format!("program {name:?} on {host} ends with {}", command.exit_code);
             let (held, detail) = match self.exits.get(&index) {
-                Some((code, _)) if *code == command.exit => (true, "it did".to_owned()),
+                Some((code, _)) if *code == command.exit_code => (true, "it did".to_owned()),
                 Some((code, said)) if said.is_empty() => (false, format!("it ended with {code}")),
                 Some((code, said)) => (false, format!("it ended with {code} and said: {said}")),
                 None => (false, format!("it did not end within {}", Time(self.ended_ns))),
             };
-            outcome.expectations.push(ExpectationOutcome { text, held, detail, around: None });
+            outcome.expectations.push(ExpectationOutcome { text, held, detail, location: None });
             if !held && outcome.verdict == Verdict::Pass {
                 outcome.verdict = Verdict::Fail;
             }
@@ -284,49 +300,52 @@ impl<'p> Live<'p> {
 }
 
 /// A cable that goes down or comes up at a time.
-struct Turn {
+struct LinkTransition {
     at_ns: u64,
     cable: usize,
-    port: Port,
+    port: PortState,
     /// The fault that begins with it.
     begins: Option<RuleId>,
 }
 
 /// What a fault does to cables. The error is what else it is about, and no real program can be subjected to.
-fn turns_of(fault: &FaultPlan) -> Result<Vec<Turn>, &'static str> {
+fn link_transitions(fault: &FaultPlan) -> Result<Vec<LinkTransition>, &'static str> {
     let (at_ns, what) = match &fault.kind {
         FaultKind::Packets { .. } => return Ok(Vec::new()),
-        FaultKind::Timed { at_ns, what } => (*at_ns, what),
+        FaultKind::Timed { at_ns, fault: what } => (*at_ns, what),
         FaultKind::Completions { .. } => return Err("the completions of a program"),
-        FaultKind::Calls { .. } => return Err("the calls of a program"),
+        FaultKind::Verbs { .. } => return Err("the calls of a program"),
     };
     let (cable, states): (usize, Vec<(u64, LinkState)>) = match *what {
-        Disturbance::Incident { what: Incident::Link { cable, ways: [true, true], state }, for_ns } => {
+        TimedFault::Fabric {
+            change: FabricChange::LinkState { link: cable, directions: [true, true], state },
+            for_ns,
+        } => {
             let up = for_ns.map(|ns| (at_ns + ns, LinkState::Up));
             (cable, [(at_ns, state)].into_iter().chain(up).collect())
         }
-        Disturbance::Flap(flap) => (flap.cable, flap.turns(at_ns).collect()),
-        Disturbance::Incident { what: Incident::Link { .. }, .. } => {
+        TimedFault::Flap(flap) => (flap.link, flap.transitions(at_ns).collect()),
+        TimedFault::Fabric { change: FabricChange::LinkState { .. }, .. } => {
             return Err("a cable that goes down one way only");
         }
-        Disturbance::Kill { .. } => return Err("a program that is killed"),
+        TimedFault::KillProgram { .. } => return Err("a program that is killed"),
         _ => return Err("what happens to a host or a cable other than that it goes down"),
     };
     let turn = |(place, (at_ns, state)): (usize, (u64, LinkState))| {
         let port = match state {
-            LinkState::Up => Port::Up,
-            LinkState::Down => Port::Down,
+            LinkState::Up => PortState::Up,
+            LinkState::Down => PortState::Down,
         };
-        Turn { at_ns, cable, port, begins: (place == 0).then_some(fault.id) }
+        LinkTransition { at_ns, cable, port, begins: (place == 0).then_some(fault.id) }
     };
     Ok(states.into_iter().enumerate().map(turn).collect())
 }
 
-const fn kind_name(kind: QpKind) -> &'static str {
+const fn kind_name(kind: QpType) -> &'static str {
     match kind {
-        QpKind::Uc => "uc",
-        QpKind::Ud => "ud",
-        QpKind::XrcInitiator => "xrc-initiator",
+        QpType::Uc => "uc",
+        QpType::Ud => "ud",
+        QpType::XrcInitiator => "xrc-initiator",
         _ => "rc",
     }
 }
@@ -334,7 +353,7 @@ const fn kind_name(kind: QpKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Scenario, Values};
+    use crate::{ParameterValues, Scenario};
 
     const FILE: &str = r#"
         title = "t"
@@ -358,17 +377,17 @@ mod tests {
         finish = {}
     "#;
 
-    struct Recorded(Vec<(usize, Port)>);
+    struct Recorded(Vec<(usize, PortState)>);
 
-    impl Cards for Recorded {
-        fn set_port(&mut self, host: usize, port: Port) -> Result<(), String> {
+    impl PortControl for Recorded {
+        fn set_port(&mut self, host: usize, port: PortState) -> Result<(), String> {
             self.0.push((host, port));
             Ok(())
         }
     }
 
     /// A queue pair of alice becomes ready to receive.
-    fn arrive(live: &mut Live<'_>, qp: u32, kind: &str) {
+    fn arrive(live: &mut LiveScenario<'_>, qp: u32, kind: &str) {
         let state = format!(
             r#"{{"time":1,"host":"alice","name":"qp:state_changed","data":{{"qp":{qp},"from":"INIT","to":"RTR","reason":"asked"}}}}"#
         );
@@ -378,16 +397,16 @@ mod tests {
             "max_dest_rd_atomic":1,"send_slots":1,"receive_slots":1}}}}"#
         );
         for line in [state, configured] {
-            live.hear(&serde_json::from_str(&line).unwrap());
+            live.on_log_entry(&serde_json::from_str(&line).unwrap());
         }
     }
 
     #[test]
     fn queue_pairs_of_programs_get_their_names_in_the_order_in_which_they_get_ready() {
-        let plan = Scenario::read("f", FILE).unwrap().plan(&Values::new(), 1).unwrap();
-        let mut live = Live::new(&plan).unwrap();
+        let plan = Scenario::parse("f", FILE).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+        let mut live = LiveScenario::new(&plan).unwrap();
         assert_eq!(live.roles(0).len(), 2, "the first has no name, and takes a place");
-        assert_eq!(live.roles(0)[1].1, Plan::role(0));
+        assert_eq!(live.roles(0)[1].1, Plan::role_of(0));
         assert_eq!((live.rules(0).len(), live.rules(1).len()), (1, 0));
         arrive(&mut live, 17, "rc");
         arrive(&mut live, 18, "ud");
@@ -396,19 +415,22 @@ mod tests {
             let failed = format!(
                 r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"id":3,"operation":"write","status":"retry-exceeded","bytes":0,"cq":1,"reason":"x","vendor_error":20}}}}"#
             );
-            live.hear(&serde_json::from_str(&failed).unwrap());
+            live.on_log_entry(&serde_json::from_str(&failed).unwrap());
         }
         let ended = r#"{"time":6,"host":"alice","name":"qp:state_changed","data":{"qp":19,"from":"RTS","to":"ERR","reason":"x"}}"#;
-        live.hear(&serde_json::from_str(ended).unwrap());
+        live.on_log_entry(&serde_json::from_str(ended).unwrap());
         let mut cards = Recorded(Vec::new());
-        live.act(0, &mut cards);
-        live.act(1_000_000, &mut cards);
-        assert_eq!(cards.0, [(0, Port::Down), (1, Port::Down), (0, Port::Up), (1, Port::Up)]);
-        let tally = Tally { matched: 1, fired: 1 };
-        let outcome = live.judge(&[(RuleId(1), tally)], vec![Counters::default(); 2]);
+        live.run_due(0, &mut cards);
+        live.run_due(1_000_000, &mut cards);
+        assert_eq!(
+            cards.0,
+            [(0, PortState::Down), (1, PortState::Down), (0, PortState::Up), (1, PortState::Up)]
+        );
+        let tally = RuleCounters { matched: 1, fired: 1 };
+        let outcome = live.evaluate(&[(RuleId(1), tally)], vec![Counters::default(); 2]);
         assert_eq!(outcome.verdict, Verdict::Pass, "{:?}", outcome.expectations);
         assert_eq!(outcome.skipped.len(), 1);
-        let silent = live.judge(&[], vec![Counters::default(); 2]);
+        let silent = live.evaluate(&[], vec![Counters::default(); 2]);
         assert_eq!(silent.verdict, Verdict::Fail, "a rule that never fired");
     }
 
@@ -422,8 +444,8 @@ mod tests {
             ("qp = \"alice.1\"\naction = { hold = \"1ms\" }", "the completions of a program"),
             ("link = \"alice -> bob\"\naction = { down = {} }", "one way only"),
         ] {
-            let plan = Scenario::read("f", &fault(text)).unwrap().plan(&Values::new(), 1).unwrap();
-            let why = Live::new(&plan).err().unwrap();
+            let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
+            let why = LiveScenario::new(&plan).err().unwrap();
             assert!(why.contains(sentence), "{why}");
         }
     }
@@ -434,9 +456,9 @@ mod tests {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let text = std::fs::read_to_string(&path).unwrap();
-            let scenario = Scenario::read(&path.display().to_string(), &text).unwrap();
-            let plan = scenario.plan(&Values::new(), 1).unwrap();
-            assert!(Live::new(&plan).is_ok(), "{}", path.display());
+            let scenario = Scenario::parse(&path.display().to_string(), &text).unwrap();
+            let plan = scenario.plan(&ParameterValues::new(), 1).unwrap();
+            assert!(LiveScenario::new(&plan).is_ok(), "{}", path.display());
         }
     }
 }

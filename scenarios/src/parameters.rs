@@ -1,7 +1,7 @@
 //! Parameters: values that `--set` or the seed put into a file before it is read.
 
-use crate::language::Parameter;
-use crate::source::{Problem, Source, join};
+use crate::source::{Diagnostic, Source, join_path};
+use crate::spec::ParameterSpec;
 use serde::Deserialize;
 use softhca_fabric::Seed;
 use std::collections::BTreeMap;
@@ -9,40 +9,40 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// The parameters of a run by name, as TOML writes their values.
-pub type Values = BTreeMap<String, String>;
+pub type ParameterValues = BTreeMap<String, String>;
 
 /// What `--set NAME=all` asks for.
-pub const ALL: &str = "all";
+pub const SWEEP_ALL: &str = "all";
 
 /// The most values that a range may have.
-const MOST_VALUES: u64 = 10_000;
+const MAX_RANGE_VALUES: u64 = 10_000;
 
 /// The parameters that a file declares.
-pub(crate) fn declared(source: &Source) -> Result<BTreeMap<String, Parameter>, Problem> {
+pub(crate) fn parse_declarations(source: &Source) -> Result<BTreeMap<String, ParameterSpec>, Diagnostic> {
     #[derive(Deserialize)]
     struct Part {
         #[serde(default)]
-        parameters: BTreeMap<String, Parameter>,
+        parameters: BTreeMap<String, ParameterSpec>,
     }
-    let part: Part = toml::from_str(&source.text).map_err(|error| source.toml_problem(&error))?;
+    let part: Part = toml::from_str(&source.text).map_err(|error| source.toml_error(&error))?;
     for (name, parameter) in &part.parameters {
-        let path = join("parameters", name);
+        let path = join_path("parameters", name);
         if !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-') {
             return Err(source
-                .problem(&path, format!("{name:?}: a parameter is named with letters, digits, _ and -")));
+                .error_at(&path, format!("{name:?}: a parameter is named with letters, digits, _ and -")));
         }
         if let Some(range) = parameter.range {
             if !parameter.values.is_empty() {
-                return Err(source.problem(&path, "a parameter has `values` or a `range`, not both"));
+                return Err(source.error_at(&path, "a parameter has `values` or a `range`, not both"));
             }
-            if parameter.step == 0 || (range.0.last - range.0.first) / parameter.step >= MOST_VALUES {
-                let message = format!("a range has a step above 0 and at most {MOST_VALUES} values");
-                return Err(source.problem(&join(&path, "range"), message));
+            if parameter.step == 0 || (range.0.last - range.0.first) / parameter.step >= MAX_RANGE_VALUES {
+                let message = format!("a range has a step above 0 and at most {MAX_RANGE_VALUES} values");
+                return Err(source.error_at(&join_path(&path, "range"), message));
             }
         }
-        if parameter.by_seed && choices(parameter).is_empty() {
+        if parameter.by_seed && sweep_values(parameter).is_empty() {
             return Err(source
-                .problem(&path, "the seed cannot pick a value: there is nothing to pick from")
+                .error_at(&path, "the seed cannot pick a value: there is nothing to pick from")
                 .help("give `values` or a `range`"));
         }
     }
@@ -50,7 +50,7 @@ pub(crate) fn declared(source: &Source) -> Result<BTreeMap<String, Parameter>, P
 }
 
 /// The values of a sweep, as TOML writes them.
-pub(crate) fn choices(parameter: &Parameter) -> Vec<String> {
+pub(crate) fn sweep_values(parameter: &ParameterSpec) -> Vec<String> {
     match parameter.range {
         Some(range) => {
             (range.0.first..=range.0.last).step_by(parameter.step as usize).map(|n| n.to_string()).collect()
@@ -60,12 +60,16 @@ pub(crate) fn choices(parameter: &Parameter) -> Vec<String> {
 }
 
 /// The values of one run: what was set, what the seed picks, else the defaults.
-pub(crate) fn choose(declared: &BTreeMap<String, Parameter>, set: &Values, seed: u64) -> Values {
-    let value = |(index, (name, parameter)): (usize, (&String, &Parameter))| {
+pub(crate) fn resolve(
+    declared: &BTreeMap<String, ParameterSpec>,
+    set: &ParameterValues,
+    seed: u64,
+) -> ParameterValues {
+    let value = |(index, (name, parameter)): (usize, (&String, &ParameterSpec))| {
         let value = match set.get(name) {
             Some(value) => value.clone(),
             None if parameter.by_seed => {
-                let choices = choices(parameter);
+                let choices = sweep_values(parameter);
                 let pick = Seed(seed).below(choices.len() as u64, &[0x7061_7261, index as u64]);
                 choices[pick as usize].clone()
             }
@@ -79,28 +83,30 @@ pub(crate) fn choose(declared: &BTreeMap<String, Parameter>, set: &Values, seed:
 /// Checks what `--set` asks for, and turns it into a list of settings: several if a parameter is swept.
 pub(crate) fn sweep(
     source: &Source,
-    declared: &BTreeMap<String, Parameter>,
+    declared: &BTreeMap<String, ParameterSpec>,
     set: &[(String, String)],
-) -> Result<Vec<Values>, Problem> {
-    let mut runs = vec![Values::new()];
+) -> Result<Vec<ParameterValues>, Diagnostic> {
+    let mut runs = vec![ParameterValues::new()];
     for (name, text) in set {
         let Some(parameter) = declared.get(name) else {
             let message = format!("--set {name}={text}: the file has no parameter {name:?}");
-            return Err(source.nowhere(message).suggest(name, declared.keys().map(String::as_str)));
+            return Err(source
+                .error_without_position(message)
+                .suggest(name, declared.keys().map(String::as_str)));
         };
-        let choices = choices(parameter);
-        let wanted = if text == ALL {
+        let choices = sweep_values(parameter);
+        let wanted = if text == SWEEP_ALL {
             if choices.is_empty() {
                 let message = format!("--set {name}=all: the parameter has no `values` and no `range`");
-                return Err(source.problem(&join("parameters", name), message));
+                return Err(source.error_at(&join_path("parameters", name), message));
             }
             choices
         } else {
-            let value = literal(text);
+            let value = to_toml_literal(text);
             if !choices.is_empty() && !choices.contains(&value) {
                 let message = format!("--set {name}={text}: not one of the values of the parameter");
-                let problem = source.problem(&join("parameters", name), message);
-                return Err(problem.help(format!("there are: {}", shortened(&choices))));
+                let problem = source.error_at(&join_path("parameters", name), message);
+                return Err(problem.help(format!("there are: {}", abbreviate(&choices))));
             }
             vec![value]
         };
@@ -118,7 +124,7 @@ pub(crate) fn sweep(
     Ok(runs)
 }
 
-fn shortened(choices: &[String]) -> String {
+fn abbreviate(choices: &[String]) -> String {
     match choices {
         [first, .., last] if choices.len() > 12 => format!("{first} … {last}"),
         _ => choices.join(", "),
@@ -126,7 +132,7 @@ fn shortened(choices: &[String]) -> String {
 }
 
 /// A value as TOML writes it; what is no number, boolean or list is a string.
-fn literal(text: &str) -> String {
+fn to_toml_literal(text: &str) -> String {
     #[derive(Deserialize)]
     struct Holder {
         value: toml::Value,
@@ -141,38 +147,38 @@ fn literal(text: &str) -> String {
 pub(crate) fn substitute<'i>(
     source: &Source,
     tree: &mut Spanned<DeTable<'i>>,
-    values: &'i Values,
-) -> Result<(), Problem> {
+    values: &'i ParameterValues,
+) -> Result<(), Diagnostic> {
     for (key, value) in tree.get_mut().iter_mut() {
         if key.get_ref() != "parameters" {
-            put(source, value, key.get_ref(), values)?;
+            substitute_value(source, value, key.get_ref(), values)?;
         }
     }
     Ok(())
 }
 
-fn put<'i>(
+fn substitute_value<'i>(
     source: &Source,
     value: &mut Spanned<DeValue<'i>>,
     path: &str,
-    values: &'i Values,
-) -> Result<(), Problem> {
+    values: &'i ParameterValues,
+) -> Result<(), Diagnostic> {
     let unknown = |name: &str| {
         let message = format!("${name}: the file has no such parameter");
-        source.problem(path, message).suggest(name, values.keys().map(String::as_str))
+        source.error_at(path, message).suggest(name, values.keys().map(String::as_str))
     };
     match value.get_mut() {
         DeValue::String(text) => {
             if let Some(name) = text.strip_prefix('$').filter(|name| !name.starts_with('{')) {
                 let literal = values.get(name).ok_or_else(|| unknown(name))?;
-                let parsed = DeValue::parse(literal).map_err(|error| source.toml_problem(&error))?;
+                let parsed = DeValue::parse(literal).map_err(|error| source.toml_error(&error))?;
                 *value.get_mut() = parsed.into_inner();
             } else if text.contains("${") {
                 let mut result = String::new();
                 let mut rest = &text[..];
                 while let Some((before, after)) = rest.split_once("${") {
                     let Some((name, behind)) = after.split_once('}') else {
-                        return Err(source.problem(path, "`${` has no `}`"));
+                        return Err(source.error_at(path, "`${` has no `}`"));
                     };
                     result += before;
                     // The addresses of hosts are put in when the program runs.
@@ -189,12 +195,12 @@ fn put<'i>(
         }
         DeValue::Array(items) => {
             for (index, item) in items.iter_mut().enumerate() {
-                put(source, item, &join(path, &index.to_string()), values)?;
+                substitute_value(source, item, &join_path(path, &index.to_string()), values)?;
             }
         }
         DeValue::Table(table) => {
             for (key, item) in table.iter_mut() {
-                put(source, item, &join(path, key.get_ref()), values)?;
+                substitute_value(source, item, &join_path(path, key.get_ref()), values)?;
             }
         }
         _ => {}

@@ -2,7 +2,7 @@
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
-use softhca_fabric::{PER_BILLION, Span};
+use softhca_fabric::{InclusiveRange, PER_BILLION};
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
@@ -11,41 +11,45 @@ use std::str::FromStr;
 /// What can be written as a string, and perhaps as a bare number.
 trait Notation: FromStr<Err = String> {
     /// What it is, for messages.
-    const WHAT: &'static str;
+    const DESCRIPTION: &'static str;
     /// Examples, for messages and the schema.
     const EXAMPLES: &'static [&'static str];
 
     /// The value of a whole number without a unit, if one makes sense.
-    fn from_whole(number: i64) -> Option<Self> {
+    fn from_integer(number: i64) -> Option<Self> {
         let _ = number;
         None
     }
 
     /// The value of a fraction without a unit, if one makes sense.
-    fn from_fraction(number: f64) -> Option<Self> {
+    fn from_float(number: f64) -> Option<Self> {
         let _ = number;
         None
     }
 }
 
-struct Reader<T>(PhantomData<T>);
+struct NotationVisitor<T>(PhantomData<T>);
 
-impl<T: Notation> Visitor<'_> for Reader<T> {
+impl<T: Notation> Visitor<'_> for NotationVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} such as {}", T::WHAT, T::EXAMPLES.join(", "))
+        write!(f, "{} such as {}", T::DESCRIPTION, T::EXAMPLES.join(", "))
     }
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(|why| {
-            E::custom(format!("{text:?} is not {}: {why}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+            E::custom(format!(
+                "{text:?} is not {}: {why}; examples: {}",
+                T::DESCRIPTION,
+                T::EXAMPLES.join(", ")
+            ))
         })
     }
 
     fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
-        T::from_whole(number).ok_or_else(|| {
-            E::custom(format!("{number} is not {}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+        T::from_integer(number).ok_or_else(|| {
+            E::custom(format!("{number} is not {}; examples: {}", T::DESCRIPTION, T::EXAMPLES.join(", ")))
         })
     }
 
@@ -54,8 +58,8 @@ impl<T: Notation> Visitor<'_> for Reader<T> {
     }
 
     fn visit_f64<E: de::Error>(self, number: f64) -> Result<T, E> {
-        T::from_fraction(number).ok_or_else(|| {
-            E::custom(format!("{number} is not {}; examples: {}", T::WHAT, T::EXAMPLES.join(", ")))
+        T::from_float(number).ok_or_else(|| {
+            E::custom(format!("{number} is not {}; examples: {}", T::DESCRIPTION, T::EXAMPLES.join(", ")))
         })
     }
 }
@@ -64,7 +68,7 @@ macro_rules! notation {
     ($name:ident, [$($kind:literal),*]) => {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
-                deserializer.deserialize_any(Reader(PhantomData))
+                deserializer.deserialize_any(NotationVisitor(PhantomData))
             }
         }
 
@@ -77,7 +81,7 @@ macro_rules! notation {
                 let kinds: &[&str] = &[$($kind),*];
                 json_schema!({
                     "type": kinds,
-                    "description": $name::WHAT,
+                    "description": $name::DESCRIPTION,
                     "examples": $name::EXAMPLES,
                 })
             }
@@ -86,7 +90,7 @@ macro_rules! notation {
 }
 
 /// A decimal number of units as a whole number of the smallest; no floating point, so no rounding.
-fn scaled(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
+fn parse_with_unit(text: &str, units: &[(&str, u64)]) -> Result<u64, String> {
     let text = text.trim();
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_').unwrap_or(text.len());
     let (number, unit) = (text[..split].replace('_', ""), text[split..].trim());
@@ -133,8 +137,8 @@ impl FromStr for Time {
             ("s", 1_000_000_000),
             ("min", 60_000_000_000),
         ];
-        match scaled(text, &units)? {
-            ns if ns > Time::MOST.0 => Err("a run lasts a day at most".into()),
+        match parse_with_unit(text, &units)? {
+            ns if ns > Time::MAX.0 => Err("a run lasts a day at most".into()),
             ns => Ok(Time(ns)),
         }
     }
@@ -142,14 +146,14 @@ impl FromStr for Time {
 
 impl Time {
     /// The longest: a day. Sums of such times, and many of them, are numbers still.
-    pub const MOST: Time = Time(86_400_000_000_000);
+    pub const MAX: Time = Time(86_400_000_000_000);
 }
 
 impl Notation for Time {
-    const WHAT: &'static str = "a time with its unit";
+    const DESCRIPTION: &'static str = "a time with its unit";
     const EXAMPLES: &'static [&'static str] = &["\"500ns\"", "\"1.5us\"", "\"10ms\"", "\"2s\""];
 
-    fn from_whole(number: i64) -> Option<Time> {
+    fn from_integer(number: i64) -> Option<Time> {
         (number == 0).then_some(Time(0))
     }
 }
@@ -189,15 +193,15 @@ impl FromStr for Rate {
             ("mb/s", 1_000_000),
             ("gb/s", 1_000_000_000),
         ];
-        scaled(text, &units).map(Rate)
+        parse_with_unit(text, &units).map(Rate)
     }
 }
 
 impl Notation for Rate {
-    const WHAT: &'static str = "a rate in bits per second with its unit";
+    const DESCRIPTION: &'static str = "a rate in bits per second with its unit";
     const EXAMPLES: &'static [&'static str] = &["\"100gbit\"", "\"2.5gbit\"", "\"40mbit\""];
 
-    fn from_whole(number: i64) -> Option<Rate> {
+    fn from_integer(number: i64) -> Option<Rate> {
         (number == 0).then_some(Rate(0))
     }
 }
@@ -235,15 +239,15 @@ impl FromStr for Size {
             ("MiB", 1 << 20),
             ("GiB", 1 << 30),
         ];
-        scaled(text, &units).map(Size)
+        parse_with_unit(text, &units).map(Size)
     }
 }
 
 impl Notation for Size {
-    const WHAT: &'static str = "a number of bytes";
+    const DESCRIPTION: &'static str = "a number of bytes";
     const EXAMPLES: &'static [&'static str] = &["4000", "\"64KiB\"", "\"4MB\""];
 
-    fn from_whole(number: i64) -> Option<Size> {
+    fn from_integer(number: i64) -> Option<Size> {
         number.try_into().ok().map(Size)
     }
 }
@@ -252,19 +256,21 @@ notation!(Size, ["string", "integer"]);
 
 /// A probability in parts per billion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Share(pub u32);
+pub struct Probability(pub u32);
 
-impl Share {
-    fn of(fraction: f64) -> Option<Share> {
+impl Probability {
+    fn from_fraction(fraction: f64) -> Option<Probability> {
         // Rounded to the nearest billionth: the same on every machine, since IEEE 754 is.
-        (0.0..=1.0).contains(&fraction).then(|| Share((fraction * f64::from(PER_BILLION)).round() as u32))
+        (0.0..=1.0)
+            .contains(&fraction)
+            .then(|| Probability((fraction * f64::from(PER_BILLION)).round() as u32))
     }
 }
 
-impl FromStr for Share {
+impl FromStr for Probability {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Share, String> {
+    fn from_str(text: &str) -> Result<Probability, String> {
         let out_of_range = || "it is not between 0 and 1".to_owned();
         if let Some((part, whole)) = text.split_once('/') {
             let number =
@@ -273,97 +279,97 @@ impl FromStr for Share {
             if whole == 0 || part > whole {
                 return Err(out_of_range());
             }
-            return Ok(Share((u128::from(part) * u128::from(PER_BILLION) / u128::from(whole)) as u32));
+            return Ok(Probability((u128::from(part) * u128::from(PER_BILLION) / u128::from(whole)) as u32));
         }
         let (text, divisor) = text.strip_suffix('%').map_or((text, 1.0), |text| (text, 100.0));
         let number: f64 = text.trim().parse().map_err(|_| "it is no number".to_owned())?;
-        Share::of(number / divisor).ok_or_else(out_of_range)
+        Probability::from_fraction(number / divisor).ok_or_else(out_of_range)
     }
 }
 
-impl Notation for Share {
-    const WHAT: &'static str = "a probability";
+impl Notation for Probability {
+    const DESCRIPTION: &'static str = "a probability";
     const EXAMPLES: &'static [&'static str] = &["0.01", "\"1%\"", "\"1/256\""];
 
-    fn from_whole(number: i64) -> Option<Share> {
-        Share::of(number as f64)
+    fn from_integer(number: i64) -> Option<Probability> {
+        Probability::from_fraction(number as f64)
     }
 
-    fn from_fraction(number: f64) -> Option<Share> {
-        Share::of(number)
+    fn from_float(number: f64) -> Option<Probability> {
+        Probability::from_fraction(number)
     }
 }
 
-notation!(Share, ["string", "number"]);
+notation!(Probability, ["string", "number"]);
 
 /// How many of something are expected: exactly, at least, at most, or within a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Amount {
+pub struct CountRange {
     /// The smallest that will do.
-    pub least: u64,
+    pub min: u64,
     /// The largest that will do.
-    pub most: u64,
+    pub max: u64,
 }
 
-impl Amount {
+impl CountRange {
     /// One or more.
-    pub const SOME: Amount = Amount { least: 1, most: u64::MAX };
+    pub const AT_LEAST_ONE: CountRange = CountRange { min: 1, max: u64::MAX };
 
     /// Exactly so many.
-    pub const fn exactly(number: u64) -> Amount {
-        Amount { least: number, most: number }
+    pub const fn exactly(number: u64) -> CountRange {
+        CountRange { min: number, max: number }
     }
 
     /// Whether `number` will do.
-    pub const fn holds(self, number: u64) -> bool {
-        self.least <= number && number <= self.most
+    pub const fn contains(self, number: u64) -> bool {
+        self.min <= number && number <= self.max
     }
 }
 
-impl FromStr for Amount {
+impl FromStr for CountRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Amount, String> {
+    fn from_str(text: &str) -> Result<CountRange, String> {
         let number = |text: &str| {
             let digits = text.trim().replace('_', "");
             digits.parse::<u64>().map_err(|_| format!("{:?} is no whole number", text.trim()))
         };
         let text = text.trim();
         let amount = if let Some(rest) = text.strip_prefix(">=") {
-            Amount { least: number(rest)?, most: u64::MAX }
+            CountRange { min: number(rest)?, max: u64::MAX }
         } else if let Some(rest) = text.strip_prefix("<=") {
-            Amount { least: 0, most: number(rest)? }
+            CountRange { min: 0, max: number(rest)? }
         } else if let Some(rest) = text.strip_prefix('>') {
-            Amount { least: number(rest)?.saturating_add(1), most: u64::MAX }
+            CountRange { min: number(rest)?.saturating_add(1), max: u64::MAX }
         } else if let Some(rest) = text.strip_prefix('<') {
             let most = number(rest)?.checked_sub(1).ok_or("nothing is below 0")?;
-            Amount { least: 0, most }
+            CountRange { min: 0, max: most }
         } else if let Some((first, last)) = text.split_once("..") {
-            Amount { least: number(first)?, most: number(last)? }
+            CountRange { min: number(first)?, max: number(last)? }
         } else {
-            Amount::exactly(number(text)?)
+            CountRange::exactly(number(text)?)
         };
-        match amount.least <= amount.most {
+        match amount.min <= amount.max {
             true => Ok(amount),
             false => Err("the range is empty".into()),
         }
     }
 }
 
-impl Notation for Amount {
-    const WHAT: &'static str = "an amount";
+impl Notation for CountRange {
+    const DESCRIPTION: &'static str = "an amount";
     const EXAMPLES: &'static [&'static str] = &["1", "\">= 2\"", "\"< 10\"", "\"3..5\""];
 
-    fn from_whole(number: i64) -> Option<Amount> {
-        number.try_into().ok().map(Amount::exactly)
+    fn from_integer(number: i64) -> Option<CountRange> {
+        number.try_into().ok().map(CountRange::exactly)
     }
 }
 
-notation!(Amount, ["string", "integer"]);
+notation!(CountRange, ["string", "integer"]);
 
-impl fmt::Display for Amount {
+impl fmt::Display for CountRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.least, self.most) {
+        match (self.min, self.max) {
             (least, most) if least == most => write!(f, "{least}"),
             (least, u64::MAX) => write!(f, "at least {least}"),
             (0, most) => write!(f, "at most {most}"),
@@ -374,68 +380,69 @@ impl fmt::Display for Amount {
 
 /// Whole numbers from one to another: `3`, `"1..5"` (both included), `"2.."`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbers(pub Span);
+pub struct IntegerRange(pub InclusiveRange);
 
-impl FromStr for Numbers {
+impl FromStr for IntegerRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Numbers, String> {
-        span(text, |text| text.parse().map_err(|_| format!("{text:?} is no whole number"))).map(Numbers)
+    fn from_str(text: &str) -> Result<IntegerRange, String> {
+        parse_range(text, |text| text.parse().map_err(|_| format!("{text:?} is no whole number")))
+            .map(IntegerRange)
     }
 }
 
-impl Notation for Numbers {
-    const WHAT: &'static str = "a number or a range of numbers";
+impl Notation for IntegerRange {
+    const DESCRIPTION: &'static str = "a number or a range of numbers";
     const EXAMPLES: &'static [&'static str] = &["3", "\"1..5\"", "\"2..\""];
 
-    fn from_whole(number: i64) -> Option<Numbers> {
-        number.try_into().ok().map(|number| Numbers(Span::exactly(number)))
+    fn from_integer(number: i64) -> Option<IntegerRange> {
+        number.try_into().ok().map(|number| IntegerRange(InclusiveRange::exactly(number)))
     }
 }
 
-notation!(Numbers, ["string", "integer"]);
+notation!(IntegerRange, ["string", "integer"]);
 
 /// A span of time: `"10us..20us"`, `"1ms.."`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window(pub Span);
+pub struct TimeWindow(pub InclusiveRange);
 
-impl FromStr for Window {
+impl FromStr for TimeWindow {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Window, String> {
+    fn from_str(text: &str) -> Result<TimeWindow, String> {
         if !text.contains("..") {
             return Err("it has a beginning and an end, with .. between them".into());
         }
-        span(text, |text| match text {
+        parse_range(text, |text| match text {
             "0" => Ok(0),
             text => Ok(text.parse::<Time>()?.0),
         })
-        .map(Window)
+        .map(TimeWindow)
     }
 }
 
-impl Notation for Window {
-    const WHAT: &'static str = "a span of time";
+impl Notation for TimeWindow {
+    const DESCRIPTION: &'static str = "a span of time";
     const EXAMPLES: &'static [&'static str] = &["\"10us..20us\"", "\"1ms..\"", "\"0..5us\""];
 }
 
-notation!(Window, ["string"]);
+notation!(TimeWindow, ["string"]);
 
 /// PSNs: relative to the first of the queue pair with a plus sign, absolute without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Psns {
+pub enum PsnRange {
     /// Counted from the first request of the queue pair: `"+1"`, `"+1..+5"`, `"+3.."`.
-    Relative(Span),
+    Relative(InclusiveRange),
     /// As in the packet: `"0x00abcd"`, `77`.
-    Absolute(Span),
+    Absolute(InclusiveRange),
 }
 
-impl FromStr for Psns {
+impl FromStr for PsnRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Psns, String> {
+    fn from_str(text: &str) -> Result<PsnRange, String> {
         let relative = text.trim().starts_with('+');
-        let parsed = span(text, |text| {
+        let parsed = parse_range(text, |text| {
             let digits = match (relative, text.strip_prefix('+')) {
                 (true, Some(digits)) => digits,
                 (false, None) => text,
@@ -450,27 +457,27 @@ impl FromStr for Psns {
         if !relative && parsed.first >= 1 << 24 {
             return Err("a PSN has 24 bits".into());
         }
-        Ok(if relative { Psns::Relative(parsed) } else { Psns::Absolute(parsed) })
+        Ok(if relative { PsnRange::Relative(parsed) } else { PsnRange::Absolute(parsed) })
     }
 }
 
-impl Notation for Psns {
-    const WHAT: &'static str = "a PSN or a range of them";
+impl Notation for PsnRange {
+    const DESCRIPTION: &'static str = "a PSN or a range of them";
     const EXAMPLES: &'static [&'static str] = &["\"+1\"", "\"+1..+5\"", "\"+3..\"", "\"0xabcdef\""];
 
-    fn from_whole(number: i64) -> Option<Psns> {
-        (0..1 << 24).contains(&number).then(|| Psns::Absolute(Span::exactly(number as u64)))
+    fn from_integer(number: i64) -> Option<PsnRange> {
+        (0..1 << 24).contains(&number).then(|| PsnRange::Absolute(InclusiveRange::exactly(number as u64)))
     }
 }
 
-notation!(Psns, ["string", "integer"]);
+notation!(PsnRange, ["string", "integer"]);
 
-fn span(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Result<Span, String> {
+fn parse_range(text: &str, number: impl Fn(&str) -> Result<u64, String>) -> Result<InclusiveRange, String> {
     let text = text.trim();
     let span = match text.split_once("..") {
-        None => Span::exactly(number(text)?),
-        Some((first, "")) => Span::starting(number(first.trim())?),
-        Some((first, last)) => Span { first: number(first.trim())?, last: number(last.trim())? },
+        None => InclusiveRange::exactly(number(text)?),
+        Some((first, "")) => InclusiveRange::at_least(number(first.trim())?),
+        Some((first, last)) => InclusiveRange { first: number(first.trim())?, last: number(last.trim())? },
     };
     if span.first > span.last { Err("the range is empty".into()) } else { Ok(span) }
 }
@@ -488,8 +495,8 @@ mod tests {
         assert_eq!("2.5 Gb/s".parse(), Ok(Rate(2_500_000_000)));
         assert_eq!("4MB".parse(), Ok(Size(4_000_000)));
         assert_eq!("4MiB".parse(), Ok(Size(4 << 20)));
-        assert_eq!("1/256".parse(), Ok(Share(3_906_250)));
-        assert_eq!("1%".parse(), Ok(Share(10_000_000)));
+        assert_eq!("1/256".parse(), Ok(Probability(3_906_250)));
+        assert_eq!("1%".parse(), Ok(Probability(10_000_000)));
     }
 
     #[test]
@@ -500,14 +507,14 @@ mod tests {
         assert_eq!(time("0.5ns"), "more decimal places than the smallest unit has");
         assert_eq!(time("us"), "a number is missing");
         assert!(time("99999999999999999999s").contains("too large"));
-        assert_eq!("5..3".parse::<Numbers>().unwrap_err(), "the range is empty");
-        assert_eq!("+5..7".parse::<Psns>().unwrap_err(), "either both ends have a plus sign or none has");
-        assert_eq!("3/2".parse::<Share>().unwrap_err(), "it is not between 0 and 1");
+        assert_eq!("5..3".parse::<IntegerRange>().unwrap_err(), "the range is empty");
+        assert_eq!("+5..7".parse::<PsnRange>().unwrap_err(), "either both ends have a plus sign or none has");
+        assert_eq!("3/2".parse::<Probability>().unwrap_err(), "it is not between 0 and 1");
     }
 
     #[test]
     fn amounts_compare() {
-        let holds = |text: &str, number| text.parse::<Amount>().unwrap().holds(number);
+        let holds = |text: &str, number| text.parse::<CountRange>().unwrap().contains(number);
         assert!(holds(">= 2", 2) && !holds(">= 2", 1));
         assert!(holds("< 2", 1) && !holds("< 2", 2));
         assert!(holds("3..5", 5) && !holds("3..5", 6));

@@ -1,6 +1,6 @@
 //! What a run came to: verdict, rules, expectations, and how it is written for programs.
 
-use crate::parameters::Values;
+use crate::parameters::ParameterValues;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -38,12 +38,12 @@ pub struct ExpectationOutcome {
     pub detail: String,
     /// Where to look, if it did not hold.
     #[serde(skip)]
-    pub around: Option<Around>,
+    pub location: Option<TraceLocation>,
 }
 
 /// A place in a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Around {
+pub struct TraceLocation {
     /// When.
     pub time_ns: u64,
     /// Whose ladder.
@@ -52,7 +52,7 @@ pub struct Around {
 
 /// An expectation that was not looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Skipped {
+pub struct SkippedExpectation {
     /// It in words.
     pub text: String,
     /// Why not.
@@ -61,7 +61,7 @@ pub struct Skipped {
 
 /// What a run wrote down.
 #[derive(Clone, Debug, Default)]
-pub struct Artefacts {
+pub struct Artifacts {
     /// The event log, JSON lines.
     pub events: Vec<u8>,
     /// The capture, pcapng.
@@ -82,24 +82,24 @@ pub struct Outcome {
     /// What became of each expectation.
     pub expectations: Vec<ExpectationOutcome>,
     /// Expectations that were not looked at.
-    pub skipped: Vec<Skipped>,
+    pub skipped: Vec<SkippedExpectation>,
     /// The SHA-256 of the event log, in virtual time.
     pub trace_sha256: Option<String>,
     /// The SHA-256 of what virtual and real time have in common, in real time.
     pub order_sha256: Option<String>,
     /// What virtual and real time have in common, where it was kept.
-    pub story: Option<softhca_trace::Story>,
+    pub comparable_trace: Option<softhca_trace::ComparableTrace>,
     /// When the last thing happened, in nanoseconds.
     pub ended_ns: u64,
     /// Goodput of every workload in bits per second, by name.
     pub goodput: BTreeMap<String, u64>,
     /// What was written down, if it was asked for.
-    pub artefacts: Option<Artefacts>,
+    pub artifacts: Option<Artifacts>,
 }
 
 /// A run as a line of JSON. The order of the keys is part of the format.
 #[derive(Clone, Debug, Serialize)]
-pub struct Line<'a> {
+pub struct RunReport<'a> {
     /// The file, as it was named.
     pub scenario: &'a str,
     /// What it shows.
@@ -122,11 +122,11 @@ pub struct Line<'a> {
     /// What became of each expectation.
     pub expectations: &'a [ExpectationOutcome],
     /// Expectations that were not looked at.
-    #[serde(skip_serializing_if = "<[Skipped]>::is_empty")]
-    pub skipped: &'a [Skipped],
+    #[serde(skip_serializing_if = "<[SkippedExpectation]>::is_empty")]
+    pub skipped: &'a [SkippedExpectation],
     /// The parameters.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub parameters: &'a Values,
+    pub parameters: &'a ParameterValues,
     /// Goodput of every workload in bits per second.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub goodput: &'a BTreeMap<String, u64>,
@@ -139,7 +139,7 @@ pub struct Line<'a> {
 
 impl Outcome {
     /// A run that could not be carried out.
-    pub fn broken(why: impl Into<String>) -> Outcome {
+    pub fn failed_to_run(why: impl Into<String>) -> Outcome {
         Outcome {
             verdict: Verdict::Error,
             error: Some(why.into()),
@@ -148,10 +148,10 @@ impl Outcome {
             skipped: Vec::new(),
             trace_sha256: None,
             order_sha256: None,
-            story: None,
+            comparable_trace: None,
             ended_ns: 0,
             goodput: BTreeMap::new(),
-            artefacts: None,
+            artifacts: None,
         }
     }
 
@@ -162,15 +162,15 @@ impl Outcome {
 }
 
 /// Steps of a ladder that are shown before and after a place.
-const NEIGHBOURS: usize = 10;
+const CONTEXT_STEPS: usize = 10;
 
-impl Artefacts {
+impl Artifacts {
     /// The part of a ladder that shows what went on at a place.
-    pub fn around(&self, place: &Around, style: softhca_trace::Style) -> Option<String> {
+    pub fn ladder_at(&self, place: &TraceLocation, style: softhca_trace::LadderStyle) -> Option<String> {
         let mut ladder = self.ladders.iter().find(|ladder| ladder.involves(&place.qp))?.clone();
         let time = place.time_ns as i64;
         let at = ladder.steps.iter().position(|step| step.time_ns >= time).unwrap_or(ladder.steps.len());
-        let (first, last) = (at.saturating_sub(NEIGHBOURS), (at + NEIGHBOURS).min(ladder.steps.len()));
+        let (first, last) = (at.saturating_sub(CONTEXT_STEPS), (at + CONTEXT_STEPS).min(ladder.steps.len()));
         ladder.steps = ladder.steps[first..last].to_vec();
         (!ladder.steps.is_empty()).then(|| ladder.draw(style))
     }

@@ -1,9 +1,9 @@
 //! A scenario file that was read: from text to plans.
 
-use crate::language::{File, Parameter};
-use crate::parameters::{self, Values};
+use crate::parameters::{self, ParameterValues};
 use crate::plan::{self, Plan};
-use crate::source::{Problem, Source};
+use crate::source::{Diagnostic, Source};
+use crate::spec::{ParameterSpec, ScenarioFile};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use toml::de::{DeTable, Deserializer};
@@ -12,7 +12,7 @@ use toml::de::{DeTable, Deserializer};
 #[derive(Clone, Debug)]
 pub struct Scenario {
     source: Source,
-    parameters: BTreeMap<String, Parameter>,
+    parameters: BTreeMap<String, ParameterSpec>,
     /// What the scenario shows.
     pub title: String,
     /// The seed unless the command line gives one.
@@ -22,13 +22,13 @@ pub struct Scenario {
 impl Scenario {
     /// Reads a file: `name` is what messages call it, `text` what is in it. Everything is checked with the
     /// default parameters.
-    pub fn read(name: &str, text: &str) -> Result<Scenario, Problem> {
+    pub fn parse(name: &str, text: &str) -> Result<Scenario, Diagnostic> {
         let source = Source::new(name, text)?;
-        let parameters = parameters::declared(&source)?;
+        let parameters = parameters::parse_declarations(&source)?;
         let mut scenario = Scenario { source, parameters, title: String::new(), seed: 1 };
-        let file = scenario.file(&scenario.choose(&Values::new(), 1))?;
+        let file = scenario.substituted_file(&scenario.resolve_parameters(&ParameterValues::new(), 1))?;
         (scenario.title, scenario.seed) = (file.title, file.seed);
-        scenario.plan(&Values::new(), scenario.seed)?;
+        scenario.plan(&ParameterValues::new(), scenario.seed)?;
         Ok(scenario)
     }
 
@@ -43,7 +43,7 @@ impl Scenario {
     }
 
     /// What `--set` asks for, as settings of runs: several where a parameter is swept.
-    pub fn sweep(&self, set: &[(String, String)]) -> Result<Vec<Values>, Problem> {
+    pub fn sweep(&self, set: &[(String, String)]) -> Result<Vec<ParameterValues>, Diagnostic> {
         let runs = parameters::sweep(&self.source, &self.parameters, set)?;
         for run in &runs {
             self.plan(run, self.seed)?;
@@ -51,21 +51,21 @@ impl Scenario {
         Ok(runs)
     }
 
-    fn choose(&self, set: &Values, seed: u64) -> Values {
-        parameters::choose(&self.parameters, set, seed)
+    fn resolve_parameters(&self, set: &ParameterValues, seed: u64) -> ParameterValues {
+        parameters::resolve(&self.parameters, set, seed)
     }
 
-    fn file(&self, values: &Values) -> Result<File, Problem> {
+    fn substituted_file(&self, values: &ParameterValues) -> Result<ScenarioFile, Diagnostic> {
         let source = &self.source;
-        let mut tree = DeTable::parse(&source.text).map_err(|error| source.toml_problem(&error))?;
+        let mut tree = DeTable::parse(&source.text).map_err(|error| source.toml_error(&error))?;
         parameters::substitute(source, &mut tree, values)?;
-        File::deserialize(Deserializer::from(tree)).map_err(|error| source.toml_problem(&error))
+        ScenarioFile::deserialize(Deserializer::from(tree)).map_err(|error| source.toml_error(&error))
     }
 
     /// The plan of one run.
-    pub fn plan(&self, set: &Values, seed: u64) -> Result<Plan, Problem> {
-        let values = self.choose(set, seed);
-        let file = self.file(&values)?;
+    pub fn plan(&self, set: &ParameterValues, seed: u64) -> Result<Plan, Diagnostic> {
+        let values = self.resolve_parameters(set, seed);
+        let file = self.substituted_file(&values)?;
         plan::build(&file, &self.source, values, seed)
     }
 }

@@ -5,14 +5,16 @@
 
 use crate::plan::{FaultKind, FaultPlan, Node, Plan};
 use crate::{Outcome, Verdict, sim};
-use softhca_fabric::{Choice, Classes, Direction, Fault, Repeat, Rule, Selector, Sense, Span};
+use softhca_fabric::{
+    Choice, Direction, Fault, InclusiveRange, PacketClasses, PacketType, Repeat, Rule, Selector,
+};
 
 /// Of a rule that hit more packets than this, the first so many are looked at.
-const MOST_HITS: usize = 2_000;
+const MAX_HITS: usize = 2_000;
 
 /// What remained of a list of faults.
 #[derive(Clone, Debug)]
-pub struct Shrunk {
+pub struct Minimized {
     /// The faults that are enough, as a scenario file would say them.
     pub faults: Vec<String>,
     /// How many there were, each hit counted.
@@ -22,7 +24,7 @@ pub struct Shrunk {
 }
 
 /// A fault that may be left out.
-struct Suspect {
+struct Candidate {
     plan: FaultPlan,
     text: String,
 }
@@ -31,23 +33,23 @@ struct Suspect {
 /// not fail. `tried` is told the number of each run.
 ///
 /// A rule that does not fire is no failure here: leaving out one fault often keeps another from firing.
-pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
+pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Minimized> {
     let (outcome, hits) = sim::trace_faults(plan);
     tried(1);
     let symptoms = symptoms(&outcome)?;
-    let mut suspects: Vec<Suspect> =
-        plan.faults.iter().flat_map(|fault| take_apart(plan, fault, &hits)).collect();
+    let mut suspects: Vec<Candidate> =
+        plan.faults.iter().flat_map(|fault| split_by_hit(plan, fault, &hits)).collect();
     let before = suspects.len();
     let mut runs = 1;
     let mut best = outcome;
-    let mut attempt = |suspects: &[&Suspect]| {
+    let mut attempt = |suspects: &[&Candidate]| {
         runs += 1;
         tried(runs);
         let mut fewer = plan.clone();
         fewer.faults = suspects.iter().map(|suspect| suspect.plan.clone()).collect();
         let outcome = sim::simulate(&fewer, sim::Recording::Digest);
         // Other failures than those that were there at first are another story.
-        symptoms.iter().all(|symptom| has(&outcome, symptom)).then_some(outcome)
+        symptoms.iter().all(|symptom| has_symptom(&outcome, symptom)).then_some(outcome)
     };
     // Larger pieces first: half of the list, then a quarter, then one by one until nothing more can go.
     let mut piece = suspects.len().div_ceil(2).max(1);
@@ -56,7 +58,7 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
         let mut at = 0;
         while at < suspects.len() {
             let end = (at + piece).min(suspects.len());
-            let rest: Vec<&Suspect> = suspects[..at].iter().chain(&suspects[end..]).collect();
+            let rest: Vec<&Candidate> = suspects[..at].iter().chain(&suspects[end..]).collect();
             match attempt(&rest) {
                 Some(outcome) => {
                     suspects.drain(at..end);
@@ -72,19 +74,19 @@ pub fn shrink(plan: &Plan, mut tried: impl FnMut(usize)) -> Option<Shrunk> {
         }
     }
     let faults = suspects.into_iter().map(|suspect| suspect.text).collect();
-    Some(Shrunk { faults, before, outcome: best })
+    Some(Minimized { faults, before, outcome: best })
 }
 
 /// What is wrong with a run: the expectations that did not hold, or that it could not be carried out.
 fn symptoms(outcome: &Outcome) -> Option<Vec<String>> {
     let broken = outcome.error.iter().map(|_| String::new());
     let failures =
-        outcome.failures().filter(|failure| !failure.is_about_a_rule()).map(|failure| failure.text.clone());
+        outcome.failures().filter(|failure| !failure.is_unfired_rule()).map(|failure| failure.text.clone());
     let symptoms: Vec<String> = broken.chain(failures).collect();
     (!symptoms.is_empty()).then_some(symptoms)
 }
 
-fn has(outcome: &Outcome, symptom: &str) -> bool {
+fn has_symptom(outcome: &Outcome, symptom: &str) -> bool {
     match symptom {
         "" => outcome.verdict == Verdict::Error,
         text => outcome.failures().any(|failure| failure.text == text),
@@ -92,62 +94,65 @@ fn has(outcome: &Outcome, symptom: &str) -> bool {
 }
 
 /// A rule as one fault for each packet that it hit; anything else as it is.
-fn take_apart(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<Suspect> {
+fn split_by_hit(plan: &Plan, fault: &FaultPlan, hits: &[(usize, Fault)]) -> Vec<Candidate> {
     let as_it_is = || {
         let optional = FaultPlan { optional: true, ..fault.clone() };
-        vec![Suspect { plan: optional, text: format!("the fault {:?}, as it is in the file", fault.name) }]
+        vec![Candidate { plan: optional, text: format!("the fault {:?}, as it is in the file", fault.name) }]
     };
     let FaultKind::Packets { rule, .. } = &fault.kind else { return as_it_is() };
-    let hits_one = rule.repeat.choice == Choice::Each && rule.repeat.times == Some(1);
+    let hits_one = rule.repeat.choice == Choice::All && rule.repeat.times == Some(1);
     let mine: Vec<&(usize, Fault)> =
-        hits.iter().filter(|(_, hit)| hit.cause == softhca_fabric::Cause::Rule(fault.id)).collect();
+        hits.iter().filter(|(_, hit)| hit.cause == softhca_fabric::FaultCause::Rule(fault.id)).collect();
     let nameable = |(_, hit): &&(usize, Fault)| {
-        hit.sighting.role.is_some()
-            && hit.sighting.relative_psn.is_some_and(|psn| psn >= 0)
-            && hit.sighting.transmission > 0
+        hit.packet.flow_id.is_some()
+            && hit.packet.relative_psn.is_some_and(|psn| psn >= 0)
+            && hit.packet.transmission > 0
     };
     if hits_one || !mine.iter().all(nameable) {
         return as_it_is();
     }
-    mine.into_iter().take(MOST_HITS).map(|(cable, hit)| one_hit(plan, fault, rule, *cable, hit)).collect()
+    mine.into_iter()
+        .take(MAX_HITS)
+        .map(|(cable, hit)| single_hit_fault(plan, fault, rule, *cable, hit))
+        .collect()
 }
 
-fn one_hit(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, hit: &Fault) -> Suspect {
-    let sighting = &hit.sighting;
-    let (role, psn) = (sighting.role.expect("checked"), sighting.relative_psn.expect("checked") as u64);
+fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, hit: &Fault) -> Candidate {
+    let sighting = &hit.packet;
+    let (role, psn) = (sighting.flow_id.expect("checked"), sighting.relative_psn.expect("checked") as u64);
     let selector = Selector {
         direction: Some(hit.direction),
-        classes: Some(Classes::Only(sighting.class)),
-        role: Some(role),
-        sense: sighting.sense,
-        psn: Some(Span::exactly(psn)),
-        transmission: Some(Span::exactly(sighting.transmission)),
+        classes: Some(PacketClasses::Only(sighting.class)),
+        flow_id: Some(role),
+        packet_type: sighting.packet_type,
+        psn: Some(InclusiveRange::exactly(psn)),
+        transmission: Some(InclusiveRange::exactly(sighting.transmission)),
         ..Selector::default()
     };
     let name = |node: Node| match node {
         Node::Host(host) => plan.hosts[host].name.as_str(),
         Node::Switch(switch) => plan.switches[switch].name.as_str(),
     };
-    let [first, second] = plan.cables[cable].ends.map(name);
+    let [first, second] = plan.links[cable].ends.map(name);
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
-    let class = if sighting.sense == Some(Sense::Request) { "data" } else { "answer" };
+    let class = if sighting.packet_type == Some(PacketType::Request) { "data" } else { "answer" };
     let text = format!(
         "[[fault]] # of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
          transmission = {} }}\n  action = {}\n  times = 1",
         fault.name,
         hit.effect,
-        plan.qps[Plan::of_role(role)].name,
+        plan.qps[Plan::qp_of_role(role)].name,
         sighting.transmission,
-        spoken(&rule.action)
+        action_toml(&rule.action)
     );
     // The number stays: what chance decides about a packet depends on it.
     let rule = Rule { id: rule.id, selector, repeat: Repeat::times(1), action: rule.action };
-    let kind = FaultKind::Packets { cables: vec![cable], rule };
-    Suspect { plan: FaultPlan { id: fault.id, name: fault.name.clone(), optional: true, kind }, text }
+    let kind = FaultKind::Packets { links: vec![cable], rule };
+    Candidate { plan: FaultPlan { id: fault.id, name: fault.name.clone(), optional: true, kind }, text }
 }
 
 /// An action as a scenario file says it.
-fn spoken(action: &softhca_fabric::Action) -> String {
+fn action_toml(action: &softhca_fabric::Action) -> String {
     use softhca_fabric::Action;
     match action {
         Action::Count => "\"count\"".into(),

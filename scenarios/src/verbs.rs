@@ -1,68 +1,72 @@
 //! What a plan means in verbs, alike for cards in virtual and in real time: the memory of queue pairs, their work
 //! requests, and what they offer when they connect.
 
-use crate::language::Placement;
-use crate::plan::{Area, Job, PairPlan, Work};
-use softhca_engine::QpKind;
-use softhca_queue::cm::{DATAGRAM_KEY, Parameters, PortSpace};
-use softhca_queue::{Operation, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge};
+use crate::plan::{Area, PairPlan, WorkOperation, WorkRequest};
+use crate::spec::RemoteTarget;
+use softhca_engine::QpType;
+use softhca_queue::cm::{ConnectionParameters, PortSpace, RDMA_UDP_QKEY};
+use softhca_queue::{Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
 
 /// The Q_Key of datagram pairs.
-pub(crate) const QUEUE_KEY: QueueKey = QueueKey(0x1111_1111);
+pub(crate) const DATAGRAM_QKEY: QueueKey = QueueKey(0x1111_1111);
 
 /// The Q_Key of a datagram queue pair, and of the groups that it sends to.
-pub(crate) fn key_of(pair: &PairPlan) -> QueueKey {
-    if pair.by_cm { DATAGRAM_KEY } else { QUEUE_KEY }
+pub(crate) fn qkey_of(pair: &PairPlan) -> QueueKey {
+    if pair.uses_cm { RDMA_UDP_QKEY } else { DATAGRAM_QKEY }
 }
 
 /// What is larger than this is left as zeroes: nobody looks at every byte of it.
-pub(crate) const LARGEST_FILLED: u64 = 1 << 20;
+pub(crate) const MAX_PATTERN_BYTES: u64 = 1 << 20;
 
 /// The length of the region behind four areas. Large ones are made so large that the store keeps only what is
 /// not zero.
 pub(crate) const fn region_length(area: u64) -> u64 {
     let length = 4 * area;
-    if area > LARGEST_FILLED && length < 64 << 20 { 64 << 20 } else { length }
+    if area > MAX_PATTERN_BYTES && length < 64 << 20 { 64 << 20 } else { length }
 }
 
 /// What a queue pair sends: bytes that differ at every place and for every queue pair.
-pub(crate) fn pattern(qp: usize, length: usize) -> Vec<u8> {
+pub(crate) fn fill_pattern(qp: usize, length: usize) -> Vec<u8> {
     let salt = (qp as u64 + 1) << 32;
     (0..length as u64).map(|at| ((at + salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
 /// A work request in terms of keys and addresses.
-pub(crate) fn request_of(
+pub(crate) fn send_request(
     id: u64,
-    work: &Work,
+    work: &WorkRequest,
     (base, key, area): (u64, RemoteKey, u64),
     (peer_base, peer_key, peer_area): (u64, RemoteKey, u64),
-) -> (SendRequest<'static>, Sge) {
-    let local = match work.job {
-        Job::Send { .. } | Job::Write { .. } => Area::Source,
-        Job::Read | Job::CompareSwap { .. } | Job::FetchAdd { .. } => Area::Fetched,
+) -> (SendWorkRequest<'static>, Sge) {
+    let local = match work.operation {
+        WorkOperation::Send { .. } | WorkOperation::Write { .. } => Area::Source,
+        WorkOperation::Read | WorkOperation::CompareSwap { .. } | WorkOperation::FetchAdd { .. } => {
+            Area::Fetched
+        }
     };
     let sge =
-        Sge { address: base + local.start(area) + work.offset, length: work.bytes, key: LocalKey(key.0) };
+        Sge { address: base + local.start(area) + work.offset, length: work.bytes, lkey: LocalKey(key.0) };
     let target = peer_base + Area::Target.start(peer_area) + work.remote_offset;
-    let remote = match work.remote {
-        Placement::Region => RemoteAddress { address: target, key: peer_key },
-        Placement::WrongKey => RemoteAddress { address: target, key: RemoteKey(peer_key.0 ^ 0xff00) },
-        Placement::OutOfBounds => {
-            RemoteAddress { address: peer_base + region_length(peer_area), key: peer_key }
+    let remote = match work.remote_target {
+        RemoteTarget::Valid => RemoteAddress { address: target, rkey: peer_key },
+        RemoteTarget::WrongRkey => RemoteAddress { address: target, rkey: RemoteKey(peer_key.0 ^ 0xff00) },
+        RemoteTarget::OutOfBounds => {
+            RemoteAddress { address: peer_base + region_length(peer_area), rkey: peer_key }
         }
-        Placement::Misaligned => RemoteAddress { address: target + 1, key: peer_key },
+        RemoteTarget::Misaligned => RemoteAddress { address: target + 1, rkey: peer_key },
     };
-    let operation = match work.job {
-        Job::Send { immediate: None } => Operation::Send(SendTrailer::None),
-        Job::Send { immediate: Some(immediate) } => Operation::Send(SendTrailer::Immediate(immediate)),
-        Job::Write { immediate } => Operation::Write { remote, immediate },
-        Job::Read => Operation::Read { remote },
-        Job::CompareSwap { compare, swap } => Operation::CompareSwap { remote, compare, swap },
-        Job::FetchAdd { add } => Operation::FetchAdd { remote, add },
+    let operation = match work.operation {
+        WorkOperation::Send { immediate: None } => Operation::Send(SendImmOrInvalidate::None),
+        WorkOperation::Send { immediate: Some(immediate) } => {
+            Operation::Send(SendImmOrInvalidate::Immediate(immediate))
+        }
+        WorkOperation::Write { immediate } => Operation::Write { remote, imm_data: immediate },
+        WorkOperation::Read => Operation::Read { remote },
+        WorkOperation::CompareSwap { compare, swap } => Operation::CompareSwap { remote, compare, swap },
+        WorkOperation::FetchAdd { add } => Operation::FetchAdd { remote, add },
     };
-    let mut request = SendRequest::new(id, operation, &[]);
+    let mut request = SendWorkRequest::new(id, operation, &[]);
     request.flags = SendFlags::empty();
     for (wanted, flag) in [
         (work.signaled, SendFlags::SIGNALED),
@@ -78,23 +82,23 @@ pub(crate) fn request_of(
 }
 
 /// The port space of queue pairs of this kind.
-pub(crate) const fn space(kind: QpKind) -> PortSpace {
+pub(crate) const fn port_space(kind: QpType) -> PortSpace {
     match kind {
-        QpKind::Ud => PortSpace::Udp,
-        QpKind::Rc => PortSpace::Tcp,
+        QpType::Ud => PortSpace::Udp,
+        QpType::Rc => PortSpace::Tcp,
         _ => PortSpace::Ib,
     }
 }
 
 /// What a side of a pair offers and asks for.
-pub(crate) fn parameters(pair: &PairPlan, queue_pair: Qpn, private_data: &[u8]) -> Parameters {
-    Parameters {
+pub(crate) fn conn_params(pair: &PairPlan, queue_pair: Qpn, private_data: &[u8]) -> ConnectionParameters {
+    ConnectionParameters {
         private_data: private_data.to_vec(),
-        responder_resources: pair.reads,
-        initiator_depth: pair.reads,
+        responder_resources: pair.max_rd_atomic,
+        initiator_depth: pair.max_rd_atomic,
         retry_count: pair.retry_count,
         rnr_retry_count: pair.rnr_retry,
-        queue_pair,
-        ..Parameters::default()
+        qpn: queue_pair,
+        ..ConnectionParameters::default()
     }
 }

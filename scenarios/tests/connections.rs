@@ -1,6 +1,6 @@
 //! Connections that steps make: every scenario about them holds with every value of its parameters.
 
-use softhca_scenarios::{ALL, Recording, Scenario, Verdict, simulate};
+use softhca_scenarios::{Recording, SWEEP_ALL, Scenario, Verdict, simulate};
 use std::fs;
 use std::path::Path;
 
@@ -23,10 +23,10 @@ fn library() -> Vec<(String, String)> {
 fn every_message_is_lost_late_and_doubled_with_the_outcome_that_its_scenario_tells() {
     let mut swept = Vec::new();
     for (name, text) in library() {
-        let scenario = Scenario::read(&name, &text).unwrap_or_else(|problem| panic!("{problem}"));
+        let scenario = Scenario::parse(&name, &text).unwrap_or_else(|problem| panic!("{problem}"));
         let names =
             ["fault", "message"].into_iter().filter(|name| text.contains(&format!("\n{name} = {{ default")));
-        let set: Vec<(String, String)> = names.map(|name| (name.into(), ALL.into())).collect();
+        let set: Vec<(String, String)> = names.map(|name| (name.into(), SWEEP_ALL.into())).collect();
         let runs = scenario.sweep(&set).expect("the parameters have values");
         for values in &runs {
             let plan = scenario.plan(values, 1).unwrap_or_else(|problem| panic!("{problem}"));

@@ -1,10 +1,10 @@
 //! Switches, pauses and congestion control in a scenario do what the same settings do in a world.
 
-use softhca_scenarios::{Outcome, Recording, Scenario, Values, Verdict, simulate};
+use softhca_scenarios::{Outcome, ParameterValues, Recording, Scenario, Verdict, simulate};
 
 fn run(text: &str) -> Outcome {
-    let scenario = Scenario::read("s.toml", text).unwrap_or_else(|problem| panic!("{problem}"));
-    simulate(&scenario.plan(&Values::new(), 1).expect("a plan"), Recording::Everything)
+    let scenario = Scenario::parse("s.toml", text).unwrap_or_else(|problem| panic!("{problem}"));
+    simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Everything)
 }
 
 #[track_caller]
@@ -85,7 +85,7 @@ fn a_rule_can_lose_pause_frames() {
 #[test]
 fn a_capture_has_the_pause_frames() {
     let outcome = passes(&format!("{STAR}[[expect]]\npause = {{ on = \"tor -> a\" }}\n"));
-    let capture = outcome.artefacts.expect("everything was kept").capture;
+    let capture = outcome.artifacts.expect("everything was kept").capture;
     // EtherType 0x8808 (MAC control), opcode 0x0101 (priority flow control).
     assert!(capture.windows(4).any(|bytes| bytes == [0x88, 0x08, 0x01, 0x01]));
 }

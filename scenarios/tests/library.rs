@@ -1,6 +1,6 @@
 //! Every scenario that we ship passes, teaches, and gives the same trace on every machine.
 
-use softhca_scenarios::{Outcome, Recording, Scenario, Values, Verdict, simulate};
+use softhca_scenarios::{Outcome, ParameterValues, Recording, Scenario, Verdict, simulate};
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ fn library() -> Vec<(String, String)> {
 }
 
 fn read(name: &str, text: &str) -> Scenario {
-    Scenario::read(name, text).unwrap_or_else(|problem| panic!("{problem}"))
+    Scenario::parse(name, text).unwrap_or_else(|problem| panic!("{problem}"))
 }
 
 fn run(scenario: &Scenario, seed: u64, recording: Recording) -> Outcome {
-    let plan = scenario.plan(&Values::new(), seed).unwrap_or_else(|problem| panic!("{problem}"));
+    let plan = scenario.plan(&ParameterValues::new(), seed).unwrap_or_else(|problem| panic!("{problem}"));
     simulate(&plan, recording)
 }
 

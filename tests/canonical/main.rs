@@ -2,17 +2,18 @@
 //!
 //! `SOFTHCA_BLESS=1 cargo test -p softhca-tests --test canonical` writes them.
 
-mod dialogues;
-mod networks;
-mod plays;
+mod cm_captures;
+mod congestion_captures;
+mod pair_captures;
 
-use dialogues::{DIALOGUES, Dialogue};
-use networks::{NETWORKS, Network};
-use plays::{PLAYS, Play};
+use cm_captures::{CM_CAPTURES, CmCapture};
+use congestion_captures::{CONGESTION_CAPTURES, CongestionCapture};
+use pair_captures::{PAIR_CAPTURES, PairCapture};
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{CableId, Direction, Fault, Frame, HostId, Observer, RuleId, Stage, World};
+use softhca_fabric::{Direction, FabricSink, Fault, Frame, HostId, LinkId, RuleId, Stage, World};
 use softhca_trace::{
-    Capture, CaptureWriter, Cast, Contents, EventLog, EventLogReader, Management, Packet, Points, Tally, Tap,
+    CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, Mad, NameTable, Packet,
+    PacketContents, PacketCounts, Tap,
 };
 use softhca_wire::{Ecn, NakCode, Opcode, Operation, Syndrome};
 use std::cell::RefCell;
@@ -27,19 +28,19 @@ fn folder() -> PathBuf {
 }
 
 /// What a play puts on the wire, and what the cards tell of it.
-fn perform(play: &Play) -> [Vec<u8>; 2] {
+fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
     let (mut tap, mut log) = (None, None);
-    let mut pair = (play.setup)().build_seen(|world: &World| {
-        let mut cast = Cast::of(world);
-        cast.name_rule(RuleId(1), play.rule);
+    let mut pair = (play.setup)().build_with_sink(|world: &World| {
+        let mut cast = NameTable::from_world(world);
+        cast.add_rule(RuleId(1), play.rule);
         let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-        let wire = Tap::new(writer, cast.clone(), Points::Senders).expect("a vector takes everything");
+        let wire = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
         let wire = tap.insert(Rc::new(RefCell::new(wire))).clone();
         let events = log.insert(Rc::new(RefCell::new(EventLog::new(Vec::new(), play.about, cast)))).clone();
-        let both: Vec<Box<dyn Observer>> = vec![Box::new(wire), Box::new(events)];
+        let both: Vec<Box<dyn FabricSink>> = vec![Box::new(wire), Box::new(events)];
         Box::new(both)
     });
-    (play.act)(&mut pair);
+    (play.run)(&mut pair);
     pair.world.run();
     drop(pair);
     let mut tap = Rc::into_inner(tap.expect("the pair was built")).expect("let go of").into_inner();
@@ -50,17 +51,17 @@ fn perform(play: &Play) -> [Vec<u8>; 2] {
 }
 
 /// The same for a network; frames are also captured where they arrive, as the switch left them.
-fn congest(network: &Network) -> [Vec<u8>; 2] {
+fn run_congestion_capture(network: &CongestionCapture) -> [Vec<u8>; 2] {
     let (mut world, [alice, bob, carol]) = network.world();
-    let cast = Cast::of(&world);
+    let cast = NameTable::from_world(&world);
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-    let tap = Tap::new(writer, cast.clone(), Points::BothEnds).expect("a vector takes everything");
+    let tap = Tap::new(writer, cast.clone(), CapturePoints::BothEnds).expect("a vector takes everything");
     let tap = Rc::new(RefCell::new(tap));
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, cast)));
-    let both: Vec<Box<dyn Observer>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
-    world.observe(both);
+    let both: Vec<Box<dyn FabricSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
+    world.set_sink(both);
     for sender in [alice, bob] {
-        networks::write(&mut world, sender, carol);
+        congestion_captures::write(&mut world, sender, carol);
     }
     world.run();
     drop(world);
@@ -72,43 +73,43 @@ fn congest(network: &Network) -> [Vec<u8>; 2] {
 }
 
 /// What writes the capture and the log of a dialogue.
-type Pens = (Tap<Vec<u8>>, EventLog<Vec<u8>>);
+type Writers = (Tap<Vec<u8>>, EventLog<Vec<u8>>);
 
 /// Both pens, kept here and there.
 #[derive(Clone)]
-struct Scribe(Arc<Mutex<Pens>>);
+struct WritersSink(Arc<Mutex<Writers>>);
 
-impl Observer for Scribe {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.0.lock().expect("no panic").1.card(now, host, event);
+impl FabricSink for WritersSink {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.0.lock().expect("no panic").1.record_event(now, host, event);
     }
 
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.0.lock().expect("no panic").0.frame(now, cable, direction, stage, frame);
+    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.0.lock().expect("no panic").0.on_frame(now, cable, direction, stage, frame);
     }
 
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
+    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
         let both = &mut *self.0.lock().expect("no panic");
-        Observer::fault(&mut both.0, now, cable, fault);
-        both.1.fault(now, cable, fault);
+        FabricSink::on_fault(&mut both.0, now, cable, fault);
+        both.1.record_fault(now, cable, fault);
     }
 }
 
 /// The same for a dialogue.
-fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
-    let mut cast = Cast::new();
+fn run_cm_capture(dialogue: &CmCapture) -> [Vec<u8>; 2] {
+    let mut cast = NameTable::new();
     for (index, name) in ["alice", "bob"].into_iter().enumerate() {
-        cast.name_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
+        cast.add_host(HostId(index as u32), name, [10, 0, 0, index as u8 + 1].into());
     }
-    cast.name_cable(CableId(0), [HostId(0), HostId(1)]);
-    cast.name_rule(RuleId(0), "lose the first REQ");
+    cast.add_link(LinkId(0), [HostId(0), HostId(1)]);
+    cast.add_rule(RuleId(0), "lose the first REQ");
     let writer = CaptureWriter::new(Vec::new()).expect("a vector takes everything");
-    let tap = Tap::new(writer, cast.clone(), Points::Senders).expect("a vector takes everything");
+    let tap = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
     let log = EventLog::new(Vec::new(), dialogue.about, cast);
-    let scribe = Scribe(Arc::new(Mutex::new((tap, log))));
+    let scribe = WritersSink(Arc::new(Mutex::new((tap, log))));
     let mut world = softhca::World::new(1);
-    world.observe(scribe.clone());
-    (dialogue.play)(&mut world);
+    world.event_sink(scribe.clone());
+    (dialogue.run)(&mut world);
     world.run().unwrap_or_else(|failure| panic!("{}: {failure}", dialogue.name));
     drop(world);
     let both = Arc::into_inner(scribe.0).expect("the world let go of it");
@@ -119,20 +120,32 @@ fn hold(dialogue: &Dialogue) -> [Vec<u8>; 2] {
 }
 
 /// A capture and its log.
-struct Made {
+struct CaptureFiles {
     name: &'static str,
     about: &'static str,
-    points: Points,
+    points: CapturePoints,
     capture: Vec<u8>,
     log: Vec<u8>,
 }
 
 /// Everything, in the order of the page.
-fn all() -> Vec<Made> {
-    let made = |name, about, points, [capture, log]: [Vec<u8>; 2]| Made { name, about, points, capture, log };
-    let plays = PLAYS.iter().map(|play| made(play.name, play.about, Points::Senders, perform(play)));
-    let dialogues = DIALOGUES.iter().map(|play| made(play.name, play.about, Points::Senders, hold(play)));
-    let networks = NETWORKS.iter().map(|play| made(play.name, play.about, Points::BothEnds, congest(play)));
+fn all() -> Vec<CaptureFiles> {
+    let made = |name, about, points, [capture, log]: [Vec<u8>; 2]| CaptureFiles {
+        name,
+        about,
+        points,
+        capture,
+        log,
+    };
+    let plays = PAIR_CAPTURES
+        .iter()
+        .map(|play| made(play.name, play.about, CapturePoints::Senders, run_pair_capture(play)));
+    let dialogues = CM_CAPTURES
+        .iter()
+        .map(|play| made(play.name, play.about, CapturePoints::Senders, run_cm_capture(play)));
+    let networks = CONGESTION_CAPTURES
+        .iter()
+        .map(|play| made(play.name, play.about, CapturePoints::BothEnds, run_congestion_capture(play)));
     plays.chain(dialogues).chain(networks).collect()
 }
 
@@ -140,8 +153,8 @@ fn all() -> Vec<Made> {
 fn files() -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut page = String::from(PREFACE);
-    for Made { name, about, capture, log, .. } in all() {
-        let packets = tally(&capture).packets;
+    for CaptureFiles { name, about, capture, log, .. } in all() {
+        let packets = count_packets(&capture).packets;
         let events = EventLogReader::new(&log[..]).expect("a log").count();
         let _ = writeln!(page, "| `{name}` | {about} | {packets} | {events} |");
         files.insert(format!("{name}.pcapng"), capture);
@@ -162,10 +175,10 @@ says so. The last two have a third host (carol at 10.0.0.3) and a switch between
 |---|---|---|---|
 ";
 
-fn tally(capture: &[u8]) -> Tally {
-    let mut tally = Tally::default();
-    for record in Capture::new(capture).expect("a capture") {
-        tally.count(&Packet::new(&record.expect("a whole record"), 0));
+fn count_packets(capture: &[u8]) -> PacketCounts {
+    let mut tally = PacketCounts::default();
+    for record in CaptureReader::new(capture).expect("a capture") {
+        tally.add(&Packet::new(&record.expect("a whole record"), 0));
     }
     tally
 }
@@ -192,14 +205,14 @@ fn the_folder_holds_what_the_code_makes_byte_for_byte() {
 fn every_capture_is_well_formed_and_shows_what_it_promises() {
     let (mut opcodes, mut naks, mut messages) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     let (mut stopped, mut released, mut marks) = (0, 0, 0);
-    for Made { name, points, capture, log, .. } in all() {
-        let tally = tally(&capture);
+    for CaptureFiles { name, points, capture, log, .. } in all() {
+        let tally = count_packets(&capture);
         assert!(tally.packets > 0 && tally.is_clean(), "{name}: {tally}");
-        for record in Capture::new(&capture[..]).expect("a capture") {
+        for record in CaptureReader::new(&capture[..]).expect("a capture") {
             let record = record.expect("a whole record");
             let roce = match Packet::new(&record, 0).contents {
-                Contents::Roce(roce) => roce,
-                Contents::Pause(pause) => {
+                PacketContents::Roce(roce) => roce,
+                PacketContents::Pause(pause) => {
                     let quanta = pause.pause[3].expect("priority 3 is paused");
                     *if quanta > 0 { &mut stopped } else { &mut released } += 1;
                     continue;
@@ -214,16 +227,16 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
                 Some(Syndrome::RnrNak(_)) => naks.insert("RNR"),
                 _ => false,
             };
-            if let Some(Management::Connection(datagram)) = roce.management {
+            if let Some(Mad::Cm(datagram)) = roce.mad {
                 messages.insert(datagram.message.name());
             }
         }
-        if points != Points::Senders {
+        if points != CapturePoints::Senders {
             continue;
         }
         let entries = EventLogReader::new(&log[..]).expect("a log");
         let sent =
-            entries.filter(|entry| entry.as_ref().expect("an entry").what.name() == "transport:packet_sent");
+            entries.filter(|entry| entry.as_ref().expect("an entry").event.name() == "transport:packet_sent");
         assert_eq!(
             sent.count() as u64,
             tally.packets,
@@ -235,8 +248,12 @@ fn every_capture_is_well_formed_and_shows_what_it_promises() {
         Opcode::all().filter(|opcode| !never.contains(&opcode.operation())).collect();
     let missing: Vec<_> = expected.difference(&opcodes).collect();
     assert!(missing.is_empty(), "no capture has {missing:?}");
-    let codes =
-        [NakCode::SequenceError, NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperational];
+    let codes = [
+        NakCode::PsnSequenceError,
+        NakCode::InvalidRequest,
+        NakCode::RemoteAccessError,
+        NakCode::RemoteOperationalError,
+    ];
     let wanted: BTreeSet<_> = codes.iter().map(|code| code.name()).chain(["RNR"]).collect();
     assert_eq!(naks, wanted);
     let spoken = ["DREP", "DREQ", "MRA", "REJ", "REP", "REQ", "RTU", "SIDR_REP", "SIDR_REQ"];

@@ -2,21 +2,21 @@
 
 #![allow(unsafe_code, reason = "a global allocator is unsafe to write; this one only counts")]
 
-use softhca_engine::QpKind;
-use softhca_fabric::{Connection, QpOptions};
-use softhca_queue::{Operation, SendTrailer};
+use softhca_engine::QpType;
+use softhca_fabric::{ConnectOptions, QpOptions};
+use softhca_queue::{Operation, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-struct Counting;
+struct CountingAllocator;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: every call is passed on unchanged to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // The slot is gone while a thread ends; nobody counts then.
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 fn allocations_of(act: impl FnOnce()) -> u64 {
     let before = ALLOCATIONS.get();
@@ -45,15 +45,15 @@ fn the_counter_counts() {
 }
 
 /// One of each operation of the service, with messages of several packets.
-fn converse(pair: &mut Pair, kind: QpKind) {
+fn exchange_messages(pair: &mut Pair, kind: QpType) {
     let (a, b) = (pair.a, pair.b);
     let size = if kind.is_datagram() { 900 } else { 5000 };
     let gather = [a.sge(0, size / 2), a.sge(10_000, size / 2)];
     for id in 0..4 {
         pair.post_receive(id, 0, 6000);
-        pair.post(id, Operation::Send(SendTrailer::None), &gather);
+        pair.post(id, Operation::Send(SendImmOrInvalidate::None), &gather);
         if !kind.is_datagram() {
-            pair.post(id, Operation::Write { remote: b.remote(0), immediate: None }, &gather);
+            pair.post(id, Operation::Write { remote: b.remote(0), imm_data: None }, &gather);
         }
         if kind.is_reliable() {
             pair.post(id, Operation::Read { remote: b.remote(0) }, &gather);
@@ -70,10 +70,10 @@ fn converse(pair: &mut Pair, kind: QpKind) {
 
 #[test]
 fn the_steady_path_allocates_nothing() {
-    for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::XrcInitiator] {
-        let mut pair = Setup::of(kind).build();
-        pair.world.observe(());
-        let warm = |pair: &mut Pair| (0..20).for_each(|_| converse(pair, kind));
+    for kind in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator] {
+        let mut pair = Setup::with_kind(kind).build();
+        pair.world.set_sink(());
+        let warm = |pair: &mut Pair| (0..20).for_each(|_| exchange_messages(pair, kind));
         warm(&mut pair);
         let before = pair.counters(pair.a).sent_pkts + pair.counters(pair.b).sent_pkts;
         let counted = allocations_of(|| warm(&mut pair));
@@ -88,13 +88,19 @@ fn the_steady_path_allocates_nothing() {
 fn ten_thousand_idle_queue_pairs_add_no_step_and_no_allocation_to_a_busy_one() {
     let steps = |idle: usize| {
         let mut pair = Pair::new();
-        pair.world.observe(());
+        pair.world.set_sink(());
         let (a, b) = (pair.a, pair.b);
-        let options = QpOptions { sends: 1, receives: 1, entries: 1, inline: 0, ..QpOptions::default() };
+        let options = QpOptions {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_sge: 1,
+            max_inline_data: 0,
+            ..QpOptions::default()
+        };
         for _ in 0..idle {
-            let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, options).unwrap();
-            let qb = pair.on(b).create_queue_pair(QpKind::Rc, b.domain, b.cq, options).unwrap();
-            pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
+            let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
+            let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, options).unwrap();
+            pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
         }
         let mut work = || {
             let mut steps = 0;
@@ -103,7 +109,7 @@ fn ten_thousand_idle_queue_pairs_add_no_step_and_no_allocation_to_a_busy_one() {
                 while pair.world.step() {
                     steps += 1;
                 }
-                while pair.world.on(a.host).poll(a.cq).is_some() {}
+                while pair.world.verbs(a.host).poll(a.cq).is_some() {}
             }
             steps
         };

@@ -1,14 +1,14 @@
 //! Completion queues: overflow, resize, notification.
 
-use softhca_engine::{Error, Event, QpKind};
-use softhca_fabric::{Connection, QpOptions};
-use softhca_queue::{Notify, Operation, SendFlags, SendRequest, SendTrailer};
-use softhca_tests::pair::{End, Pair, Setup};
+use softhca_engine::{Event, QpType, VerbsError};
+use softhca_fabric::{ConnectOptions, QpOptions};
+use softhca_queue::{CqNotify, Operation, SendFlags, SendImmOrInvalidate, SendWorkRequest};
+use softhca_tests::pair::{Pair, PairEnd, Setup};
 
-fn wakes(pair: &Pair, end: End) -> usize {
-    let record = pair.record.borrow();
+fn notifications(pair: &Pair, end: PairEnd) -> usize {
+    let record = pair.recording.borrow();
     let here = record.events.iter().filter(|(_, host, _)| *host == end.host);
-    here.filter(|(.., event)| matches!(event, Event::Notified { .. })).count()
+    here.filter(|(.., event)| matches!(event, Event::CompletionNotified { .. })).count()
 }
 
 #[test]
@@ -18,9 +18,9 @@ fn a_full_queue_stops_every_queue_pair_that_completes_there_and_nobody_else() {
     let other_cq = pair.on(a).create_completion_queue(8).unwrap();
     let mut others = Vec::new();
     for cq in [a.cq, other_cq] {
-        let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, cq, QpOptions::default()).unwrap();
-        let qb = pair.on(b).create_queue_pair(QpKind::Rc, b.domain, b.cq, QpOptions::default()).unwrap();
-        pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
+        let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, cq, QpOptions::default()).unwrap();
+        let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, QpOptions::default()).unwrap();
+        pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
         others.push(qa);
     }
     pair.on(a).resize_completion_queue(a.cq, 2).unwrap();
@@ -28,11 +28,16 @@ fn a_full_queue_stops_every_queue_pair_that_completes_there_and_nobody_else() {
         pair.post_write(id, 0, 0, 8);
     }
     pair.run();
-    assert_eq!(pair.raised(a), ["CQ_ERR", "QP_FATAL", "QP_FATAL"]);
+    assert_eq!(pair.async_events(a), ["CQ_ERR", "QP_FATAL", "QP_FATAL"]);
     assert_eq!(pair.state(a).name(), "ERR");
-    let states: Vec<_> = others.iter().map(|qp| pair.on(a).query(*qp).unwrap().state.name()).collect();
+    let states: Vec<_> =
+        others.iter().map(|qp| pair.on(a).query_queue_pair(*qp).unwrap().state.name()).collect();
     assert_eq!(states, ["ERR", "RTS"]);
-    assert_eq!(pair.outcomes(a), [(0, "success"), (1, "success")], "what fitted can still be polled");
+    assert_eq!(
+        pair.completion_statuses(a),
+        [(0, "success"), (1, "success")],
+        "what fitted can still be polled"
+    );
     assert_eq!(pair.counters(a).cq_overflow, 1);
 }
 
@@ -44,7 +49,7 @@ fn a_queue_that_is_polled_in_time_does_not_overflow() {
     for id in 0..50 {
         pair.post_write(id, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(id, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(id, "success")]);
     }
 }
 
@@ -56,27 +61,27 @@ fn a_resize_keeps_what_waits_and_the_wish_to_be_woken() {
         pair.post_write(id, 0, 0, 8);
     }
     pair.run();
-    assert!(matches!(pair.on(a).resize_completion_queue(a.cq, 2), Err(Error::Invalid { .. })));
-    pair.on(a).request_notification(a.cq, Notify::Next);
+    assert!(matches!(pair.on(a).resize_completion_queue(a.cq, 2), Err(VerbsError::Invalid { .. })));
+    pair.on(a).request_notification(a.cq, CqNotify::NextCompletion);
     pair.on(a).resize_completion_queue(a.cq, 4).unwrap();
     pair.post_write(3, 0, 0, 8);
     pair.run();
-    assert_eq!(wakes(&pair, a), 1);
-    assert_eq!(pair.outcomes(a).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3]);
-    let refused = pair.on(a).resize_completion_queue(a.cq, softhca_engine::Limits::CARD.completions + 1);
-    assert!(matches!(refused, Err(Error::TooLarge { .. })));
+    assert_eq!(notifications(&pair, a), 1);
+    assert_eq!(pair.completion_statuses(a).iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let refused = pair.on(a).resize_completion_queue(a.cq, softhca_engine::DeviceLimits::HCA.max_cqe + 1);
+    assert!(matches!(refused, Err(VerbsError::TooLarge { .. })));
 }
 
 #[test]
 fn a_wish_wakes_once() {
     let mut pair = Pair::new();
     let a = pair.a;
-    pair.on(a).request_notification(a.cq, Notify::Next);
+    pair.on(a).request_notification(a.cq, CqNotify::NextCompletion);
     for id in 0..3 {
         pair.post_write(id, 0, 0, 8);
     }
     pair.run();
-    assert_eq!(wakes(&pair, a), 1);
+    assert_eq!(notifications(&pair, a), 1);
 }
 
 #[test]
@@ -86,20 +91,20 @@ fn only_solicited_messages_and_errors_wake_who_asked_for_those() {
     for id in 100..103 {
         pair.post_receive(id, 0, 8);
     }
-    pair.on(b).request_notification(b.cq, Notify::Solicited);
+    pair.on(b).request_notification(b.cq, CqNotify::SolicitedOnly);
     let gather = [a.sge(0, 8)];
-    pair.post(1, Operation::Send(SendTrailer::None), &gather);
+    pair.post(1, Operation::Send(SendImmOrInvalidate::None), &gather);
     pair.run();
-    assert_eq!(wakes(&pair, b), 0);
-    let solicited = |request: &mut SendRequest<'_>| request.flags |= SendFlags::SOLICITED;
-    pair.post_with(2, Operation::Send(SendTrailer::None), &gather, solicited);
+    assert_eq!(notifications(&pair, b), 0);
+    let solicited = |request: &mut SendWorkRequest<'_>| request.flags |= SendFlags::SOLICITED;
+    pair.post_with(2, Operation::Send(SendImmOrInvalidate::None), &gather, solicited);
     pair.run();
-    assert_eq!(wakes(&pair, b), 1);
-    pair.on(b).request_notification(b.cq, Notify::Solicited);
+    assert_eq!(notifications(&pair, b), 1);
+    pair.on(b).request_notification(b.cq, CqNotify::SolicitedOnly);
     let gather = [a.sge(0, 9)];
-    pair.post(3, Operation::Send(SendTrailer::None), &gather);
+    pair.post(3, Operation::Send(SendImmOrInvalidate::None), &gather);
     pair.run();
-    assert_eq!(wakes(&pair, b), 2, "the receive was too small");
+    assert_eq!(notifications(&pair, b), 2, "the receive was too small");
 }
 
 #[test]
@@ -107,16 +112,18 @@ fn a_solicited_write_wakes_only_with_immediate_data() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 8);
-    pair.on(b).request_notification(b.cq, Notify::Solicited);
-    let solicited = |request: &mut SendRequest<'_>| request.flags |= SendFlags::SOLICITED;
+    pair.on(b).request_notification(b.cq, CqNotify::SolicitedOnly);
+    let solicited = |request: &mut SendWorkRequest<'_>| request.flags |= SendFlags::SOLICITED;
     let (remote, gather) = (b.remote(0), [a.sge(0, 2000)]);
-    pair.post_with(1, Operation::Write { remote, immediate: None }, &gather, solicited);
-    pair.post_with(2, Operation::Write { remote, immediate: Some(1) }, &gather, solicited);
+    pair.post_with(1, Operation::Write { remote, imm_data: None }, &gather, solicited);
+    pair.post_with(2, Operation::Write { remote, imm_data: Some(1) }, &gather, solicited);
     pair.run();
-    assert_eq!(wakes(&pair, b), 1);
-    let record = pair.record.borrow();
-    let marked =
-        record.sent.iter().filter(|(_, frame)| softhca_wire::Bth::parse(&frame.bytes).unwrap().solicited);
+    assert_eq!(notifications(&pair, b), 1);
+    let record = pair.recording.borrow();
+    let marked = record
+        .sent
+        .iter()
+        .filter(|(_, frame)| softhca_wire::Bth::parse(&frame.bytes).unwrap().solicited_event);
     assert_eq!(marked.count(), 1, "the last packet of the second");
 }
 
@@ -124,36 +131,36 @@ fn a_solicited_write_wakes_only_with_immediate_data() {
 fn a_successful_request_that_is_not_signalled_leaves_no_completion_and_a_failed_one_does() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let quiet = |request: &mut SendRequest<'_>| request.flags -= SendFlags::SIGNALED;
+    let quiet = |request: &mut SendWorkRequest<'_>| request.flags -= SendFlags::SIGNALED;
     let gather = [a.sge(0, 8)];
-    pair.post_with(1, Operation::Write { remote: b.remote(0), immediate: None }, &gather, quiet);
+    pair.post_with(1, Operation::Write { remote: b.remote(0), imm_data: None }, &gather, quiet);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
     let outside = b.remote(1 << 20);
-    pair.post_with(3, Operation::Write { remote: outside, immediate: None }, &gather, quiet);
-    pair.post_with(4, Operation::Write { remote: b.remote(0), immediate: None }, &gather, quiet);
+    pair.post_with(3, Operation::Write { remote: outside, imm_data: None }, &gather, quiet);
+    pair.post_with(4, Operation::Write { remote: b.remote(0), imm_data: None }, &gather, quiet);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(3, "remote-access"), (4, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(3, "remote-access"), (4, "flushed")]);
 }
 
 #[test]
 fn a_queue_pair_that_signals_all_reports_everything() {
     let mut setup = Setup::default();
-    setup.options.signal_all = true;
+    setup.options.sq_sig_all = true;
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
-    let quiet = |request: &mut SendRequest<'_>| request.flags -= SendFlags::SIGNALED;
-    pair.post_with(1, Operation::Write { remote: b.remote(0), immediate: None }, &[a.sge(0, 8)], quiet);
+    let quiet = |request: &mut SendWorkRequest<'_>| request.flags -= SendFlags::SIGNALED;
+    pair.post_with(1, Operation::Write { remote: b.remote(0), imm_data: None }, &[a.sge(0, 8)], quiet);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
 }
 
 #[test]
 fn a_completion_queue_in_use_cannot_be_destroyed() {
     let mut pair = Pair::new();
     let a = pair.a;
-    assert!(matches!(pair.on(a).destroy_completion_queue(a.cq), Err(Error::Busy { .. })));
+    assert!(matches!(pair.on(a).destroy_completion_queue(a.cq), Err(VerbsError::Busy { .. })));
     pair.on(a).destroy_queue_pair(a.qp).unwrap();
     pair.on(a).destroy_completion_queue(a.cq).unwrap();
 }
@@ -165,18 +172,18 @@ fn sends_and_receives_may_complete_to_different_queues() {
     let [sends, receives] = [0; 2].map(|_| pair.on(b).create_completion_queue(8).unwrap());
     let options = QpOptions::default();
     let qb =
-        pair.on(b).create_queue_pair_with(QpKind::Rc, b.domain, [sends, receives], options, None).unwrap();
-    let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, options).unwrap();
-    pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
+        pair.on(b).create_queue_pair_with(QpType::Rc, b.domain, [sends, receives], options, None).unwrap();
+    let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
+    pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
     let scatter = [b.sge(0, 8)];
-    pair.on(b).post_receive(qb, &softhca_queue::Receive { id: 7, scatter: &scatter }).unwrap();
+    pair.on(b).post_receive(qb, &softhca_queue::ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
     let gather = [a.sge(0, 8)];
-    let send = |id| SendRequest::new(id, Operation::Send(SendTrailer::None), &gather);
+    let send = |id| SendWorkRequest::new(id, Operation::Send(SendImmOrInvalidate::None), &gather);
     pair.on(a).post_send(qa, &send(1)).unwrap();
     let back = [b.sge(0, 8)];
-    let write = Operation::Write { remote: a.remote(0), immediate: None };
-    pair.on(b).post_send(qb, &SendRequest::new(8, write, &back)).unwrap();
+    let write = Operation::Write { remote: a.remote(0), imm_data: None };
+    pair.on(b).post_send(qb, &SendWorkRequest::new(8, write, &back)).unwrap();
     pair.run();
-    let ids = |pair: &mut Pair, cq| pair.on(b).poll_all(cq).iter().map(|c| c.id).collect::<Vec<_>>();
+    let ids = |pair: &mut Pair, cq| pair.on(b).poll_all(cq).iter().map(|c| c.wr_id).collect::<Vec<_>>();
     assert_eq!((ids(&mut pair, sends), ids(&mut pair, receives)), (vec![8], vec![7]));
 }

@@ -1,68 +1,77 @@
 //! The connection manager at the level of the card: leaks, hostile messages, stale connections, the same run twice.
 
-use softhca_engine::{ClientId, CmId, QpKind};
+use softhca_engine::{ClientId, CmId, QpType};
 use softhca_fabric::{HostId, World};
 use softhca_queue::CmChannelId;
-use softhca_queue::cm::{Call, CmState, Event, EventKind, Parameters, PortSpace, Reply};
+use softhca_queue::cm::{CmState, Command, ConnectionParameters, Event, EventType, PortSpace, Reply};
 use softhca_wire::cm::{Apr, CommunicationId, Datagram, Dreq, Lap, Message, Rep, Req, Rtu, ServiceId};
 use softhca_wire::{
-    Bth, Deth, Envelope, Gid, Header, Mtu, Opcode, Operation, Position, Psn, Qpn, QueueKey, Service, Trailer,
-    Transport,
+    AddressHeaders, Bth, Deth, Gid, ImmOrInvalidate, Mtu, Opcode, Operation, Position, Psn, Qpn, QueueKey,
+    Service, TransportHeader, TransportPacket,
 };
 use std::time::Duration;
 
 /// Hosts call their first application this.
 const CLIENT: ClientId = ClientId(0);
 
-struct Pair {
+struct CmPair {
     world: World,
     hosts: [HostId; 2],
     channels: [CmChannelId; 2],
 }
 
-impl Pair {
-    fn new(seed: u64) -> Pair {
-        Pair::at(seed, ["10.0.0.1", "10.0.0.2"])
+impl CmPair {
+    fn new(seed: u64) -> CmPair {
+        CmPair::with_addresses(seed, ["10.0.0.1", "10.0.0.2"])
     }
 
     /// The client and the server at these addresses.
-    fn at(seed: u64, addresses: [&str; 2]) -> Pair {
+    fn with_addresses(seed: u64, addresses: [&str; 2]) -> CmPair {
         let mut world = World::new(seed);
         let hosts = [("client", addresses[0]), ("server", addresses[1])]
             .map(|(name, address)| world.add_host_at(name, address.parse().unwrap(), Default::default()));
-        world.add_cable(hosts[0], hosts[1], softhca_fabric::Line { delay_ns: 1_000, ..Default::default() });
-        let mut pair = Pair { world, hosts, channels: [CmChannelId(0); 2] };
+        world.add_link(
+            hosts[0],
+            hosts[1],
+            softhca_fabric::LinkSettings { delay_ns: 1_000, ..Default::default() },
+        );
+        let mut pair = CmPair { world, hosts, channels: [CmChannelId(0); 2] };
         for side in 0..2 {
-            let Reply::Channel(channel) = pair.call(side, Call::CreateChannel) else { panic!("a channel") };
+            let Reply::EventChannel(channel) = pair.call(side, Command::CreateEventChannel) else {
+                panic!("a channel")
+            };
             pair.channels[side] = channel;
         }
         pair
     }
 
-    fn try_call(&mut self, side: usize, call: Call) -> Result<Reply, softhca_engine::Error> {
-        self.world.with_card(self.hosts[side], |hca, ctx| hca.cm(ctx, CLIENT, call))
+    fn try_call(&mut self, side: usize, call: Command) -> Result<Reply, softhca_engine::VerbsError> {
+        self.world.with_hca(self.hosts[side], |hca, ctx| hca.execute_cm(ctx, CLIENT, call))
     }
 
-    fn call(&mut self, side: usize, call: Call) -> Reply {
+    fn call(&mut self, side: usize, call: Command) -> Reply {
         self.try_call(side, call).unwrap()
     }
 
     fn create(&mut self, side: usize) -> CmId {
-        let (channel, space, kind) = (self.channels[side], PortSpace::Tcp, QpKind::Rc);
-        let Reply::Id(id) = self.call(side, Call::Create { channel, space, kind }) else { panic!("an id") };
+        let (channel, space, kind) = (self.channels[side], PortSpace::Tcp, QpType::Rc);
+        let Reply::Id(id) = self.call(side, Command::CreateId { channel, port_space: space, qp_type: kind })
+        else {
+            panic!("an id")
+        };
         id
     }
 
-    fn take(&mut self, side: usize) -> Option<Event> {
-        let Reply::Event(event, _) = self.call(side, Call::Take(self.channels[side])) else {
+    fn poll_event(&mut self, side: usize) -> Option<Event> {
+        let Reply::Event(event, _) = self.call(side, Command::GetEvent(self.channels[side])) else {
             panic!("an event")
         };
         event
     }
 
-    fn hear(&mut self, side: usize, kind: EventKind) -> Event {
-        let event = self.take(side).unwrap_or_else(|| panic!("side {side} hears {kind}"));
-        assert_eq!(event.kind, kind, "{event:?}");
+    fn expect_event(&mut self, side: usize, kind: EventType) -> Event {
+        let event = self.poll_event(side).unwrap_or_else(|| panic!("side {side} hears {kind}"));
+        assert_eq!(event.event_type, kind, "{event:?}");
         event
     }
 
@@ -72,46 +81,48 @@ impl Pair {
 
     fn listen_at(&mut self, address: &str) -> CmId {
         let id = self.create(1);
-        self.call(1, Call::Bind { id, address: address.parse().unwrap() });
-        self.call(1, Call::Listen { id, backlog: 0 });
+        self.call(1, Command::BindAddress { id, address: address.parse().unwrap() });
+        self.call(1, Command::Listen { id, backlog: 0 });
         id
     }
 
     /// Asks for a connection of this queue pair.
-    fn ask(&mut self, queue_pair: u32) -> CmId {
+    fn send_request(&mut self, queue_pair: u32) -> CmId {
         let id = self.create(0);
         let destination = (self.world.host(self.hosts[1]).address(), 7174).into();
-        self.call(0, Call::ResolveAddress { id, source: None, destination });
-        self.hear(0, EventKind::AddressResolved);
-        self.call(0, Call::ResolveRoute { id, mtu: Mtu::B1024 });
-        self.hear(0, EventKind::RouteResolved);
-        let parameters = Parameters { queue_pair: Qpn::new(queue_pair), ..Parameters::default() };
-        self.call(0, Call::Connect { id, parameters });
+        self.call(0, Command::ResolveAddress { id, source: None, destination });
+        self.expect_event(0, EventType::AddressResolved);
+        self.call(0, Command::ResolveRoute { id, path_mtu: Mtu::B1024 });
+        self.expect_event(0, EventType::RouteResolved);
+        let parameters =
+            ConnectionParameters { qpn: Qpn::new(queue_pair), ..ConnectionParameters::default() };
+        self.call(0, Command::Connect { id, parameters });
         self.settle();
         id
     }
 
     fn accept(&mut self, queue_pair: u32) -> CmId {
-        let id = self.hear(1, EventKind::ConnectRequest).id;
-        let parameters = Parameters { queue_pair: Qpn::new(queue_pair), ..Parameters::default() };
-        self.call(1, Call::Accept { id, parameters });
+        let id = self.expect_event(1, EventType::ConnectRequest).id;
+        let parameters =
+            ConnectionParameters { qpn: Qpn::new(queue_pair), ..ConnectionParameters::default() };
+        self.call(1, Command::Accept { id, parameters });
         self.settle();
         id
     }
 
     /// Connects, as far as the connection manager goes.
     fn connect(&mut self, queue_pair: u32) -> [CmId; 2] {
-        let asking = self.ask(queue_pair);
+        let asking = self.send_request(queue_pair);
         let asked = self.accept(queue_pair + 0x1000);
-        self.hear(0, EventKind::ConnectResponse);
-        self.call(0, Call::Establish(asking));
+        self.expect_event(0, EventType::ConnectResponse);
+        self.call(0, Command::Establish(asking));
         self.settle();
-        self.hear(1, EventKind::Established);
+        self.expect_event(1, EventType::Established);
         [asking, asked]
     }
 
     fn state(&mut self, side: usize, id: CmId) -> CmState {
-        let Reply::View(view) = self.call(side, Call::Query(id)) else { panic!("a view") };
+        let Reply::Query(view) = self.call(side, Command::QueryId(id)) else { panic!("a view") };
         view.state
     }
 
@@ -120,8 +131,8 @@ impl Pair {
         self.world.run_for(Duration::from_millis(1));
     }
 
-    fn census(&self) -> [[usize; 3]; 2] {
-        self.hosts.map(|host| self.world.host(host).card().cm_census())
+    fn resource_counts(&self) -> [[usize; 3]; 2] {
+        self.hosts.map(|host| self.world.host(host).hca().cm_resource_counts())
     }
 
     /// Hands a message to QP1 of the server, as if the client's host had sent it.
@@ -130,74 +141,75 @@ impl Pair {
     }
 
     fn deliver_bytes(&mut self, source: std::net::IpAddr, payload: &[u8], queue_key: QueueKey) {
-        let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, Trailer::None).unwrap();
-        let mut header = Header::new(Bth::new(opcode, Qpn::GSI, Psn::new(0)));
-        header.deth = Some(Deth { queue_key, source: Qpn::GSI });
+        let opcode =
+            Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None).unwrap();
+        let mut header = TransportHeader::new(Bth::new(opcode, Qpn::GSI, Psn::new(0)));
+        header.deth = Some(Deth { qkey: queue_key, source_qp: Qpn::GSI });
         let pad = payload.len().next_multiple_of(4) - payload.len();
         header.bth.pad = pad as u8;
-        let transport = Transport { header, payload, padding: &[0; 3][..pad] };
+        let transport = TransportPacket { header, payload, padding: &[0; 3][..pad] };
         let mut bytes = vec![0; transport.len()];
         transport.emit(&mut bytes);
-        let envelope = Envelope::between(source, "10.0.0.2".parse().unwrap());
-        self.world.with_card(self.hosts[1], |hca, ctx| hca.receive(ctx, &envelope, &bytes));
+        let envelope = AddressHeaders::between(source, "10.0.0.2".parse().unwrap());
+        self.world.with_hca(self.hosts[1], |hca, ctx| hca.receive(ctx, &envelope, &bytes));
         self.settle();
     }
 }
 
 const CLIENT_ADDRESS: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
-const STRANGER: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 9, 9));
+const OTHER_ADDRESS: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::new(10, 9, 9, 9));
 
 #[test]
 fn a_thousand_connections_leave_nothing_behind() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
-    let before = pair.census();
+    let before = pair.resource_counts();
     for queue_pair in 0..1_000 {
         let [asking, asked] = pair.connect(0x100 + queue_pair);
-        pair.call(0, Call::Disconnect(asking));
+        pair.call(0, Command::Disconnect(asking));
         pair.settle();
-        pair.hear(1, EventKind::Disconnected);
-        pair.call(1, Call::Disconnect(asked));
+        pair.expect_event(1, EventType::Disconnected);
+        pair.call(1, Command::Disconnect(asked));
         pair.settle();
-        pair.hear(0, EventKind::Disconnected);
-        pair.call(0, Call::Destroy(asking));
-        pair.call(1, Call::Destroy(asked));
+        pair.expect_event(0, EventType::Disconnected);
+        pair.call(0, Command::DestroyId(asking));
+        pair.call(1, Command::DestroyId(asked));
     }
-    let remembered = pair.census().map(|side| side[2]);
+    let remembered = pair.resource_counts().map(|side| side[2]);
     assert!(remembered.iter().all(|count| *count > 0), "their names are not given away at once");
     pair.world.run();
-    assert_eq!(pair.census(), before);
-    assert!(pair.take(0).is_none() && pair.take(1).is_none());
+    assert_eq!(pair.resource_counts(), before);
+    assert!(pair.poll_event(0).is_none() && pair.poll_event(1).is_none());
 }
 
 #[test]
 fn a_thousand_connections_at_once_end_with_their_application() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     let listener = pair.listen();
     let all: Vec<[CmId; 2]> = (0..1_000).map(|number| pair.connect(0x100 + number)).collect();
-    assert_eq!(pair.census().map(|side| side[0]), [1_000, 1_001]);
+    assert_eq!(pair.resource_counts().map(|side| side[0]), [1_000, 1_001]);
     let host = pair.hosts[0];
-    pair.world.with_card(host, |hca, ctx| hca.close_client(ctx, CLIENT));
+    pair.world.with_hca(host, |hca, ctx| hca.close_client(ctx, CLIENT));
     pair.settle();
     for _ in &all {
-        pair.hear(1, EventKind::Disconnected);
+        pair.expect_event(1, EventType::Disconnected);
     }
     for [_, asked] in all {
-        pair.call(1, Call::Destroy(asked));
+        pair.call(1, Command::DestroyId(asked));
     }
-    pair.call(1, Call::Destroy(listener));
+    pair.call(1, Command::DestroyId(listener));
     pair.world.run();
-    assert_eq!(pair.census(), [[0, 0, 0], [0, 1, 0]]);
+    assert_eq!(pair.resource_counts(), [[0, 0, 0], [0, 1, 0]]);
 }
 
 #[test]
 fn the_same_seed_gives_the_same_names() {
     let names = |seed| {
-        let mut pair = Pair::new(seed);
+        let mut pair = CmPair::new(seed);
         pair.listen();
-        let id = pair.ask(0x100);
-        let Reply::View(view) = pair.call(0, Call::Query(id)) else { panic!("a view") };
-        (view.local, view.path.flow_label)
+        let id = pair.send_request(0x100);
+        let Reply::Query(view) = pair.call(0, Command::QueryId(id)) else { panic!("a view") };
+        (view.local, view.address_vector.flow_label)
     };
     assert_eq!(names(5), names(5));
     assert_ne!(names(5), names(6));
@@ -205,16 +217,16 @@ fn the_same_seed_gives_the_same_names() {
 
 #[test]
 fn a_queue_pair_that_connects_again_ends_the_connection_that_it_forgot() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     let [old, asked] = pair.connect(0x100);
     // The client's application died without a word, and its queue pair is used again.
-    let new = pair.ask(0x100);
-    let event = pair.hear(0, EventKind::Rejected);
+    let new = pair.send_request(0x100);
+    let event = pair.expect_event(0, EventType::Rejected);
     assert_eq!((event.id, event.status), (new, 10));
-    let told = pair.hear(0, EventKind::Disconnected);
+    let told = pair.expect_event(0, EventType::Disconnected);
     assert_eq!(told.id, old, "the server ends the old one");
-    assert_eq!(pair.state(1, asked), CmState::DisconnectSent);
+    assert_eq!(pair.state(1, asked), CmState::DreqSent);
 }
 
 #[test]
@@ -225,40 +237,40 @@ fn ipv6_hosts_connect_too_and_a_listener_on_all_addresses_takes_both_kinds() {
         (["fd00::1", "fd00::2"], "[::1]:7174"),
         (["10.0.0.1", "10.0.0.2"], "[::]:7174"),
     ] {
-        let mut pair = Pair::at(1, addresses);
+        let mut pair = CmPair::with_addresses(1, addresses);
         pair.listen_at(listen);
         let [asking, asked] = pair.connect(0x100);
-        let Reply::View(view) = pair.call(1, Call::Query(asked)) else { panic!("a view") };
+        let Reply::Query(view) = pair.call(1, Command::QueryId(asked)) else { panic!("a view") };
         assert_eq!(view.peer.unwrap().ip().to_string(), addresses[0]);
         assert_eq!(view.local.unwrap().port(), 7174);
         assert_eq!(pair.state(0, asking), CmState::Established);
     }
-    let mut pair = Pair::at(1, ["fd00::1", "fd00::2"]);
+    let mut pair = CmPair::with_addresses(1, ["fd00::1", "fd00::2"]);
     pair.listen_at("0.0.0.0:7174");
-    pair.ask(0x100);
-    assert_eq!(pair.hear(0, EventKind::Rejected).status, 8, "a listener of IPv4 takes no IPv6");
+    pair.send_request(0x100);
+    assert_eq!(pair.expect_event(0, EventType::Rejected).status, 8, "a listener of IPv4 takes no IPv6");
 }
 
 #[test]
 fn both_sides_may_leave_at_once() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     let ids = pair.connect(0x100);
-    pair.call(0, Call::Disconnect(ids[0]));
-    pair.call(1, Call::Disconnect(ids[1]));
+    pair.call(0, Command::Disconnect(ids[0]));
+    pair.call(1, Command::Disconnect(ids[1]));
     pair.settle();
     for (side, id) in ids.into_iter().enumerate() {
-        pair.hear(side, EventKind::Disconnected);
+        pair.expect_event(side, EventType::Disconnected);
         assert_eq!(pair.state(side, id), CmState::TimeWait);
     }
 }
 
 #[test]
 fn an_alternate_path_is_refused_politely() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     pair.connect(0x100);
-    let sent = |pair: &Pair| pair.world.host(pair.hosts[1]).card().counters().sent_pkts;
+    let sent = |pair: &CmPair| pair.world.host(pair.hosts[1]).hca().counters().sent_pkts;
     let before = sent(&pair);
     pair.deliver(CLIENT_ADDRESS, Lap::default());
     assert_eq!(sent(&pair), before + 1, "an APR");
@@ -268,30 +280,30 @@ fn an_alternate_path_is_refused_politely() {
 
 #[test]
 fn messages_of_strangers_change_no_connection() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     let [_, asked] = pair.connect(0x100);
     for name in 0..64 {
         let (local_id, remote_id) = (CommunicationId(name), CommunicationId(name.wrapping_mul(0x9e37_79b9)));
-        pair.deliver(STRANGER, Dreq { local_id, remote_id, ..Dreq::default() });
-        pair.deliver(STRANGER, Rtu { local_id, remote_id, ..Rtu::default() });
-        pair.deliver(STRANGER, Rep { local_id, remote_id, ..Rep::default() });
+        pair.deliver(OTHER_ADDRESS, Dreq { local_id, remote_id, ..Dreq::default() });
+        pair.deliver(OTHER_ADDRESS, Rtu { local_id, remote_id, ..Rtu::default() });
+        pair.deliver(OTHER_ADDRESS, Rep { local_id, remote_id, ..Rep::default() });
     }
     assert_eq!(pair.state(1, asked), CmState::Established);
-    assert!(pair.take(1).is_none());
+    assert!(pair.poll_event(1).is_none());
 }
 
 #[test]
 fn a_flood_of_requests_stops_at_the_backlog() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     for name in 1..5_000 {
         let mut req =
-            Req { local_id: CommunicationId(name), local_qp: Qpn::new(0x100 + name), ..Req::default() };
-        req.service = ServiceId::new(PortSpace::Tcp, 7174);
-        req.mtu = Mtu::B1024.code();
-        req.primary.local_gid = Gid::from(CLIENT_ADDRESS);
-        req.primary.remote_gid = Gid::from("10.0.0.2".parse::<std::net::IpAddr>().unwrap());
+            Req { local_id: CommunicationId(name), local_qpn: Qpn::new(0x100 + name), ..Req::default() };
+        req.service_id = ServiceId::new(PortSpace::Tcp, 7174);
+        req.path_mtu_code = Mtu::B1024.code();
+        req.primary_path.local_gid = Gid::from(CLIENT_ADDRESS);
+        req.primary_path.remote_gid = Gid::from("10.0.0.2".parse::<std::net::IpAddr>().unwrap());
         let header = softhca_wire::cm::RdmaCmHeader {
             source: CLIENT_ADDRESS,
             source_port: 1,
@@ -300,15 +312,15 @@ fn a_flood_of_requests_stops_at_the_backlog() {
         req.private_data.0[..36].copy_from_slice(&header.emit());
         pair.deliver(CLIENT_ADDRESS, req);
     }
-    assert_eq!(pair.census()[1][0], 1 + 1024, "the listener, and as many as may wait");
+    assert_eq!(pair.resource_counts()[1][0], 1 + 1024, "the listener, and as many as may wait");
 }
 
 #[test]
 fn bytes_that_are_no_message_are_dropped() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     pair.listen();
     let good = Datagram::new(7, Req::default()).emit();
-    let dropped = |pair: &Pair| pair.world.host(pair.hosts[1]).card().counters().rx_dropped;
+    let dropped = |pair: &CmPair| pair.world.host(pair.hosts[1]).hca().counters().rx_dropped;
     let before = dropped(&pair);
     pair.deliver_bytes(CLIENT_ADDRESS, &good, QueueKey(1));
     pair.deliver_bytes(CLIENT_ADDRESS, &good[..255], QueueKey::GSI);
@@ -319,21 +331,21 @@ fn bytes_that_are_no_message_are_dropped() {
         pair.deliver_bytes(CLIENT_ADDRESS, &bad, QueueKey::GSI);
     }
     assert_eq!(dropped(&pair), before + 8);
-    assert_eq!(pair.census()[1][0], 1);
+    assert_eq!(pair.resource_counts()[1][0], 1);
 }
 
 #[test]
 fn calls_out_of_place_are_refused_with_the_state() {
-    let mut pair = Pair::new(1);
+    let mut pair = CmPair::new(1);
     let id = pair.create(0);
-    let error = pair.try_call(0, Call::Disconnect(id)).unwrap_err();
+    let error = pair.try_call(0, Command::Disconnect(id)).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!("connection identifier {:#x} is idle: disconnect is not possible now", id.0)
     );
-    let parameters = Parameters { private_data: vec![0; 57], ..Parameters::default() };
-    assert!(pair.try_call(0, Call::Connect { id, parameters }).is_err());
-    assert_eq!(pair.try_call(0, Call::Destroy(CmId(99))).unwrap_err().errno(), 2);
-    let busy = pair.try_call(0, Call::DestroyChannel(CmChannelId(pair.channels[0].0))).unwrap_err();
+    let parameters = ConnectionParameters { private_data: vec![0; 57], ..ConnectionParameters::default() };
+    assert!(pair.try_call(0, Command::Connect { id, parameters }).is_err());
+    assert_eq!(pair.try_call(0, Command::DestroyId(CmId(99))).unwrap_err().errno(), 2);
+    let busy = pair.try_call(0, Command::DestroyEventChannel(CmChannelId(pair.channels[0].0))).unwrap_err();
     assert_eq!(busy.errno(), 16);
 }

@@ -1,19 +1,19 @@
 //! End-to-end credits: what a responder tells of its receives, and what a requester makes of it.
 
-use softhca_engine::{EndToEndCredits, State};
+use softhca_engine::{EndToEndCredits, QpState};
 use softhca_tests::pair::{Pair, Setup};
-use softhca_wire::{Syndrome, Transport};
+use softhca_wire::{Syndrome, TransportPacket};
 
 fn with_credits() -> Pair {
     let mut setup = Setup::default();
-    setup.settings.credits = EndToEndCredits::On;
+    setup.settings.end_to_end_credits = EndToEndCredits::On;
     setup.build()
 }
 
 /// The credit codes of all acknowledgements, in order.
-fn told(pair: &Pair) -> Vec<u8> {
-    let record = pair.record.borrow();
-    let aeth = |bytes: &[u8]| Transport::parse(&bytes[..bytes.len() - 4]).unwrap().header.aeth;
+fn advertised_credits(pair: &Pair) -> Vec<u8> {
+    let record = pair.recording.borrow();
+    let aeth = |bytes: &[u8]| TransportPacket::parse(&bytes[..bytes.len() - 4]).unwrap().header.aeth;
     let codes = record.sent.iter().filter_map(|(_, frame)| match aeth(&frame.bytes)?.syndrome {
         Syndrome::Ack(code) => Some(code),
         _ => None,
@@ -32,8 +32,8 @@ fn acknowledgements_tell_how_many_receives_are_left() {
         pair.post_send(id, 0, 10);
         pair.run();
     }
-    assert_eq!(told(&pair), [2, 1, 0]);
-    assert_eq!(pair.outcomes(a).len(), 3);
+    assert_eq!(advertised_credits(&pair), [2, 1, 0]);
+    assert_eq!(pair.completion_statuses(a).len(), 3);
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn without_the_setting_credits_are_not_used() {
     pair.post_receive(1, 0, 100);
     pair.post_send(1, 0, 10);
     pair.run();
-    assert_eq!(told(&pair), [31]);
+    assert_eq!(advertised_credits(&pair), [31]);
 }
 
 #[test]
@@ -57,9 +57,9 @@ fn a_message_beyond_the_receives_asks_with_one_packet() {
     pair.post_receive(1, 0, 4000);
     pair.post_receive(2, 0, 4000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
-    assert_eq!(pair.completions(b).iter().map(|c| c.bytes).collect::<Vec<_>>(), [3000, 10]);
-    assert_eq!(pair.state(a), State::ReadyToSend);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completions(b).iter().map(|c| c.byte_len).collect::<Vec<_>>(), [3000, 10]);
+    assert_eq!(pair.state(a), QpState::ReadyToSend);
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn writes_and_reads_need_no_receives() {
     pair.post_write(1, 0, 0, 5000);
     pair.post_read(2, 0, 0, 5000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
 }
 
 #[test]
@@ -86,6 +86,6 @@ fn many_messages_pass_with_few_receives() {
         received += pair.completions(b).len() as u64;
     }
     pair.run();
-    let outcomes = pair.outcomes(a);
+    let outcomes = pair.completion_statuses(a);
     assert_eq!(outcomes, (0..20).map(|id| (id, "success")).collect::<Vec<_>>());
 }

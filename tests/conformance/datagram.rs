@@ -1,14 +1,16 @@
 //! Datagrams: addressing, Q_Keys, the GRH, multicast.
 
-use softhca_engine::{AddressVector, DropReason, Event, QpKind, State};
+use softhca_engine::{AddressVector, DropReason, Event, QpState, QpType};
 use softhca_fabric::{HostId, QpOptions};
-use softhca_queue::{CompletionFlags, Datagram, Operation, Receive, SendTrailer, Sge};
-use softhca_tests::pair::{ALL, Pair, QUEUE_KEY, Setup, pattern};
+use softhca_queue::{
+    CompletionFlags, Operation, ReceiveWorkRequest, SendImmOrInvalidate, Sge, UdDestination,
+};
+use softhca_tests::pair::{ALL_ACCESS, Pair, QUEUE_KEY, Setup, pattern};
 use softhca_wire::{Gid, LocalKey, Psn, Qpn, QueueKey};
 use std::net::{IpAddr, Ipv4Addr};
 
 fn ud() -> Pair {
-    Setup::of(QpKind::Ud).build()
+    Setup::with_kind(QpType::Ud).build()
 }
 
 #[test]
@@ -17,15 +19,18 @@ fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
     let (a, b) = (pair.a, pair.b);
     for length in [0, 1, 2, 3, 1024, 4095, 4096] {
         let data = pattern(length.into(), length as usize);
-        pair.fill(a, 0, &data);
+        pair.write_memory(a, 0, &data);
         pair.post_receive(100, 0, 40 + length);
         pair.post_send(1, 0, length);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
         let received = pair.completions(b)[0];
-        assert_eq!((received.bytes, received.source, received.status.name()), (40 + length, a.qp, "success"));
+        assert_eq!(
+            (received.byte_len, received.src_qp, received.status.name()),
+            (40 + length, a.qp, "success")
+        );
         assert_eq!(received.flags, CompletionFlags::GRH | CompletionFlags::IPV4);
-        assert_eq!(pair.read(b, 40, length as usize), data);
+        assert_eq!(pair.read_memory(b, 40, length as usize), data);
     }
 }
 
@@ -33,11 +38,11 @@ fn every_length_up_to_the_port_mtu_arrives_behind_forty_bytes_of_grh() {
 fn the_grh_is_the_ipv4_header_in_its_second_half() {
     let mut pair = ud();
     let b = pair.b;
-    pair.fill(b, 0, &[9; 60]);
+    pair.write_memory(b, 0, &[9; 60]);
     pair.post_receive(100, 0, 60);
     pair.post_send(1, 0, 8);
     pair.run();
-    let grh = pair.read(b, 0, 40);
+    let grh = pair.read_memory(b, 0, 40);
     // 20 (IP) + 8 (UDP) + 12 (BTH) + 8 (DETH) + 8 (data) + 4 (ICRC).
     let header = [0x45, 0, 0, 60, 0, 0, 0x40, 0, 64, 17];
     assert_eq!((&grh[..20], &grh[20..30]), (&[0; 20][..], &header[..]));
@@ -46,13 +51,13 @@ fn the_grh_is_the_ipv4_header_in_its_second_half() {
 
 #[test]
 fn the_grh_is_the_ipv6_header() {
-    let mut pair = Setup::of(QpKind::Ud).ipv6().build();
+    let mut pair = Setup::with_kind(QpType::Ud).ipv6().build();
     let b = pair.b;
     pair.post_receive(100, 0, 60);
     pair.post_send(1, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(b), [(100, "success")]);
-    let grh = pair.read(b, 0, 40);
+    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+    let grh = pair.read_memory(b, 0, 40);
     assert_eq!(grh[..8], [0x60, 0, 0, 0, 0, 40, 17, 64]);
     let address = |last| [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
     assert_eq!((&grh[8..24], &grh[24..]), (&address(1)[..], &address(2)[..]));
@@ -60,15 +65,15 @@ fn the_grh_is_the_ipv6_header() {
 
 #[test]
 fn connections_work_between_ipv6_addresses() {
-    for kind in [QpKind::Rc, QpKind::Uc] {
-        let mut pair = Setup::of(kind).ipv6().build();
+    for kind in [QpType::Rc, QpType::Uc] {
+        let mut pair = Setup::with_kind(kind).ipv6().build();
         let (a, b) = (pair.a, pair.b);
         let data = pattern(1, 3000);
-        pair.fill(a, 0, &data);
+        pair.write_memory(a, 0, &data);
         pair.post_write(1, 0, 0, 3000);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")]);
-        assert_eq!(pair.read(b, 0, 3000), data);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.read_memory(b, 0, 3000), data);
     }
 }
 
@@ -77,10 +82,10 @@ fn immediate_data_arrives() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
-    pair.post(1, Operation::Send(SendTrailer::Immediate(0xabcd)), &[a.sge(0, 4)]);
+    pair.post(1, Operation::Send(SendImmOrInvalidate::Immediate(0xabcd)), &[a.sge(0, 4)]);
     pair.run();
     let received = pair.completions(b)[0];
-    assert_eq!(received.immediate, 0xabcd);
+    assert_eq!(received.imm_data, 0xabcd);
     let expected = CompletionFlags::GRH | CompletionFlags::IPV4 | CompletionFlags::IMMEDIATE;
     assert_eq!(received.flags, expected);
 }
@@ -91,11 +96,11 @@ fn a_controlled_queue_key_stands_for_the_senders_own() {
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
     let gather = [a.sge(0, 4)];
-    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
-        request.datagram.queue_key = QueueKey(0x8000_0000);
+    pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |request| {
+        request.ud.remote_qkey = QueueKey(0x8000_0000);
     });
     pair.run();
-    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
 }
 
 #[test]
@@ -105,13 +110,13 @@ fn a_wrong_queue_key_takes_no_receive() {
     pair.post_receive(100, 0, 100);
     for key in [0, 0x1110, 0x1111_0000] {
         let gather = [a.sge(0, 4)];
-        pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
-            request.datagram.queue_key = QueueKey(key);
+        pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |request| {
+            request.ud.remote_qkey = QueueKey(key);
         });
     }
     pair.post_send(2, 0, 4);
     pair.run();
-    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
     assert_eq!(pair.counters(b).rx_dropped, 3);
 }
 
@@ -120,11 +125,11 @@ fn a_datagram_to_nobody_is_lost() {
     let mut pair = ud();
     let (a, b) = (pair.a, pair.b);
     let gather = [a.sge(0, 4)];
-    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
-        request.datagram.queue_pair = Qpn::new(0x123);
+    pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |request| {
+        request.ud.remote_qpn = Qpn::new(0x123);
     });
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     assert_eq!(pair.counters(b).rx_dropped, 1);
 }
 
@@ -136,15 +141,15 @@ fn psns_count_and_gaps_do_not_matter() {
         pair.post_receive(id, 0, 100);
     }
     let lose_second = softhca_fabric::Selector {
-        absolute_psn: Some(softhca_fabric::Span::exactly(1)),
+        absolute_psn: Some(softhca_fabric::InclusiveRange::exactly(1)),
         ..softhca_fabric::Selector::default()
     };
-    pair.lose(lose_second, 1);
+    pair.drop_packets(lose_second, 1);
     for id in 0..3 {
         pair.post_send(id, 0, 4);
     }
     pair.run();
-    assert_eq!(pair.outcomes(b), [(0, "success"), (1, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(0, "success"), (1, "success")]);
     let psns: Vec<_> = pair.packets().iter().map(|p| p.split(' ').nth(2).unwrap().to_owned()).collect();
     assert_eq!(psns, ["0", "1", "2"]);
 }
@@ -156,26 +161,29 @@ fn a_local_error_stops_the_send_queue_and_receives_go_on() {
     pair.post_send(1, 0, 4097);
     pair.post_send(2, 0, 4);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "local-length"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "local-length"), (2, "flushed")]);
     assert_eq!(pair.states(), ["SQE", "RTS"]);
     // The other direction still works, and what is posted now is flushed.
     let to = AddressVector::to(Gid::from(pair.world.host(a.host).address()));
     let handle = pair.on(b).create_address_handle(b.domain, to).unwrap();
     let scatter = [a.sge(0, 100)];
-    pair.on(a).post_receive(a.qp, &Receive { id: 50, scatter: &scatter }).unwrap();
+    pair.on(a).post_receive(a.qp, &ReceiveWorkRequest { wr_id: 50, sg_list: &scatter }).unwrap();
     let gather = [b.sge(0, 4)];
-    let mut request = softhca_queue::SendRequest::new(9, Operation::Send(SendTrailer::None), &gather);
-    request.datagram = Datagram { address_handle: handle.0, queue_pair: a.qp, queue_key: QUEUE_KEY };
+    let mut request =
+        softhca_queue::SendWorkRequest::new(9, Operation::Send(SendImmOrInvalidate::None), &gather);
+    request.ud = UdDestination { ah: handle.0, remote_qpn: a.qp, remote_qkey: QUEUE_KEY };
     pair.on(b).post_send(b.qp, &request).unwrap();
     pair.post_send(3, 0, 4);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(3, "flushed"), (50, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(3, "flushed"), (50, "success")]);
     // And back to RTS it sends again.
-    pair.on(a).modify(a.qp, softhca_engine::Modify::default().state(State::ReadyToSend)).unwrap();
+    pair.on(a)
+        .modify_queue_pair(a.qp, softhca_engine::Modify::default().state(QpState::ReadyToSend))
+        .unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_send(4, 0, 4);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(4, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(4, "success")]);
 }
 
 fn group() -> Gid {
@@ -184,14 +192,14 @@ fn group() -> Gid {
 
 /// Another datagram queue pair on a host, with a receive posted.
 fn member(pair: &mut Pair, host: HostId, key: QueueKey) -> (Qpn, softhca_engine::CqId) {
-    let mut verbs = pair.world.on(host);
-    let domain = verbs.allocate_domain().unwrap();
+    let mut verbs = pair.world.verbs(host);
+    let domain = verbs.allocate_protection_domain().unwrap();
     let cq = verbs.create_completion_queue(8).unwrap();
-    let qp = verbs.create_queue_pair(QpKind::Ud, domain, cq, QpOptions::default()).unwrap();
+    let qp = verbs.create_queue_pair(QpType::Ud, domain, cq, QpOptions::default()).unwrap();
     verbs.start_datagrams(qp, key, Psn::new(0)).unwrap();
-    let (region, address) = verbs.register(domain, 100, ALL).unwrap();
-    let scatter = [Sge { address, length: 100, key: LocalKey(region.0) }];
-    verbs.post_receive(qp, &Receive { id: 7, scatter: &scatter }).unwrap();
+    let (region, address) = verbs.register_memory(domain, 100, ALL_ACCESS).unwrap();
+    let scatter = [Sge { address, length: 100, lkey: LocalKey(region.0) }];
+    verbs.post_receive(qp, &ReceiveWorkRequest { wr_id: 7, sg_list: &scatter }).unwrap();
     verbs.attach_multicast(qp, group()).unwrap();
     (qp, cq)
 }
@@ -200,9 +208,9 @@ fn send_to_group(pair: &mut Pair) {
     let a = pair.a;
     let handle = pair.on(a).create_address_handle(a.domain, AddressVector::to(group())).unwrap();
     let gather = [a.sge(0, 4)];
-    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |request| {
-        request.datagram.address_handle = handle.0;
-        request.datagram.queue_pair = Qpn::MULTICAST;
+    pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |request| {
+        request.ud.ah = handle.0;
+        request.ud.remote_qpn = Qpn::MULTICAST;
     });
     pair.run();
 }
@@ -215,14 +223,17 @@ fn a_multicast_reaches_every_member_but_the_sender() {
     let stranger = member(&mut pair, b.host, QueueKey(5));
     pair.on(a).attach_multicast(a.qp, group()).unwrap();
     send_to_group(&mut pair);
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     for ((_, cq), host) in members.into_iter().zip([a.host, b.host]) {
-        let received = pair.world.on(host).poll_all(cq);
-        assert_eq!(received.iter().map(|c| (c.id, c.bytes, c.source)).collect::<Vec<_>>(), [(7, 44, a.qp)]);
+        let received = pair.world.verbs(host).poll_all(cq);
+        assert_eq!(
+            received.iter().map(|c| (c.wr_id, c.byte_len, c.src_qp)).collect::<Vec<_>>(),
+            [(7, 44, a.qp)]
+        );
     }
-    assert_eq!(pair.world.on(b.host).poll_all(stranger.1), []);
+    assert_eq!(pair.world.verbs(b.host).poll_all(stranger.1), []);
     let own = pair
-        .record
+        .recording
         .borrow()
         .events
         .iter()
@@ -241,9 +252,10 @@ fn a_multicast_without_members_is_lost() {
     pair.on(b).detach_multicast(qp, group()).unwrap();
     assert!(pair.on(b).detach_multicast(qp, group()).is_err());
     send_to_group(&mut pair);
-    assert_eq!(pair.world.on(b.host).poll_all(cq), []);
-    let lost = pair.record.borrow().events.iter().any(|(_, host, event)| {
-        *host == b.host && matches!(event, Event::PacketDropped { reason: DropReason::NotAMember, .. })
+    assert_eq!(pair.world.verbs(b.host).poll_all(cq), []);
+    let lost = pair.recording.borrow().events.iter().any(|(_, host, event)| {
+        *host == b.host
+            && matches!(event, Event::PacketDropped { reason: DropReason::NotMulticastMember, .. })
     });
     assert!(lost);
 }

@@ -1,20 +1,20 @@
 //! Requests that come twice, and responses that do.
 
-use softhca_engine::{QpKind, Recovery};
-use softhca_fabric::{Action, Repeat, Selector, Span};
+use softhca_engine::{QpType, Recovery};
+use softhca_fabric::{Action, InclusiveRange, Repeat, Selector};
 use softhca_queue::Operation;
-use softhca_tests::pair::{Pair, Setup, answers, pattern, requests};
+use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
 
 #[test]
 fn everything_may_come_twice() {
-    for kind in [QpKind::Rc, QpKind::XrcInitiator] {
-        let mut pair = Setup::of(kind).build();
+    for kind in [QpType::Rc, QpType::XrcInitiator] {
+        let mut pair = Setup::with_kind(kind).build();
         let (a, b) = (pair.a, pair.b);
         let data = pattern(2, 3000);
-        pair.fill(a, 0, &data);
-        pair.fill(b, 20_000, &data);
+        pair.write_memory(a, 0, &data);
+        pair.write_memory(b, 20_000, &data);
         pair.post_receive(100, 10_000, 3000);
-        pair.rule(Selector::default(), Repeat::default(), Action::Duplicate { copies: 1 });
+        pair.add_rule(Selector::default(), Repeat::default(), Action::Duplicate { copies: 1 });
         pair.post_write(1, 0, 0, 3000);
         pair.post_send(2, 0, 3000);
         pair.post_read(3, 20_000, 20_000, 3000);
@@ -22,11 +22,11 @@ fn everything_may_come_twice() {
         pair.post(4, Operation::FetchAdd { remote, add: 7 }, &[a.sge(40_000, 8)]);
         pair.run();
         let done: Vec<_> = (1..=4).map(|id| (id, "success")).collect();
-        assert_eq!(pair.outcomes(a), done);
-        assert_eq!(pair.outcomes(b), [(100, "success")]);
-        assert_eq!(pair.read(b, 10_000, 3000), data);
-        assert_eq!(pair.read(a, 20_000, 3000), data);
-        assert_eq!(pair.read(b, 40_000, 8), 7u64.to_ne_bytes());
+        assert_eq!(pair.completion_statuses(a), done);
+        assert_eq!(pair.completion_statuses(b), [(100, "success")]);
+        assert_eq!(pair.read_memory(b, 10_000, 3000), data);
+        assert_eq!(pair.read_memory(a, 20_000, 3000), data);
+        assert_eq!(pair.read_memory(b, 40_000, 8), 7u64.to_ne_bytes());
         assert_eq!(pair.states(), ["RTS", "RTS"]);
     }
 }
@@ -35,20 +35,20 @@ fn everything_may_come_twice() {
 fn a_duplicate_write_is_acknowledged_but_not_executed() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    pair.fill(a, 0, b"new");
+    pair.write_memory(a, 0, b"new");
     let late = Action::Duplicate { copies: 1 };
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), late);
+    pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), late);
     pair.post_write(1, 0, 0, 3);
     pair.run();
     let written = pair
-        .record
+        .recording
         .borrow()
         .events
         .iter()
         .filter(|(.., event)| matches!(event, softhca_engine::Event::MemoryWritten { .. }))
         .count();
     assert_eq!(written, 1);
-    assert_eq!(pair.read(b, 0, 3), b"new");
+    assert_eq!(pair.read_memory(b, 0, 3), b"new");
     assert_eq!(
         pair.packets(),
         ["-> WRITE_ONLY 0 3B", "<- ACKNOWLEDGE 0 ack msn=1", "<- ACKNOWLEDGE 0 ack msn=1",]
@@ -59,44 +59,44 @@ fn a_duplicate_write_is_acknowledged_but_not_executed() {
 fn a_duplicate_atomic_gets_the_first_answer_again() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).build();
     let (a, b) = (pair.a, pair.b);
-    pair.fill(b, 0, &40u64.to_ne_bytes());
-    pair.lose(answers(Span::exactly(0)), 1);
+    pair.write_memory(b, 0, &40u64.to_ne_bytes());
+    pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);
     let remote = b.remote(0);
     pair.post(1, Operation::FetchAdd { remote, add: 2 }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(pair.read(a, 0, 8), 40u64.to_ne_bytes());
-    assert_eq!(pair.read(b, 0, 8), 42u64.to_ne_bytes());
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.read_memory(a, 0, 8), 40u64.to_ne_bytes());
+    assert_eq!(pair.read_memory(b, 0, 8), 42u64.to_ne_bytes());
     assert_eq!(pair.counters(b).duplicate_request, 1);
 }
 
 #[test]
 fn as_many_atomics_are_remembered_as_may_be_outstanding() {
-    let mut pair = Setup::default().recovery(Recovery::GoBackN).connection(|c| c.reads = 4).build();
+    let mut pair = Setup::default().recovery(Recovery::GoBackN).connection(|c| c.max_rd_atomic = 4).build();
     let (a, b) = (pair.a, pair.b);
-    pair.lose(answers(Span { first: 0, last: 3 }), 4);
+    pair.drop_packets(responses(InclusiveRange { first: 0, last: 3 }), 4);
     for id in 0..4 {
         pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(id * 8, 8)]);
     }
     pair.run();
-    assert_eq!(pair.outcomes(a), [(0, "success"), (1, "success"), (2, "success"), (3, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(0, "success"), (1, "success"), (2, "success"), (3, "success")]);
     let found: Vec<u64> =
-        (0..4).map(|i| u64::from_ne_bytes(pair.read(a, i * 8, 8).try_into().unwrap())).collect();
+        (0..4).map(|i| u64::from_ne_bytes(pair.read_memory(a, i * 8, 8).try_into().unwrap())).collect();
     assert_eq!(found, [0, 1, 2, 3]);
-    assert_eq!(pair.read(b, 0, 8), 4u64.to_ne_bytes());
+    assert_eq!(pair.read_memory(b, 0, 8), 4u64.to_ne_bytes());
 }
 
 #[test]
 fn a_read_that_is_asked_for_again_while_it_is_answered_starts_with_a_first_packet() {
-    let mut pair = Setup::default().recovery(Recovery::GoBackN).slow().build();
+    let mut pair = Setup::default().recovery(Recovery::GoBackN).one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(1, 50_000);
-    pair.fill(b, 0, &data);
-    pair.lose(answers(Span::exactly(3)), 1);
+    pair.write_memory(b, 0, &data);
+    pair.drop_packets(responses(InclusiveRange::exactly(3)), 1);
     pair.post_read(1, 0, 0, 50_000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(pair.read(a, 0, 50_000), data);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.read_memory(a, 0, 50_000), data);
     let resumed =
         pair.packets().into_iter().filter(|packet| packet.starts_with("<-") && packet.contains(" 3 "));
     let resumed: Vec<String> = resumed.map(|packet| packet.split(' ').nth(1).unwrap().to_owned()).collect();

@@ -2,11 +2,11 @@
 //!
 //! Each test makes one thing go wrong and compares everything that can be observed with its row.
 
-use softhca_engine::{Event, QpKind, Reason, State, WindowKind};
-use softhca_fabric::{Action, Field, Repeat, Span, Value};
-use softhca_queue::{Access, BindWindow, Operation, RemoteAddress, SendTrailer, Sge};
-use softhca_tests::pair::{ALL, End, Pair, Setup, answers, requests};
-use softhca_wire::{LocalKey, Mtu, Opcode, QueueKey, RemoteKey, Syndrome, Transport};
+use softhca_engine::{Event, MemoryWindowType, QpState, QpType, Reason};
+use softhca_fabric::{Action, FieldValue, HeaderField, InclusiveRange, Repeat};
+use softhca_queue::{AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
+use softhca_tests::pair::{ALL_ACCESS, Pair, PairEnd, Setup, requests, responses};
+use softhca_wire::{LocalKey, Mtu, Opcode, QueueKey, RemoteKey, Syndrome, TransportPacket};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -24,9 +24,9 @@ fn or_dash(found: Vec<String>) -> String {
     if found.is_empty() { "—".into() } else { found.join(", ") }
 }
 
-impl Observed for Pair {
-    fn first_failure(&self, end: End) -> String {
-        let record = self.record.borrow();
+impl PairErrors for Pair {
+    fn first_failure(&self, end: PairEnd) -> String {
+        let record = self.recording.borrow();
         let failed = record.events.iter().find_map(|(_, host, event)| match event {
             Event::Completed { completion, .. } if *host == end.host && !completion.status.is_success() => {
                 Some(completion.status.name().into())
@@ -38,8 +38,8 @@ impl Observed for Pair {
 
     fn naks(&self) -> String {
         let mut naks: Vec<String> = Vec::new();
-        for (_, frame) in &self.record.borrow().sent {
-            let transport = Transport::parse(&frame.bytes[..frame.bytes.len() - 4]).unwrap();
+        for (_, frame) in &self.recording.borrow().sent {
+            let transport = TransportPacket::parse(&frame.bytes[..frame.bytes.len() - 4]).unwrap();
             let nak = match transport.header.aeth.map(|aeth| aeth.syndrome) {
                 Some(Syndrome::Nak(code)) => code.name().into(),
                 Some(Syndrome::RnrNak(_)) => "RNR".into(),
@@ -53,7 +53,8 @@ impl Observed for Pair {
     }
 
     fn events(&self) -> String {
-        let of = |end, role: &'static str| self.raised(end).into_iter().map(move |e| format!("{role} {e}"));
+        let of =
+            |end, role: &'static str| self.async_events(end).into_iter().map(move |e| format!("{role} {e}"));
         or_dash(of(self.a, "requester").chain(of(self.b, "responder")).collect())
     }
 
@@ -77,12 +78,12 @@ impl Observed for Pair {
         or_dash(of(self.a, "requester").chain(of(self.b, "responder")).collect())
     }
 
-    fn is_row(&mut self, test: &str) {
+    fn assert_row(&mut self, test: &str) {
         self.run();
         let [a, b] = self.states();
         let (requester, responder) = (self.first_failure(self.a), self.first_failure(self.b));
         let seen = [requester, responder, self.naks(), self.events(), format!("{a} / {b}"), self.anomalies()];
-        for (.., event) in &self.record.borrow().events {
+        for (.., event) in &self.recording.borrow().events {
             if let Event::Completed { completion, reason, .. } = event {
                 assert_eq!(completion.status.is_success(), *reason == Reason::None, "{event:?}");
             }
@@ -95,13 +96,13 @@ impl Observed for Pair {
 }
 
 /// What a row says.
-trait Observed {
-    fn first_failure(&self, end: End) -> String;
+trait PairErrors {
+    fn first_failure(&self, end: PairEnd) -> String;
     fn naks(&self) -> String;
     fn events(&self) -> String;
     fn anomalies(&self) -> String;
     /// Goes on until nothing is left to happen, and compares with the row of `test`.
-    fn is_row(&mut self, test: &str);
+    fn assert_row(&mut self, test: &str);
 }
 
 /// A pair whose second end has a receive of 100 bytes posted, to see what becomes of it.
@@ -117,21 +118,21 @@ fn rc() -> Pair {
 
 fn write_to(pair: &mut Pair, remote: RemoteAddress, length: u32) {
     let gather = [pair.a.sge(0, length)];
-    pair.post(1, Operation::Write { remote, immediate: None }, &gather);
+    pair.post(1, Operation::Write { remote, imm_data: None }, &gather);
 }
 
 fn send() -> Operation {
-    Operation::Send(SendTrailer::None)
+    Operation::Send(SendImmOrInvalidate::None)
 }
 
 /// A region of the second end with these rights only.
-fn region_of_b(pair: &mut Pair, access: Access) -> RemoteAddress {
+fn region_of_b(pair: &mut Pair, access: AccessFlags) -> RemoteAddress {
     let domain = pair.b.domain;
-    let (key, address) = pair.world.on(pair.b.host).register(domain, 4096, access).unwrap();
-    RemoteAddress { address, key }
+    let (key, address) = pair.world.verbs(pair.b.host).register_memory(domain, 4096, access).unwrap();
+    RemoteAddress { address, rkey: key }
 }
 
-const NOWHERE: LocalKey = LocalKey(0x7777_7777);
+const UNKNOWN_RKEY: LocalKey = LocalKey(0x7777_7777);
 
 #[test]
 fn every_row_has_its_test_and_every_test_its_row() {
@@ -150,8 +151,8 @@ fn every_row_has_its_test_and_every_test_its_row() {
 #[test]
 fn gathering_from_an_unknown_key_fails_locally() {
     let mut pair = rc();
-    pair.post(1, send(), &[Sge { address: 0, length: 8, key: NOWHERE }]);
-    pair.is_row("gathering_from_an_unknown_key_fails_locally");
+    pair.post(1, send(), &[Sge { address: 0, length: 8, lkey: UNKNOWN_RKEY }]);
+    pair.assert_row("gathering_from_an_unknown_key_fails_locally");
 }
 
 #[test]
@@ -159,17 +160,18 @@ fn gathering_outside_of_the_region_fails_locally() {
     let mut pair = rc();
     let gather = [pair.a.sge((1 << 20) - 4, 8)];
     pair.post(1, send(), &gather);
-    pair.is_row("gathering_outside_of_the_region_fails_locally");
+    pair.assert_row("gathering_outside_of_the_region_fails_locally");
 }
 
 #[test]
 fn reading_into_a_region_without_local_write_fails_locally() {
     let mut pair = rc();
     let domain = pair.a.domain;
-    let (key, address) = pair.world.on(pair.a.host).register(domain, 64, Access::REMOTE_READ).unwrap();
+    let (key, address) =
+        pair.world.verbs(pair.a.host).register_memory(domain, 64, AccessFlags::REMOTE_READ).unwrap();
     let remote = pair.b.remote(0);
-    pair.post(1, Operation::Read { remote }, &[Sge { address, length: 8, key: LocalKey(key.0) }]);
-    pair.is_row("reading_into_a_region_without_local_write_fails_locally");
+    pair.post(1, Operation::Read { remote }, &[Sge { address, length: 8, lkey: LocalKey(key.0) }]);
+    pair.assert_row("reading_into_a_region_without_local_write_fails_locally");
 }
 
 #[test]
@@ -177,7 +179,7 @@ fn a_message_of_more_than_2_gib_is_too_long() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 1 << 31), pair.a.sge(0, 1)];
     pair.post(1, send(), &gather);
-    pair.is_row("a_message_of_more_than_2_gib_is_too_long");
+    pair.assert_row("a_message_of_more_than_2_gib_is_too_long");
 }
 
 #[test]
@@ -185,55 +187,56 @@ fn an_atomic_with_less_than_eight_bytes_of_room_is_refused_locally() {
     let mut pair = rc();
     let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 7)]);
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.is_row("an_atomic_with_less_than_eight_bytes_of_room_is_refused_locally");
+    pair.assert_row("an_atomic_with_less_than_eight_bytes_of_room_is_refused_locally");
 }
 
 #[test]
 fn a_read_with_max_rd_atomic_zero_is_refused_locally() {
-    let mut pair = pair(Setup::default().connection(|c| c.reads = 0));
+    let mut pair = pair(Setup::default().connection(|c| c.max_rd_atomic = 0));
     pair.post_read(1, 0, 0, 8);
-    pair.is_row("a_read_with_max_rd_atomic_zero_is_refused_locally");
+    pair.assert_row("a_read_with_max_rd_atomic_zero_is_refused_locally");
 }
 
 #[test]
 fn an_unreliable_connection_has_no_reads() {
-    let mut pair = pair(Setup::of(QpKind::Uc));
+    let mut pair = pair(Setup::with_kind(QpType::Uc));
     pair.post_read(1, 0, 0, 8);
-    pair.is_row("an_unreliable_connection_has_no_reads");
+    pair.assert_row("an_unreliable_connection_has_no_reads");
 }
 
 #[test]
 fn a_datagram_longer_than_the_path_mtu_is_too_long() {
-    let mut pair = pair(Setup::of(QpKind::Ud));
+    let mut pair = pair(Setup::with_kind(QpType::Ud));
     pair.post_send(1, 0, 4097);
-    pair.is_row("a_datagram_longer_than_the_path_mtu_is_too_long");
+    pair.assert_row("a_datagram_longer_than_the_path_mtu_is_too_long");
 }
 
 #[test]
 fn a_datagram_needs_an_address_handle() {
-    let mut pair = pair(Setup::of(QpKind::Ud));
+    let mut pair = pair(Setup::with_kind(QpType::Ud));
     let gather = [pair.a.sge(0, 8)];
-    pair.post_with(1, send(), &gather, |request| request.datagram.address_handle = 0x5555);
-    pair.is_row("a_datagram_needs_an_address_handle");
+    pair.post_with(1, send(), &gather, |request| request.ud.ah = 0x5555);
+    pair.assert_row("a_datagram_needs_an_address_handle");
 }
 
 #[test]
 fn binding_a_window_to_a_region_that_forbids_it_fails() {
     let mut pair = rc();
     let a = pair.a;
-    let (region, address) = pair.on(a).register(a.domain, 64, Access::LOCAL_WRITE).unwrap();
-    let window = pair.on(a).allocate_window(a.domain, WindowKind::Type1).unwrap();
-    let (region, access) = (LocalKey(region.0), Access::REMOTE_READ);
-    let bind = BindWindow { window, new_key: window, region, address, length: 64, access };
-    pair.post(1, Operation::BindWindow(bind), &[]);
-    pair.is_row("binding_a_window_to_a_region_that_forbids_it_fails");
+    let (region, address) = pair.on(a).register_memory(a.domain, 64, AccessFlags::LOCAL_WRITE).unwrap();
+    let window = pair.on(a).allocate_memory_window(a.domain, MemoryWindowType::Type1).unwrap();
+    let (region, access) = (LocalKey(region.0), AccessFlags::REMOTE_READ);
+    let bind =
+        MemoryWindowBind { mw_rkey: window, new_rkey: window, mr_lkey: region, address, length: 64, access };
+    pair.post(1, Operation::BindMemoryWindow(bind), &[]);
+    pair.assert_row("binding_a_window_to_a_region_that_forbids_it_fails");
 }
 
 #[test]
 fn invalidating_a_key_that_names_nothing_fails() {
     let mut pair = rc();
-    pair.post(1, Operation::LocalInvalidate { key: RemoteKey(0x1234_5678) }, &[]);
-    pair.is_row("invalidating_a_key_that_names_nothing_fails");
+    pair.post(1, Operation::LocalInvalidate { rkey: RemoteKey(0x1234_5678) }, &[]);
+    pair.assert_row("invalidating_a_key_that_names_nothing_fails");
 }
 
 #[test]
@@ -243,7 +246,7 @@ fn a_completion_queue_overflow_stops_its_queue_pairs() {
     pair.on(a).resize_completion_queue(cq, 1).unwrap();
     pair.post_write(1, 0, 0, 8);
     pair.post_write(2, 0, 0, 8);
-    pair.is_row("a_completion_queue_overflow_stops_its_queue_pairs");
+    pair.assert_row("a_completion_queue_overflow_stops_its_queue_pairs");
 }
 
 #[test]
@@ -251,16 +254,16 @@ fn going_to_the_error_state_flushes() {
     let mut pair = rc();
     let a = pair.a;
     pair.post_send(1, 0, 8);
-    let error = softhca_engine::Modify::default().state(State::Error);
-    pair.on(a).modify(a.qp, error).unwrap();
-    pair.is_row("going_to_the_error_state_flushes");
+    let error = softhca_engine::Modify::default().state(QpState::Error);
+    pair.on(a).modify_queue_pair(a.qp, error).unwrap();
+    pair.assert_row("going_to_the_error_state_flushes");
 }
 
 #[test]
 fn writing_with_an_unknown_key_is_a_remote_access_error() {
     let mut pair = rc();
-    write_to(&mut pair, RemoteAddress { address: 0, key: RemoteKey(0x1234_5678) }, 8);
-    pair.is_row("writing_with_an_unknown_key_is_a_remote_access_error");
+    write_to(&mut pair, RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) }, 8);
+    pair.assert_row("writing_with_an_unknown_key_is_a_remote_access_error");
 }
 
 #[test]
@@ -268,67 +271,67 @@ fn writing_outside_of_the_region_is_a_remote_access_error() {
     let mut pair = rc();
     let remote = pair.b.remote((1 << 20) - 4);
     write_to(&mut pair, remote, 8);
-    pair.is_row("writing_outside_of_the_region_is_a_remote_access_error");
+    pair.assert_row("writing_outside_of_the_region_is_a_remote_access_error");
 }
 
 #[test]
 fn writing_without_the_regions_right_is_a_remote_access_error() {
     let mut pair = rc();
-    let remote = region_of_b(&mut pair, Access::LOCAL_WRITE | Access::REMOTE_READ);
+    let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ);
     write_to(&mut pair, remote, 8);
-    pair.is_row("writing_without_the_regions_right_is_a_remote_access_error");
+    pair.assert_row("writing_without_the_regions_right_is_a_remote_access_error");
 }
 
 #[test]
 fn writing_without_the_queue_pairs_right_is_a_remote_access_error() {
-    let mut pair = pair(Setup::default().connection(|c| c.access = Access::REMOTE_READ));
+    let mut pair = pair(Setup::default().connection(|c| c.access = AccessFlags::REMOTE_READ));
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("writing_without_the_queue_pairs_right_is_a_remote_access_error");
+    pair.assert_row("writing_without_the_queue_pairs_right_is_a_remote_access_error");
 }
 
 #[test]
 fn writing_into_another_protection_domain_is_a_remote_access_error() {
     let mut pair = rc();
     let b = pair.b;
-    let other = pair.on(b).allocate_domain().unwrap();
-    let (key, address) = pair.on(b).register(other, 4096, ALL).unwrap();
-    write_to(&mut pair, RemoteAddress { address, key }, 8);
-    pair.is_row("writing_into_another_protection_domain_is_a_remote_access_error");
+    let other = pair.on(b).allocate_protection_domain().unwrap();
+    let (key, address) = pair.on(b).register_memory(other, 4096, ALL_ACCESS).unwrap();
+    write_to(&mut pair, RemoteAddress { address, rkey: key }, 8);
+    pair.assert_row("writing_into_another_protection_domain_is_a_remote_access_error");
 }
 
 #[test]
 fn writing_to_memory_that_is_gone_is_a_remote_access_error() {
     let mut pair = rc();
     let b = pair.b;
-    pair.on(b).unmap(b.key).unwrap();
+    pair.on(b).unmap(b.rkey).unwrap();
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("writing_to_memory_that_is_gone_is_a_remote_access_error");
+    pair.assert_row("writing_to_memory_that_is_gone_is_a_remote_access_error");
 }
 
 #[test]
 fn reading_without_the_right_is_a_remote_access_error() {
     let mut pair = rc();
-    let remote = region_of_b(&mut pair, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::Read { remote }, &gather);
-    pair.is_row("reading_without_the_right_is_a_remote_access_error");
+    pair.assert_row("reading_without_the_right_is_a_remote_access_error");
 }
 
 #[test]
 fn an_atomic_without_the_right_is_a_remote_access_error() {
     let mut pair = rc();
-    let remote = region_of_b(&mut pair, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let remote = region_of_b(&mut pair, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE);
     let gather = [pair.a.sge(0, 8)];
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.is_row("an_atomic_without_the_right_is_a_remote_access_error");
+    pair.assert_row("an_atomic_without_the_right_is_a_remote_access_error");
 }
 
 #[test]
 fn sending_with_a_key_to_invalidate_that_names_nothing_is_a_remote_access_error() {
     let mut pair = rc();
     let gather = [pair.a.sge(0, 8)];
-    pair.post(1, Operation::Send(SendTrailer::Invalidate(RemoteKey(0x1234_5678))), &gather);
-    pair.is_row("sending_with_a_key_to_invalidate_that_names_nothing_is_a_remote_access_error");
+    pair.post(1, Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(0x1234_5678))), &gather);
+    pair.assert_row("sending_with_a_key_to_invalidate_that_names_nothing_is_a_remote_access_error");
 }
 
 #[test]
@@ -336,87 +339,99 @@ fn an_atomic_at_an_odd_address_is_an_invalid_request() {
     let mut pair = rc();
     let (remote, gather) = (pair.b.remote(4), [pair.a.sge(0, 8)]);
     pair.post(1, Operation::FetchAdd { remote, add: 1 }, &gather);
-    pair.is_row("an_atomic_at_an_odd_address_is_an_invalid_request");
+    pair.assert_row("an_atomic_at_an_odd_address_is_an_invalid_request");
 }
 
 #[test]
 fn a_send_longer_than_the_receive_is_an_invalid_request() {
     let mut pair = rc();
     pair.post_send(1, 0, 101);
-    pair.is_row("a_send_longer_than_the_receive_is_an_invalid_request");
+    pair.assert_row("a_send_longer_than_the_receive_is_an_invalid_request");
 }
 
 #[test]
 fn a_receive_with_a_bad_key_is_a_remote_operational_error() {
     let mut pair = Pair::new();
-    pair.post_receive_into(100, &[Sge { address: 0, length: 100, key: NOWHERE }]);
+    pair.post_receive_into(100, &[Sge { address: 0, length: 100, lkey: UNKNOWN_RKEY }]);
     pair.post_send(1, 0, 8);
-    pair.is_row("a_receive_with_a_bad_key_is_a_remote_operational_error");
+    pair.assert_row("a_receive_with_a_bad_key_is_a_remote_operational_error");
 }
 
 #[test]
 fn more_reads_than_the_responder_allows_are_an_invalid_request() {
-    let setup = Setup::default().slow();
+    let setup = Setup::default().one_gigabit();
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
     // The responder answers one at a time; the requester was told that sixteen are fine.
     for (end, peer, reads) in [(a, b, 16), (b, a, 1)] {
-        let reset = softhca_engine::Modify::default().state(State::Reset);
-        pair.on(end).modify(end.qp, reset).unwrap();
-        let connection = softhca_fabric::Connection { reads, ..setup.connection };
-        pair.on(end).connect(end.qp, (peer.host, peer.qp), &connection, connection.psns).unwrap();
+        let reset = softhca_engine::Modify::default().state(QpState::Reset);
+        pair.on(end).modify_queue_pair(end.qp, reset).unwrap();
+        let connection = softhca_fabric::ConnectOptions { max_rd_atomic: reads, ..setup.connection };
+        pair.on(end).connect(end.qp, (peer.host, peer.qp), &connection, connection.first_psns).unwrap();
     }
     pair.post_receive(100, 0, 100);
     pair.post_read(1, 0, 0, 50_000);
     pair.post_read(2, 0, 0, 8);
-    pair.is_row("more_reads_than_the_responder_allows_are_an_invalid_request");
+    pair.assert_row("more_reads_than_the_responder_allows_are_an_invalid_request");
 }
 
 #[test]
 fn a_region_that_goes_while_it_is_read_is_a_remote_operational_error() {
-    let mut pair = pair(Setup::default().slow());
+    let mut pair = pair(Setup::default().one_gigabit());
     let b = pair.b;
     pair.post_read(1, 0, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(b).deregister(b.key).unwrap();
-    pair.is_row("a_region_that_goes_while_it_is_read_is_a_remote_operational_error");
+    pair.on(b).deregister_memory(b.rkey).unwrap();
+    pair.assert_row("a_region_that_goes_while_it_is_read_is_a_remote_operational_error");
 }
 
 #[test]
 fn a_middle_packet_where_a_message_begins_is_an_invalid_request() {
     let mut pair = rc();
-    let value = Value::To(u64::from(opcode("SEND_MIDDLE").byte()));
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Rewrite { field: Field::Opcode, value });
+    let value = FieldValue::Set(u64::from(opcode("SEND_MIDDLE").byte()));
+    pair.add_rule(
+        requests(InclusiveRange::exactly(0)),
+        Repeat::times(1),
+        Action::Rewrite { field: HeaderField::Opcode, value },
+    );
     pair.post_send(1, 0, 3000);
-    pair.is_row("a_middle_packet_where_a_message_begins_is_an_invalid_request");
+    pair.assert_row("a_middle_packet_where_a_message_begins_is_an_invalid_request");
 }
 
 #[test]
 fn a_flush_is_an_invalid_request() {
     let mut pair = rc();
-    let value = Value::To(u64::from(opcode("FLUSH").byte()));
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Rewrite { field: Field::Opcode, value });
+    let value = FieldValue::Set(u64::from(opcode("FLUSH").byte()));
+    pair.add_rule(
+        requests(InclusiveRange::exactly(0)),
+        Repeat::times(1),
+        Action::Rewrite { field: HeaderField::Opcode, value },
+    );
     // RETH and four bytes of payload are as long as FETH and RETH.
     pair.post_write(1, 0, 0, 4);
-    pair.is_row("a_flush_is_an_invalid_request");
+    pair.assert_row("a_flush_is_an_invalid_request");
 }
 
 #[test]
 fn an_atomic_write_is_an_invalid_request() {
     let mut pair = rc();
-    let value = Value::To(u64::from(opcode("ATOMIC_WRITE").byte()));
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Rewrite { field: Field::Opcode, value });
+    let value = FieldValue::Set(u64::from(opcode("ATOMIC_WRITE").byte()));
+    pair.add_rule(
+        requests(InclusiveRange::exactly(0)),
+        Repeat::times(1),
+        Action::Rewrite { field: HeaderField::Opcode, value },
+    );
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("an_atomic_write_is_an_invalid_request");
+    pair.assert_row("an_atomic_write_is_an_invalid_request");
 }
 
 #[test]
 fn a_write_whose_length_does_not_add_up_is_an_invalid_request() {
     let mut pair = rc();
-    let action = Action::Rewrite { field: Field::Length, value: Value::To(7) };
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), action);
+    let action = Action::Rewrite { field: HeaderField::Length, value: FieldValue::Set(7) };
+    pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), action);
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("a_write_whose_length_does_not_add_up_is_an_invalid_request");
+    pair.assert_row("a_write_whose_length_does_not_add_up_is_an_invalid_request");
 }
 
 #[test]
@@ -424,125 +439,129 @@ fn ends_that_disagree_about_the_path_mtu_meet_an_invalid_request() {
     let setup = Setup::default();
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
-    let reset = softhca_engine::Modify::default().state(State::Reset);
-    pair.on(b).modify(b.qp, reset).unwrap();
-    let connection = softhca_fabric::Connection { mtu: Mtu::B512, ..setup.connection };
-    pair.on(b).connect(b.qp, (a.host, a.qp), &connection, connection.psns).unwrap();
+    let reset = softhca_engine::Modify::default().state(QpState::Reset);
+    pair.on(b).modify_queue_pair(b.qp, reset).unwrap();
+    let connection = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..setup.connection };
+    pair.on(b).connect(b.qp, (a.host, a.qp), &connection, connection.first_psns).unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_write(1, 0, 0, 3000);
-    pair.is_row("ends_that_disagree_about_the_path_mtu_meet_an_invalid_request");
+    pair.assert_row("ends_that_disagree_about_the_path_mtu_meet_an_invalid_request");
 }
 
 #[test]
 fn an_xrc_request_to_no_shared_receive_queue_is_an_invalid_request() {
-    let mut pair = pair(Setup::of(QpKind::XrcInitiator));
+    let mut pair = pair(Setup::with_kind(QpType::XrcInitiator));
     let gather = [pair.a.sge(0, 8)];
-    pair.post_with(1, send(), &gather, |request| request.shared_receive_queue = 0x77);
-    pair.is_row("an_xrc_request_to_no_shared_receive_queue_is_an_invalid_request");
+    pair.post_with(1, send(), &gather, |request| request.remote_srqn = 0x77);
+    pair.assert_row("an_xrc_request_to_no_shared_receive_queue_is_an_invalid_request");
 }
 
 #[test]
 fn a_receiver_that_is_never_ready_exhausts_the_tries() {
     let mut pair = Setup::default().connection(|c| c.rnr_retry = 2).build();
     pair.post_send(1, 0, 8);
-    pair.is_row("a_receiver_that_is_never_ready_exhausts_the_tries");
+    pair.assert_row("a_receiver_that_is_never_ready_exhausts_the_tries");
 }
 
 #[test]
 fn a_lost_packet_is_a_sequence_error() {
     let mut pair = rc();
-    pair.lose(requests(Span::exactly(1)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
     pair.post_write(1, 0, 0, 4000);
-    pair.is_row("a_lost_packet_is_a_sequence_error");
+    pair.assert_row("a_lost_packet_is_a_sequence_error");
 }
 
 #[test]
 fn a_lost_last_packet_is_a_timeout() {
     let mut pair = rc();
-    pair.lose(requests(Span::exactly(0)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(0)), 1);
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("a_lost_last_packet_is_a_timeout");
+    pair.assert_row("a_lost_last_packet_is_a_timeout");
 }
 
 #[test]
 fn a_lost_read_response_is_a_gap() {
     let mut pair = rc();
-    pair.lose(answers(Span::exactly(1)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(1)), 1);
     pair.post_read(1, 0, 0, 4000);
-    pair.is_row("a_lost_read_response_is_a_gap");
+    pair.assert_row("a_lost_read_response_is_a_gap");
 }
 
 #[test]
 fn a_response_that_does_not_fit_its_request_is_a_bad_response() {
     let mut pair = rc();
-    let value = Value::To(u64::from(opcode("READ_RESPONSE_MIDDLE").byte()));
-    let action = Action::Rewrite { field: Field::Opcode, value };
-    pair.rule(answers(Span::exactly(0)), Repeat::times(1), action);
+    let value = FieldValue::Set(u64::from(opcode("READ_RESPONSE_MIDDLE").byte()));
+    let action = Action::Rewrite { field: HeaderField::Opcode, value };
+    pair.add_rule(responses(InclusiveRange::exactly(0)), Repeat::times(1), action);
     pair.post_read(1, 0, 0, 8);
-    pair.is_row("a_response_that_does_not_fit_its_request_is_a_bad_response");
+    pair.assert_row("a_response_that_does_not_fit_its_request_is_a_bad_response");
 }
 
 #[test]
 fn a_foreign_partition_key_meets_silence() {
     let mut pair = rc();
-    let action = Action::Rewrite { field: Field::PartitionKey, value: Value::To(0x8123) };
-    pair.rule(requests(Span::starting(0)), Repeat::default(), action);
+    let action = Action::Rewrite { field: HeaderField::PartitionKey, value: FieldValue::Set(0x8123) };
+    pair.add_rule(requests(InclusiveRange::at_least(0)), Repeat::default(), action);
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("a_foreign_partition_key_meets_silence");
+    pair.assert_row("a_foreign_partition_key_meets_silence");
 }
 
 #[test]
 fn a_corrupt_packet_is_lost() {
     let mut pair = rc();
-    let (place, seal) = (softhca_fabric::Place::PayloadBit(3), softhca_fabric::Seal::Stale);
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Corrupt { place, seal });
+    let (place, seal) = (softhca_fabric::BitPosition::PayloadBit(3), softhca_fabric::IcrcPolicy::Stale);
+    pair.add_rule(
+        requests(InclusiveRange::exactly(0)),
+        Repeat::times(1),
+        Action::Corrupt { bit: place, icrc: seal },
+    );
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("a_corrupt_packet_is_lost");
+    pair.assert_row("a_corrupt_packet_is_lost");
 }
 
 #[test]
 fn a_peer_in_reset_meets_silence() {
     let mut pair = Pair::new();
     let b = pair.b;
-    pair.on(b).modify(b.qp, softhca_engine::Modify::default().state(State::Reset)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, softhca_engine::Modify::default().state(QpState::Reset)).unwrap();
     pair.post_write(1, 0, 0, 8);
-    pair.is_row("a_peer_in_reset_meets_silence");
+    pair.assert_row("a_peer_in_reset_meets_silence");
 }
 
 #[test]
 fn an_unreliable_send_longer_than_the_receive_stops_the_responder() {
-    let mut pair = pair(Setup::of(QpKind::Uc));
+    let mut pair = pair(Setup::with_kind(QpType::Uc));
     pair.post_send(1, 0, 101);
-    pair.is_row("an_unreliable_send_longer_than_the_receive_stops_the_responder");
+    pair.assert_row("an_unreliable_send_longer_than_the_receive_stops_the_responder");
 }
 
 #[test]
 fn an_unreliable_send_without_a_receive_is_lost() {
-    let mut pair = Setup::of(QpKind::Uc).build();
+    let mut pair = Setup::with_kind(QpType::Uc).build();
     pair.post_send(1, 0, 8);
-    pair.is_row("an_unreliable_send_without_a_receive_is_lost");
+    pair.assert_row("an_unreliable_send_without_a_receive_is_lost");
 }
 
 #[test]
 fn an_unreliable_write_with_an_unknown_key_is_lost() {
-    let mut pair = pair(Setup::of(QpKind::Uc));
-    write_to(&mut pair, RemoteAddress { address: 0, key: RemoteKey(0x1234_5678) }, 8);
-    pair.is_row("an_unreliable_write_with_an_unknown_key_is_lost");
+    let mut pair = pair(Setup::with_kind(QpType::Uc));
+    write_to(&mut pair, RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) }, 8);
+    pair.assert_row("an_unreliable_write_with_an_unknown_key_is_lost");
 }
 
 #[test]
 fn a_datagram_longer_than_the_receive_stops_the_responder() {
-    let mut pair = pair(Setup::of(QpKind::Ud));
+    let mut pair = pair(Setup::with_kind(QpType::Ud));
     pair.post_send(1, 0, 61);
-    pair.is_row("a_datagram_longer_than_the_receive_stops_the_responder");
+    pair.assert_row("a_datagram_longer_than_the_receive_stops_the_responder");
 }
 
 #[test]
 fn a_datagram_with_another_queue_key_is_lost() {
-    let mut pair = pair(Setup::of(QpKind::Ud));
+    let mut pair = pair(Setup::with_kind(QpType::Ud));
     let gather = [pair.a.sge(0, 8)];
-    pair.post_with(1, send(), &gather, |request| request.datagram.queue_key = QueueKey(5));
-    pair.is_row("a_datagram_with_another_queue_key_is_lost");
+    pair.post_with(1, send(), &gather, |request| request.ud.remote_qkey = QueueKey(5));
+    pair.assert_row("a_datagram_with_another_queue_key_is_lost");
 }
 
 fn opcode(name: &str) -> Opcode {

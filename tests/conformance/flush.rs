@@ -1,28 +1,28 @@
 //! The error state: everything is flushed, in order, and so is what comes later.
 
-use softhca_engine::{Modify, QpKind, Reason, State};
-use softhca_queue::{Operation, Receive, RemoteAddress};
-use softhca_tests::pair::{End, Pair, Setup};
+use softhca_engine::{Modify, QpState, QpType, Reason};
+use softhca_queue::{Operation, ReceiveWorkRequest, RemoteAddress};
+use softhca_tests::pair::{Pair, PairEnd, Setup};
 use softhca_wire::RemoteKey;
 
-fn stop(pair: &mut Pair, end: End) {
-    pair.on(end).modify(end.qp, Modify::default().state(State::Error)).unwrap();
+fn stop(pair: &mut Pair, end: PairEnd) {
+    pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::Error)).unwrap();
 }
 
 #[test]
 fn sent_and_waiting_requests_are_flushed_in_the_order_of_posting() {
-    let mut pair = Setup::default().slow().connection(|c| c.reads = 1).build();
+    let mut pair = Setup::default().one_gigabit().connection(|c| c.max_rd_atomic = 1).build();
     let (a, b) = (pair.a, pair.b);
     pair.post_write(0, 0, 0, 10_000);
     pair.post_read(1, 0, 0, 10_000);
     pair.post_read(2, 0, 0, 10_000);
-    pair.post(3, Operation::LocalInvalidate { key: RemoteKey(1) }, &[]);
+    pair.post(3, Operation::LocalInvalidate { rkey: RemoteKey(1) }, &[]);
     for id in 4..40 {
         pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
     }
     stop(&mut pair, a);
     let expected: Vec<_> = (0..40).map(|id| (id, "flushed")).collect();
-    assert_eq!(pair.outcomes(a), expected);
+    assert_eq!(pair.completion_statuses(a), expected);
     pair.world.run();
 }
 
@@ -30,16 +30,16 @@ fn sent_and_waiting_requests_are_flushed_in_the_order_of_posting() {
 fn the_request_to_blame_comes_first_and_earlier_ones_succeed() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let nowhere = RemoteAddress { address: 0, key: RemoteKey(0x5555_5555) };
+    let nowhere = RemoteAddress { address: 0, rkey: RemoteKey(0x5555_5555) };
     pair.post_write(0, 0, 0, 3000);
     pair.post_read(1, 0, 0, 3000);
-    pair.post(2, Operation::Write { remote: nowhere, immediate: None }, &[a.sge(0, 8)]);
+    pair.post(2, Operation::Write { remote: nowhere, imm_data: None }, &[a.sge(0, 8)]);
     pair.post_read(3, 0, 0, 8);
     pair.post_write(4, 0, 0, 8);
     pair.run();
     let expected = [(0, "success"), (1, "success"), (2, "remote-access"), (3, "flushed"), (4, "flushed")];
-    assert_eq!(pair.outcomes(a), expected);
-    assert_eq!(pair.why(a, 3), Reason::FlushedAfterError);
+    assert_eq!(pair.completion_statuses(a), expected);
+    assert_eq!(pair.completion_reason(a, 3), Reason::Flushed);
     assert_eq!(pair.state(b).name(), "ERR");
 }
 
@@ -50,17 +50,17 @@ fn a_local_error_waits_until_earlier_requests_have_completed() {
     pair.post_write(0, 0, 0, 3000);
     pair.post_read(1, 0, 0, 3000);
     let outside = [a.sge(1 << 20, 8)];
-    pair.post(2, Operation::Send(softhca_queue::SendTrailer::None), &outside);
+    pair.post(2, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &outside);
     pair.post_write(3, 0, 0, 8);
     pair.run();
     let expected = [(0, "success"), (1, "success"), (2, "local-protection"), (3, "flushed")];
-    assert_eq!(pair.outcomes(a), expected);
+    assert_eq!(pair.completion_statuses(a), expected);
     assert_eq!(pair.packets().iter().filter(|packet| packet.starts_with("->")).count(), 4);
 }
 
 #[test]
 fn receives_are_flushed_in_order_and_the_one_in_use_first() {
-    let mut pair = Setup::default().slow().build();
+    let mut pair = Setup::default().one_gigabit().build();
     let b = pair.b;
     for id in 100..105 {
         pair.post_receive(id, 0, 100_000);
@@ -69,20 +69,22 @@ fn receives_are_flushed_in_order_and_the_one_in_use_first() {
     pair.world.run_for(std::time::Duration::from_micros(100));
     stop(&mut pair, b);
     let expected: Vec<_> = (100..105).map(|id| (id, "flushed")).collect();
-    assert_eq!(pair.outcomes(b), expected);
+    assert_eq!(pair.completion_statuses(b), expected);
 }
 
 #[test]
 fn what_is_posted_in_the_error_state_is_flushed() {
-    for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud] {
-        let mut pair = Setup::of(kind).build();
+    for kind in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        let mut pair = Setup::with_kind(kind).build();
         let a = pair.a;
         stop(&mut pair, a);
         for id in 0..200 {
             pair.post_send(id, 0, 8);
             let scatter = [a.sge(0, 100)];
-            pair.on(a).post_receive(a.qp, &Receive { id: 1000 + id, scatter: &scatter }).unwrap();
-            assert_eq!(pair.outcomes(a), [(id, "flushed"), (1000 + id, "flushed")], "{kind:?}");
+            pair.on(a)
+                .post_receive(a.qp, &ReceiveWorkRequest { wr_id: 1000 + id, sg_list: &scatter })
+                .unwrap();
+            assert_eq!(pair.completion_statuses(a), [(id, "flushed"), (1000 + id, "flushed")], "{kind:?}");
         }
         assert_eq!(pair.counters(a).wr_flushed, 400);
         assert_eq!(pair.packets(), Vec::<String>::new());
@@ -91,7 +93,7 @@ fn what_is_posted_in_the_error_state_is_flushed() {
 
 #[test]
 fn a_queue_pair_in_error_answers_nobody() {
-    let mut pair = Setup::default().slow().connection(|c| c.timeout = 0).build();
+    let mut pair = Setup::default().one_gigabit().connection(|c| c.timeout = 0).build();
     let b = pair.b;
     pair.post_read(1, 0, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(50));
@@ -105,13 +107,13 @@ fn a_queue_pair_in_error_answers_nobody() {
 
 #[test]
 fn replies_that_were_owed_come_before_the_nak() {
-    let mut pair = Setup::default().slow().build();
+    let mut pair = Setup::default().one_gigabit().build();
     let a = pair.a;
-    let nowhere = RemoteAddress { address: 0, key: RemoteKey(0x5555_5555) };
+    let nowhere = RemoteAddress { address: 0, rkey: RemoteKey(0x5555_5555) };
     pair.post_read(1, 0, 0, 50_000);
-    pair.post(2, Operation::Write { remote: nowhere, immediate: None }, &[a.sge(0, 8)]);
+    pair.post(2, Operation::Write { remote: nowhere, imm_data: None }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "remote-access")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "remote-access")]);
 }
 
 #[test]
@@ -119,13 +121,13 @@ fn an_error_on_one_queue_pair_leaves_others_alone() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let options = softhca_fabric::QpOptions::default();
-    let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, options).unwrap();
-    let qb = pair.on(b).create_queue_pair(QpKind::Rc, b.domain, b.cq, options).unwrap();
-    pair.world.connect((a.host, qa), (b.host, qb), &softhca_fabric::Connection::default()).unwrap();
+    let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, options).unwrap();
+    let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, options).unwrap();
+    pair.world.connect((a.host, qa), (b.host, qb), &softhca_fabric::ConnectOptions::default()).unwrap();
     stop(&mut pair, a);
     let gather = [a.sge(0, 8)];
-    let write = Operation::Write { remote: b.remote(0), immediate: None };
-    pair.on(a).post_send(qa, &softhca_queue::SendRequest::new(5, write, &gather)).unwrap();
+    let write = Operation::Write { remote: b.remote(0), imm_data: None };
+    pair.on(a).post_send(qa, &softhca_queue::SendWorkRequest::new(5, write, &gather)).unwrap();
     pair.run();
-    assert_eq!(pair.outcomes(a), [(5, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(5, "success")]);
 }

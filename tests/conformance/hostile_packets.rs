@@ -2,18 +2,18 @@
 //! executed that should not be, and the card works afterwards.
 
 use proptest::prelude::*;
-use softhca_engine::{DropReason, Event, Modify, QpKind, Recovery, Settings, State};
-use softhca_fabric::{Action, Choice, Frame, Place, Repeat, Seal, Selector};
-use softhca_queue::{Operation, SendRequest};
-use softhca_tests::pair::{End, Pair, Setup};
+use softhca_engine::{DropReason, Event, Modify, QpState, QpType, Recovery, Settings};
+use softhca_fabric::{Action, BitPosition, Choice, Frame, IcrcPolicy, Repeat, Selector};
+use softhca_queue::{Operation, SendWorkRequest};
+use softhca_tests::pair::{Pair, PairEnd, Setup};
 use softhca_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Envelope, Feth, Header, Headers, Icrc, Ieth, Immediate, Opcode,
-    Psn, QueueKey, RemoteKey, Reth, Syndrome, XrcEth,
+    AddressHeaders, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Icrc, Ieth, Immediate,
+    Opcode, Psn, QueueKey, RemoteKey, Reth, Syndrome, TransportHeader, XrcEth,
 };
 
 /// What a hostile peer may choose.
 #[derive(Clone, Copy, Debug)]
-struct Forgery {
+struct ForgedPacket {
     opcode: Opcode,
     psn: u32,
     ack_request: bool,
@@ -25,7 +25,7 @@ struct Forgery {
     extended: u32,
 }
 
-fn forgeries() -> impl Strategy<Value = Forgery> {
+fn any_forged_packet() -> impl Strategy<Value = ForgedPacket> {
     let opcodes: Vec<Opcode> = Opcode::all().collect();
     let near = prop_oneof![0u32..12, Just(0xff_ffff), Just(0x80_0000), Just(0x7f_ffff), any::<u32>()];
     let lengths = prop_oneof![0u32..5000, Just(u32::MAX), Just(1 << 31), Just((1 << 31) + 1)];
@@ -36,51 +36,70 @@ fn forgeries() -> impl Strategy<Value = Forgery> {
     )
         .prop_map(
             |((opcode, psn, ack_request, length, payload), (known_key, offset, syndrome, extended))| {
-                Forgery { opcode, psn, ack_request, length, payload, known_key, offset, syndrome, extended }
+                ForgedPacket {
+                    opcode,
+                    psn,
+                    ack_request,
+                    length,
+                    payload,
+                    known_key,
+                    offset,
+                    syndrome,
+                    extended,
+                }
             },
         )
 }
 
-fn forge(pair: &Pair, to: End, from: End, forgery: Forgery) -> Frame {
-    let Forgery { opcode, psn, length, offset, .. } = forgery;
+fn forge(pair: &Pair, to: PairEnd, from: PairEnd, forgery: ForgedPacket) -> Frame {
+    let ForgedPacket { opcode, psn, length, offset, .. } = forgery;
     let mut bth = Bth::new(opcode, to.qp, Psn::new(psn));
     let pad = forgery.payload.wrapping_neg() & 3;
     (bth.ack_request, bth.pad) = (forgery.ack_request, pad as u8);
-    let mut header = Header::new(bth);
-    let key = if forgery.known_key { to.key } else { RemoteKey(offset as u32) };
+    let mut header = TransportHeader::new(bth);
+    let key = if forgery.known_key { to.rkey } else { RemoteKey(offset as u32) };
     let address = to.base.wrapping_add(offset);
     let wanted = opcode.headers();
     let has = |headers| wanted.contains(headers);
     let syndrome = Syndrome::from_byte(forgery.syndrome).unwrap_or(Syndrome::ACK);
     let srq = to.srq.map_or(0, |srq| srq.0);
-    header.deth = has(Headers::DETH).then_some(Deth { queue_key: QueueKey(0x1111), source: from.qp });
-    header.xrceth = has(Headers::XRCETH).then_some(XrcEth(srq ^ u32::from(forgery.extended == 3)));
-    header.feth = has(Headers::FETH).then(|| Feth::parse(&[0; 8]).unwrap());
-    header.reth = has(Headers::RETH).then_some(Reth { address, key, length });
-    header.atomic = has(Headers::ATOMIC).then_some(AtomicEth { address, key, swap_or_add: 1, compare: 0 });
-    header.aeth = has(Headers::AETH).then_some(Aeth { syndrome, msn: 0 });
-    header.atomic_ack = has(Headers::ATOMIC_ACK).then_some(AtomicAckEth(5));
-    header.immediate = has(Headers::IMMEDIATE).then_some(Immediate(5));
-    header.ieth = has(Headers::IETH).then_some(Ieth(key.0));
-    let mut bytes = vec![0; Header::MAX_LEN + forgery.payload + pad + 64];
+    header.deth = has(ExtendedHeaders::DETH).then_some(Deth { qkey: QueueKey(0x1111), source_qp: from.qp });
+    header.xrceth = has(ExtendedHeaders::XRCETH).then_some(XrcEth(srq ^ u32::from(forgery.extended == 3)));
+    header.feth = has(ExtendedHeaders::FETH).then(|| Feth::parse(&[0; 8]).unwrap());
+    header.reth = has(ExtendedHeaders::RETH).then_some(Reth {
+        virtual_address: address,
+        rkey: key,
+        dma_length: length,
+    });
+    header.atomic = has(ExtendedHeaders::ATOMIC).then_some(AtomicEth {
+        virtual_address: address,
+        rkey: key,
+        swap_or_add: 1,
+        compare: 0,
+    });
+    header.aeth = has(ExtendedHeaders::AETH).then_some(Aeth { syndrome, msn: 0 });
+    header.atomic_ack = has(ExtendedHeaders::ATOMIC_ACK).then_some(AtomicAckEth(5));
+    header.immediate = has(ExtendedHeaders::IMMEDIATE).then_some(Immediate(5));
+    header.ieth = has(ExtendedHeaders::IETH).then_some(Ieth(key.0));
+    let mut bytes = vec![0; TransportHeader::MAX_LEN + forgery.payload + pad + 64];
     let at = header.emit(&mut bytes);
     bytes.truncate(at + forgery.payload + pad + 4);
     let [source, destination] = [from, to].map(|end| pair.world.host(end.host).address());
-    let envelope = Envelope::between(source, destination);
-    Icrc::seal(&envelope, &mut bytes);
+    let envelope = AddressHeaders::between(source, destination);
+    Icrc::write(&envelope, &mut bytes);
     Frame::new(envelope, bytes)
 }
 
-const STATES: [State; 5] =
-    [State::Reset, State::Init, State::ReadyToReceive, State::ReadyToSend, State::Error];
+const STATES: [QpState; 5] =
+    [QpState::Reset, QpState::Init, QpState::ReadyToReceive, QpState::ReadyToSend, QpState::Error];
 
 /// Work of every kind at both ends, so that forged answers meet something.
-fn busy(kind: QpKind, recovery: Recovery) -> Pair {
-    let setup = Setup::of(kind).connection(|c| (c.timeout, c.rnr_retry) = (0, 1));
+fn busy_pair(kind: QpType, recovery: Recovery) -> Pair {
+    let setup = Setup::with_kind(kind).connection(|c| (c.timeout, c.rnr_retry) = (0, 1));
     let mut pair = Setup { settings: Settings { recovery, ..Settings::default() }, ..setup }.build();
     let (a, b) = (pair.a, pair.b);
     // Nothing that the first end asks for is answered by the real peer.
-    pair.rule(Selector::default(), Repeat::default(), Action::Drop);
+    pair.add_rule(Selector::default(), Repeat::default(), Action::Drop);
     pair.post_receive(100, 0, 4096);
     pair.post_send(1, 0, 2000);
     if kind.is_reliable() {
@@ -92,7 +111,7 @@ fn busy(kind: QpKind, recovery: Recovery) -> Pair {
     pair
 }
 
-const KINDS: [QpKind; 4] = [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::XrcInitiator];
+const KINDS: [QpType; 4] = [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator];
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
@@ -101,14 +120,14 @@ proptest! {
     fn forged_packets_never_panic(
         kind in prop::sample::select(&KINDS[..]),
         recovery in prop::sample::select(vec![Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0]),
-        forgeries in prop::collection::vec((forgeries(), any::<bool>()), 1..24),
+        forgeries in prop::collection::vec((any_forged_packet(), any::<bool>()), 1..24),
         deregister in 0usize..48,
     ) {
-        let mut pair = busy(kind, recovery);
+        let mut pair = busy_pair(kind, recovery);
         for (index, (forgery, to_first)) in forgeries.into_iter().enumerate() {
             if index == deregister {
                 let a = pair.a;
-                let _ = pair.on(a).deregister(a.key);
+                let _ = pair.on(a).deregister_memory(a.rkey);
             }
             let (to, from) = if to_first { (pair.a, pair.b) } else { (pair.b, pair.a) };
             let frame = forge(&pair, to, from, forgery);
@@ -118,24 +137,24 @@ proptest! {
         pair.world.run_for(std::time::Duration::from_secs(10));
         let (a, b) = (pair.a, pair.b);
         for end in [a, b] {
-            pair.on(end).modify(end.qp, Modify::default().state(State::Reset)).unwrap();
-            let view = pair.on(end).query(end.qp).unwrap();
-            prop_assert_eq!((view.state, view.outstanding), (State::Reset, 0));
+            pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::Reset)).unwrap();
+            let view = pair.on(end).query_queue_pair(end.qp).unwrap();
+            prop_assert_eq!((view.state, view.outstanding), (QpState::Reset, 0));
         }
     }
 
     #[test]
     fn bytes_that_nobody_chose_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
-        let mut pair = busy(QpKind::Rc, Recovery::Fatal);
+        let mut pair = busy_pair(QpType::Rc, Recovery::Fatal);
         let (a, b) = (pair.a, pair.b);
         let [source, destination] = [a, b].map(|end| pair.world.host(end.host).address());
-        let envelope = Envelope::between(source, destination);
+        let envelope = AddressHeaders::between(source, destination);
         let mut bytes = bytes;
         if bytes.len() >= Bth::LEN + softhca_wire::ICRC_LEN {
-            Icrc::seal(&envelope, &mut bytes);
+            Icrc::write(&envelope, &mut bytes);
         }
         pair.world.inject(b.host, Frame::new(envelope, bytes));
-        prop_assert_eq!(pair.state(b), State::ReadyToSend);
+        prop_assert_eq!(pair.state(b), QpState::ReadyToSend);
     }
 }
 
@@ -144,12 +163,12 @@ fn every_opcode_in_every_state_leaves_a_reason_and_touches_no_memory_where_nothi
     for kind in KINDS {
         for state in STATES {
             for opcode in Opcode::all() {
-                let mut pair = Setup::of(kind).build();
+                let mut pair = Setup::with_kind(kind).build();
                 let (a, b) = (pair.a, pair.b);
                 pair.post_receive(100, 0, 4096);
                 bring_to(&mut pair, b, state);
-                pair.record.borrow_mut().events.clear();
-                let forgery = Forgery {
+                pair.recording.borrow_mut().events.clear();
+                let forgery = ForgedPacket {
                     opcode,
                     psn: 0,
                     ack_request: true,
@@ -162,10 +181,10 @@ fn every_opcode_in_every_state_leaves_a_reason_and_touches_no_memory_where_nothi
                 };
                 let frame = forge(&pair, b, a, forgery);
                 pair.world.inject(b.host, frame);
-                let record = pair.record.borrow();
+                let record = pair.recording.borrow();
                 let context = format!("{kind:?} in {state}: {opcode}");
                 assert!(!record.events.is_empty(), "{context}: silence");
-                if matches!(state, State::Reset | State::Init | State::Error) {
+                if matches!(state, QpState::Reset | QpState::Init | QpState::Error) {
                     let dropped = |event: &Event| matches!(event, Event::PacketDropped { .. });
                     let counted = |event: &Event| matches!(event, Event::PacketReceived { .. });
                     let all = record.events.iter().all(|(.., event)| dropped(event) || counted(event));
@@ -176,34 +195,38 @@ fn every_opcode_in_every_state_leaves_a_reason_and_touches_no_memory_where_nothi
     }
 }
 
-fn bring_to(pair: &mut Pair, end: End, state: State) {
-    let view = pair.on(end).query(end.qp).unwrap();
+fn bring_to(pair: &mut Pair, end: PairEnd, state: QpState) {
+    let view = pair.on(end).query_queue_pair(end.qp).unwrap();
     let modify = Modify::default();
-    if matches!(state, State::ReadyToSend | State::Error) {
-        if state == State::Error {
-            pair.on(end).modify(end.qp, modify.state(State::Error)).unwrap();
+    if matches!(state, QpState::ReadyToSend | QpState::Error) {
+        if state == QpState::Error {
+            pair.on(end).modify_queue_pair(end.qp, modify.state(QpState::Error)).unwrap();
         }
         return;
     }
-    pair.on(end).modify(end.qp, modify.state(State::Reset)).unwrap();
-    let mut init = modify.state(State::Init).partition_index(0).port(1);
-    init = match view.kind.is_datagram() {
-        true => init.queue_key(view.attributes.queue_key),
-        false => init.access(view.attributes.access),
+    pair.on(end).modify_queue_pair(end.qp, modify.state(QpState::Reset)).unwrap();
+    let mut init = modify.state(QpState::Init).pkey_index(0).port(1);
+    init = match view.qp_type.is_datagram() {
+        true => init.qkey(view.attributes.qkey),
+        false => init.access_flags(view.attributes.access_flags),
     };
-    let mut receive = modify.state(State::ReadyToReceive);
-    if !view.kind.is_datagram() {
+    let mut receive = modify.state(QpState::ReadyToReceive);
+    if !view.qp_type.is_datagram() {
         let old = view.attributes;
-        receive = receive.path(old.path).mtu(old.mtu).destination(old.destination).receive_psn(Psn::new(0));
+        receive = receive
+            .address_vector(old.address_vector)
+            .path_mtu(old.path_mtu)
+            .dest_qpn(old.dest_qpn)
+            .rq_psn(Psn::new(0));
     }
-    if matches!(view.kind, QpKind::Rc | QpKind::XrcTarget) {
-        receive = receive.max_reads_in(4).min_rnr_timer(view.attributes.min_rnr_timer);
+    if matches!(view.qp_type, QpType::Rc | QpType::XrcTarget) {
+        receive = receive.max_dest_rd_atomic(4).min_rnr_timer(view.attributes.min_rnr_timer);
     }
-    for (step, reached) in [(init, State::Init), (receive, State::ReadyToReceive)] {
-        if state == State::Reset {
+    for (step, reached) in [(init, QpState::Init), (receive, QpState::ReadyToReceive)] {
+        if state == QpState::Reset {
             break;
         }
-        pair.on(end).modify(end.qp, step).unwrap();
+        pair.on(end).modify_queue_pair(end.qp, step).unwrap();
         if reached == state {
             break;
         }
@@ -214,7 +237,7 @@ fn bring_to(pair: &mut Pair, end: End, state: State) {
 fn a_stranger_cannot_touch_a_connection() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let forgery = Forgery {
+    let forgery = ForgedPacket {
         opcode: Opcode::all().find(|opcode| opcode.name() == "WRITE_ONLY").unwrap(),
         psn: 0,
         ack_request: true,
@@ -226,15 +249,15 @@ fn a_stranger_cannot_touch_a_connection() {
         extended: 0,
     };
     let mut frame = forge(&pair, b, a, forgery);
-    frame.envelope.source = "10.0.0.66".parse().unwrap();
-    Icrc::seal(&frame.envelope, &mut frame.bytes);
+    frame.addressing.source = "10.0.0.66".parse().unwrap();
+    Icrc::write(&frame.addressing, &mut frame.bytes);
     pair.world.inject(b.host, frame);
-    let record = pair.record.borrow();
+    let record = pair.recording.borrow();
     let reason = record.events.iter().find_map(|(.., event)| match event {
         Event::PacketDropped { reason, .. } => Some(*reason),
         _ => None,
     });
-    assert_eq!(reason, Some(DropReason::WrongAddress));
+    assert_eq!(reason, Some(DropReason::AddressMismatch));
 }
 
 #[test]
@@ -245,21 +268,24 @@ fn corrupted_conversations_never_panic_and_no_frame_vanishes() {
             setup.seed = seed;
             let mut pair = setup.build();
             let (a, b) = (pair.a, pair.b);
-            let action = Action::Corrupt { place: Place::Anywhere, seal: Seal::Repaired };
-            let repeat = Repeat::choice(Choice::Chance { per_billion: 200_000_000 });
-            pair.rule(Selector::default(), repeat, action);
+            let action = Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Recomputed };
+            let repeat = Repeat::choice(Choice::Probability { per_billion: 200_000_000 });
+            pair.add_rule(Selector::default(), repeat, action);
             for id in 0..4 {
                 pair.post_receive(id, 0, 4000);
                 pair.post_send(id, 0, 3000);
                 pair.post_read(id, 0, 0, 3000);
                 pair.post(id, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
                 let gather = [b.sge(0, 3000)];
-                let back =
-                    SendRequest::new(id, Operation::Write { remote: a.remote(0), immediate: None }, &gather);
+                let back = SendWorkRequest::new(
+                    id,
+                    Operation::Write { remote: a.remote(0), imm_data: None },
+                    &gather,
+                );
                 pair.on(b).post_send(b.qp, &back).unwrap();
             }
             pair.world.run_for(std::time::Duration::from_secs(1));
-            assert!(pair.world.census().balances());
+            assert!(pair.world.frame_counters().is_balanced());
         }
     }
 }
@@ -268,7 +294,7 @@ fn corrupted_conversations_never_panic_and_no_frame_vanishes() {
 fn a_flood_of_requests_that_find_no_receive_owes_one_answer() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let forgery = Forgery {
+    let forgery = ForgedPacket {
         opcode: Opcode::all().find(|opcode| opcode.name() == "SEND_ONLY").unwrap(),
         psn: 0,
         ack_request: true,
@@ -280,10 +306,12 @@ fn a_flood_of_requests_that_find_no_receive_owes_one_answer() {
         extended: 0,
     };
     // The line is busy for a long time, so that nothing can be sent.
-    let slow =
-        softhca_fabric::Line { bits_per_second: std::num::NonZeroU64::new(1000), ..Default::default() };
-    let cable = pair.cable;
-    *pair.world.cable_mut(cable) = softhca_fabric::Cable::new(softhca_fabric::Seed(1), slow);
+    let slow = softhca_fabric::LinkSettings {
+        bits_per_second: std::num::NonZeroU64::new(1000),
+        ..Default::default()
+    };
+    let cable = pair.link;
+    *pair.world.link_mut(cable) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
     for _ in 0..1000 {
         let frame = forge(&pair, b, a, forgery);
         pair.world.inject(b.host, frame);

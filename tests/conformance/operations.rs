@@ -1,8 +1,8 @@
 //! Every operation, end to end in virtual time.
 
-use softhca_engine::{Acks, Settings, State};
+use softhca_engine::{AckPolicy, QpState, Settings};
 use softhca_queue::{
-    CompletionFlags, CompletionOperation, Operation, Payload, SendFlags, SendRequest, SendTrailer,
+    CompletionFlags, CompletionOpcode, Operation, Payload, SendFlags, SendImmOrInvalidate, SendWorkRequest,
 };
 use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_wire::Mtu;
@@ -14,12 +14,12 @@ fn a_write_arrives_whole_at_every_path_mtu_and_odd_length() {
             let mut pair = Setup::default().mtu(mtu).build();
             let (a, b) = (pair.a, pair.b);
             let data = pattern(7, length);
-            pair.fill(a, 5, &data);
+            pair.write_memory(a, 5, &data);
             pair.post_write(1, 5, 9, length as u32);
             pair.run();
-            assert_eq!(pair.outcomes(a), [(1, "success")], "{mtu:?} {length}");
-            assert_eq!(pair.read(b, 9, length), data, "{mtu:?} {length}");
-            assert_eq!(pair.read(b, 9 + length as u64, 8), [0; 8]);
+            assert_eq!(pair.completion_statuses(a), [(1, "success")], "{mtu:?} {length}");
+            assert_eq!(pair.read_memory(b, 9, length), data, "{mtu:?} {length}");
+            assert_eq!(pair.read_memory(b, 9 + length as u64, 8), [0; 8]);
         }
     }
 }
@@ -29,14 +29,14 @@ fn a_send_lands_in_the_posted_receive() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(3, 2500);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     pair.post_receive(77, 100, 4000);
     pair.post_send(1, 0, 2500);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     let received = pair.completions(b);
-    assert_eq!((received[0].id, received[0].bytes, received.len()), (77, 2500, 1));
-    assert_eq!(pair.read(b, 100, 2500), data);
+    assert_eq!((received[0].wr_id, received[0].byte_len, received.len()), (77, 2500, 1));
+    assert_eq!(pair.read_memory(b, 100, 2500), data);
 }
 
 #[test]
@@ -45,11 +45,11 @@ fn a_read_brings_the_peers_bytes() {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
         let data = pattern(11, length);
-        pair.fill(b, 64, &data);
+        pair.write_memory(b, 64, &data);
         pair.post_read(1, 8, 64, length as u32);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")]);
-        assert_eq!(pair.read(a, 8, length), data);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.read_memory(a, 8, length), data);
     }
 }
 
@@ -57,18 +57,18 @@ fn a_read_brings_the_peers_bytes() {
 fn atomics_return_what_they_found() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    pair.fill(b, 16, &40u64.to_ne_bytes());
+    pair.write_memory(b, 16, &40u64.to_ne_bytes());
     let remote = pair.b.remote(16);
     pair.post(1, Operation::FetchAdd { remote, add: 2 }, &[a.sge(0, 8)]);
     pair.post(2, Operation::CompareSwap { remote, compare: 42, swap: 7 }, &[a.sge(8, 8)]);
     pair.post(3, Operation::CompareSwap { remote, compare: 42, swap: 9 }, &[a.sge(16, 8)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success"), (3, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success"), (3, "success")]);
     let words: Vec<u64> =
-        (0..3).map(|i| u64::from_ne_bytes(pair.read(a, i * 8, 8).try_into().unwrap())).collect();
+        (0..3).map(|i| u64::from_ne_bytes(pair.read_memory(a, i * 8, 8).try_into().unwrap())).collect();
     assert_eq!(words, [40, 42, 7]);
-    assert_eq!(pair.read(b, 16, 8), 7u64.to_ne_bytes());
-    assert_eq!(pair.state(a), State::ReadyToSend);
+    assert_eq!(pair.read_memory(b, 16, 8), 7u64.to_ne_bytes());
+    assert_eq!(pair.state(a), QpState::ReadyToSend);
 }
 
 #[test]
@@ -77,19 +77,20 @@ fn immediate_data_arrives_with_sends_and_writes() {
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 3000);
     pair.post_receive(101, 0, 0);
-    pair.post(1, Operation::Send(SendTrailer::Immediate(0xdead_beef)), &[a.sge(0, 3000)]);
+    pair.post(1, Operation::Send(SendImmOrInvalidate::Immediate(0xdead_beef)), &[a.sge(0, 3000)]);
     let remote = b.remote(5000);
-    pair.post(2, Operation::Write { remote, immediate: Some(0x1234_5678) }, &[a.sge(0, 2000)]);
+    pair.post(2, Operation::Write { remote, imm_data: Some(0x1234_5678) }, &[a.sge(0, 2000)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
     let received = pair.completions(b);
-    let seen: Vec<_> = received.iter().map(|c| (c.id, c.operation, c.bytes, c.immediate, c.flags)).collect();
+    let seen: Vec<_> =
+        received.iter().map(|c| (c.wr_id, c.opcode, c.byte_len, c.imm_data, c.flags)).collect();
     let flags = CompletionFlags::IMMEDIATE;
     assert_eq!(
         seen,
         [
-            (100, CompletionOperation::Receive, 3000, 0xdead_beef, flags),
-            (101, CompletionOperation::ReceiveWriteImmediate, 2000, 0x1234_5678, flags),
+            (100, CompletionOpcode::Receive, 3000, 0xdead_beef, flags),
+            (101, CompletionOpcode::ReceiveWriteWithImm, 2000, 0x1234_5678, flags),
         ]
     );
 }
@@ -100,14 +101,15 @@ fn inline_data_is_taken_when_it_is_posted() {
     let (a, b) = (pair.a, pair.b);
     for length in [0, 1, 7, 8, 9, 64] {
         let data = pattern(length, length as usize);
-        let mut request = SendRequest::new(1, Operation::Write { remote: b.remote(0), immediate: None }, &[]);
+        let mut request =
+            SendWorkRequest::new(1, Operation::Write { remote: b.remote(0), imm_data: None }, &[]);
         request.payload = Payload::Inline(&data);
         pair.on(a).post_send(a.qp, &request).unwrap();
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")]);
-        assert_eq!(pair.read(b, 0, length as usize), data);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+        assert_eq!(pair.read_memory(b, 0, length as usize), data);
     }
-    let mut request = SendRequest::new(1, Operation::Send(SendTrailer::None), &[]);
+    let mut request = SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &[]);
     request.payload = Payload::Inline(&[0; 65]);
     assert!(pair.on(a).post_send(a.qp, &request).is_err(), "the queue pair was created for 64 bytes");
 }
@@ -115,15 +117,15 @@ fn inline_data_is_taken_when_it_is_posted() {
 #[test]
 fn a_fenced_request_waits_for_earlier_reads() {
     for fence in [false, true] {
-        let mut pair = Setup::default().slow().build();
+        let mut pair = Setup::default().one_gigabit().build();
         let a = pair.a;
         pair.post_read(1, 0, 0, 3000);
         pair.post_receive(100, 5000, 8);
-        pair.post_with(2, Operation::Send(SendTrailer::None), &[a.sge(2990, 8)], |request| {
+        pair.post_with(2, Operation::Send(SendImmOrInvalidate::None), &[a.sge(2990, 8)], |request| {
             request.flags.set(SendFlags::FENCE, fence);
         });
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+        assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
         let packets = pair.packets();
         let place = |name: &str| packets.iter().position(|packet| packet.contains(name)).unwrap();
         assert_eq!(place("SEND_ONLY") > place("READ_RESPONSE_LAST"), fence, "{packets:?}");
@@ -132,7 +134,7 @@ fn a_fenced_request_waits_for_earlier_reads() {
 
 #[test]
 fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
-    let mut pair = Setup::default().slow().connection(|c| c.reads = 3).build();
+    let mut pair = Setup::default().one_gigabit().connection(|c| c.max_rd_atomic = 3).build();
     let (a, b) = (pair.a, pair.b);
     for id in 0..10 {
         match id % 2 {
@@ -142,7 +144,7 @@ fn no_more_reads_and_atomics_are_outstanding_than_agreed() {
     }
     pair.run();
     let done: Vec<_> = (0..10).map(|id| (id, "success")).collect();
-    assert_eq!(pair.outcomes(a), done);
+    assert_eq!(pair.completion_statuses(a), done);
     let (mut outstanding, mut most) = (0i32, 0);
     for packet in pair.packets() {
         outstanding += i32::from(packet.starts_with("->"));
@@ -178,46 +180,46 @@ fn a_long_message_asks_for_an_acknowledgement_now_and_then() {
 
 #[test]
 fn acknowledgements_that_wait_are_joined_if_the_device_says_so() {
-    for (acks, most) in [(Acks::Each, 40), (Acks::Coalesce, 30)] {
+    for (acks, most) in [(AckPolicy::PerRequest, 40), (AckPolicy::Coalesce, 30)] {
         let mut setup = Setup::default();
-        setup.settings = Settings { acks, ..setup.settings };
+        setup.settings = Settings { ack_policy: acks, ..setup.settings };
         // Answers take turns with packets that are longer than the requests that come in meanwhile.
-        setup.line.bits_per_second = std::num::NonZeroU64::new(100_000_000);
+        setup.link.bits_per_second = std::num::NonZeroU64::new(100_000_000);
         let mut pair = setup.build();
         let (a, b) = (pair.a, pair.b);
         for id in 0..40 {
             let gather = [a.sge(0, 8)];
             let back = [b.sge(0, 1024)];
-            let to_b = Operation::Write { remote: b.remote(0), immediate: None };
-            let to_a = Operation::Write { remote: a.remote(0), immediate: None };
+            let to_b = Operation::Write { remote: b.remote(0), imm_data: None };
+            let to_a = Operation::Write { remote: a.remote(0), imm_data: None };
             pair.post(id, to_b, &gather);
-            pair.on(b).post_send(b.qp, &SendRequest::new(id, to_a, &back)).unwrap();
+            pair.on(b).post_send(b.qp, &SendWorkRequest::new(id, to_a, &back)).unwrap();
         }
         pair.run();
-        assert_eq!(pair.outcomes(a).len(), 40);
-        assert_eq!(pair.outcomes(b).len(), 40);
+        assert_eq!(pair.completion_statuses(a).len(), 40);
+        assert_eq!(pair.completion_statuses(b).len(), 40);
         let sent = pair.packets().iter().filter(|packet| packet.starts_with("<- ACK")).count();
-        assert!(if acks == Acks::Each { sent == most } else { sent <= most }, "{acks:?}: {sent}");
+        assert!(if acks == AckPolicy::PerRequest { sent == most } else { sent <= most }, "{acks:?}: {sent}");
     }
 }
 
 #[test]
 fn both_directions_at_once_do_not_disturb_each_other() {
-    let mut pair = Setup::default().slow().build();
+    let mut pair = Setup::default().one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     let [x, y] = [pattern(1, 100_000), pattern(2, 100_000)];
-    pair.fill(a, 0, &x);
-    pair.fill(b, 0, &y);
+    pair.write_memory(a, 0, &x);
+    pair.write_memory(b, 0, &y);
     for id in 0..3 {
         pair.post_write(id, 0, 200_000, 100_000);
         pair.post_read(10 + id, 400_000, 0, 100_000);
         let gather = [b.sge(0, 100_000)];
-        let write = Operation::Write { remote: a.remote(200_000), immediate: None };
-        pair.on(b).post_send(b.qp, &SendRequest::new(id, write, &gather)).unwrap();
+        let write = Operation::Write { remote: a.remote(200_000), imm_data: None };
+        pair.on(b).post_send(b.qp, &SendWorkRequest::new(id, write, &gather)).unwrap();
     }
     pair.run();
-    assert_eq!(pair.read(b, 200_000, 100_000), x);
-    assert_eq!(pair.read(a, 200_000, 100_000), y);
-    assert_eq!(pair.read(a, 400_000, 100_000), y);
+    assert_eq!(pair.read_memory(b, 200_000, 100_000), x);
+    assert_eq!(pair.read_memory(a, 200_000, 100_000), y);
+    assert_eq!(pair.read_memory(a, 400_000, 100_000), y);
     assert_eq!(pair.states(), ["RTS", "RTS"]);
 }

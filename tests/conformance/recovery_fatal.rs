@@ -1,9 +1,9 @@
 //! `recovery = fatal`: one test per row of the table of who detects what.
 
-use softhca_engine::{Event, Reason, Refusal};
-use softhca_fabric::{Action, Repeat, Span};
+use softhca_engine::{Event, Reason, RequestError};
+use softhca_fabric::{Action, InclusiveRange, Repeat};
 use softhca_queue::Operation;
-use softhca_tests::pair::{Pair, Setup, answers, requests};
+use softhca_tests::pair::{Pair, Setup, requests, responses};
 use softhca_wire::Psn;
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ fn a_psn_after_the_expected_one_ends_the_connection_at_both_ends() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 100);
-    pair.lose(requests(Span::exactly(1)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
     pair.post_write(1, 0, 0, 4000);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "retry-exceeded"), (2, "flushed")]);
-    assert_eq!(pair.outcomes(b), [(100, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "flushed")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
-    assert_eq!((pair.raised(a).len(), pair.raised(b)), (0, vec!["QP_FATAL"]));
-    assert_eq!(pair.why(a, 1), Reason::SequenceNak { psn: Psn::new(1) });
-    let refused = Refusal::Gap { missing: Psn::new(1), got: Psn::new(2) };
-    let named = pair.record.borrow().events.iter().any(|(.., event)| {
-        matches!(event, Event::Refused { qp, refusal, .. } if *qp == b.qp && *refusal == refused)
+    assert_eq!((pair.async_events(a).len(), pair.async_events(b)), (0, vec!["QP_FATAL"]));
+    assert_eq!(pair.completion_reason(a, 1), Reason::SequenceNak { psn: Psn::new(1) });
+    let refused = RequestError::PsnOutOfSequence { expected: Psn::new(1), got: Psn::new(2) };
+    let named = pair.recording.borrow().events.iter().any(|(.., event)| {
+        matches!(event, Event::RequestRejected { qp, error, .. } if *qp == b.qp && *error == refused)
     });
     assert!(named, "the event names the first missing PSN");
     let naks = pair.packets().into_iter().filter(|packet| packet.contains("nak")).collect::<Vec<_>>();
@@ -42,8 +42,8 @@ fn later_frames_are_discarded_silently_while_an_rnr_nak_is_outstanding() {
     pair.post_receive(100, 0, 4000);
     pair.post_receive(101, 0, 4000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
-    assert_eq!(pair.outcomes(b), [(100, "success"), (101, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "success"), (101, "success")]);
     assert_eq!(pair.counters(a).packet_seq_err, 0);
 }
 
@@ -51,12 +51,12 @@ fn later_frames_are_discarded_silently_while_an_rnr_nak_is_outstanding() {
 fn a_duplicate_is_answered_and_not_executed_again() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
+    pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
     let (remote, gather) = (b.remote(0), [a.sge(0, 8)]);
     pair.post(1, Operation::FetchAdd { remote, add: 5 }, &gather);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(pair.read(b, 0, 8), 5u64.to_ne_bytes());
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.read_memory(b, 0, 8), 5u64.to_ne_bytes());
     assert_eq!(pair.states(), ["RTS", "RTS"]);
     assert_eq!(pair.counters(b).duplicate_request, 1);
 }
@@ -65,13 +65,13 @@ fn a_duplicate_is_answered_and_not_executed_again() {
 fn a_sequence_nak_fails_the_request_whose_packet_is_missing() {
     let mut pair = Pair::new();
     let a = pair.a;
-    pair.lose(requests(Span::exactly(1)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
     for id in 0..4 {
         pair.post_write(id, 0, 0, 8);
     }
     pair.run();
     let expected = [(0, "success"), (1, "retry-exceeded"), (2, "flushed"), (3, "flushed")];
-    assert_eq!(pair.outcomes(a), expected);
+    assert_eq!(pair.completion_statuses(a), expected);
     assert_eq!(pair.packets().iter().filter(|packet| packet.starts_with("->")).count(), 4);
 }
 
@@ -82,26 +82,29 @@ fn a_sequence_nak_is_ignored_while_its_psn_is_in_rnr_wait() {
     pair.post_send(1, 0, 8);
     pair.world.run_for(Duration::from_micros(50));
     // A copy of the RNR NAK that says "sequence error" instead.
-    let mut frame = pair.record.borrow().sent.last().unwrap().1.clone();
+    let mut frame = pair.recording.borrow().sent.last().unwrap().1.clone();
     frame.bytes[12] = 0x60;
-    softhca_wire::Icrc::seal(&frame.envelope, &mut frame.bytes);
+    softhca_wire::Icrc::write(&frame.addressing, &mut frame.bytes);
     pair.world.inject(a.host, frame);
     assert_eq!(pair.counters(a).packet_seq_err, 1);
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!((pair.outcomes(a), pair.outcomes(b)), (vec![(1, "success")], vec![(100, "success")]));
+    assert_eq!(
+        (pair.completion_statuses(a), pair.completion_statuses(b)),
+        (vec![(1, "success")], vec![(100, "success")])
+    );
 }
 
 #[test]
 fn a_gap_in_read_responses_fails_the_read() {
     let mut pair = Pair::new();
     let a = pair.a;
-    pair.lose(answers(Span::exactly(1)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(1)), 1);
     pair.post_read(1, 0, 0, 4000);
     pair.post_read(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "retry-exceeded"), (2, "flushed")]);
-    assert_eq!(pair.why(a, 1), Reason::ResponseGap { expected: Psn::new(1), got: Psn::new(2) });
+    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
+    assert_eq!(pair.completion_reason(a, 1), Reason::ResponseGap { expected: Psn::new(1), got: Psn::new(2) });
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
 
@@ -110,15 +113,18 @@ fn an_ack_that_passes_an_unanswered_read_fails_the_read() {
     for operation in ["read", "atomic"] {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
-        pair.lose(answers(Span::exactly(0)), 1);
+        pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);
         match operation {
             "read" => pair.post_read(1, 0, 0, 8),
             _ => pair.post(1, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]),
         }
         pair.post_write(2, 0, 0, 8);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "retry-exceeded"), (2, "flushed")], "{operation}");
-        assert_eq!(pair.why(a, 1), Reason::ResponseGap { expected: Psn::new(0), got: Psn::new(1) });
+        assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")], "{operation}");
+        assert_eq!(
+            pair.completion_reason(a, 1),
+            Reason::ResponseGap { expected: Psn::new(0), got: Psn::new(1) }
+        );
         assert_eq!(pair.states(), ["ERR", "RTS"]);
     }
 }
@@ -127,11 +133,11 @@ fn an_ack_that_passes_an_unanswered_read_fails_the_read() {
 fn a_lost_tail_times_out_at_the_requester_only_after_the_time_of_all_tries() {
     let mut pair = Setup::default().connection(|c| (c.timeout, c.retry_count) = (10, 3)).build();
     let a = pair.a;
-    pair.lose(requests(Span::exactly(2)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 3000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "retry-exceeded")]);
-    assert_eq!(pair.why(a, 1), Reason::TimedOut { psn: Psn::new(0) });
+    assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded")]);
+    assert_eq!(pair.completion_reason(a, 1), Reason::AckTimeout { psn: Psn::new(0) });
     assert_eq!(pair.states(), ["ERR", "RTS"]);
     assert_eq!(pair.world.now().nanos(), (4096 << 10) * 4, "timeout × (retry_cnt + 1)");
     assert_eq!(pair.counters(a).retransmitted_pkts, 0);
@@ -141,10 +147,10 @@ fn a_lost_tail_times_out_at_the_requester_only_after_the_time_of_all_tries() {
 fn a_lost_ack_that_a_later_one_covers_is_not_loss() {
     let mut pair = Pair::new();
     let a = pair.a;
-    pair.lose(answers(Span::exactly(0)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);
     pair.post_write(1, 0, 0, 8);
     pair.post_write(2, 0, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
     assert_eq!(pair.states(), ["RTS", "RTS"]);
 }

@@ -1,9 +1,9 @@
 //! `recovery = go-back-n` and `go-back-0`.
 
 use softhca_engine::{Reason, Recovery};
-use softhca_fabric::{Action, Repeat, Span};
+use softhca_fabric::{Action, InclusiveRange, Repeat};
 use softhca_queue::Operation;
-use softhca_tests::pair::{Pair, Setup, answers, pattern, requests};
+use softhca_tests::pair::{Pair, Setup, pattern, requests, responses};
 use softhca_wire::Psn;
 
 fn pair(recovery: Recovery) -> Pair {
@@ -15,7 +15,7 @@ const BOTH: [Recovery; 2] = [Recovery::GoBackN, Recovery::GoBack0];
 #[test]
 fn go_back_n_sends_from_the_lost_packet_on() {
     let mut pair = pair(Recovery::GoBackN);
-    pair.lose(requests(Span::exactly(2)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 4000);
     pair.run();
     insta::assert_snapshot!(pair.packets().join("\n"));
@@ -24,7 +24,7 @@ fn go_back_n_sends_from_the_lost_packet_on() {
 #[test]
 fn go_back_0_sends_the_whole_message_again() {
     let mut pair = pair(Recovery::GoBack0);
-    pair.lose(requests(Span::exactly(2)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(2)), 1);
     pair.post_write(1, 0, 0, 4000);
     pair.run();
     insta::assert_snapshot!(pair.packets().join("\n"));
@@ -33,7 +33,7 @@ fn go_back_0_sends_the_whole_message_again() {
 #[test]
 fn go_back_n_asks_for_the_rest_of_a_read() {
     let mut pair = pair(Recovery::GoBackN);
-    pair.lose(answers(Span::exactly(2)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(2)), 1);
     pair.post_read(1, 0, 0, 4000);
     pair.run();
     insta::assert_snapshot!(pair.packets().join("\n"));
@@ -42,7 +42,7 @@ fn go_back_n_asks_for_the_rest_of_a_read() {
 #[test]
 fn go_back_0_asks_for_a_read_as_a_whole() {
     let mut pair = pair(Recovery::GoBack0);
-    pair.lose(answers(Span::exactly(2)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(2)), 1);
     pair.post_read(1, 0, 0, 4000);
     pair.run();
     insta::assert_snapshot!(pair.packets().join("\n"));
@@ -57,27 +57,27 @@ fn every_single_loss_is_repaired() {
                 let mut pair = pair(recovery);
                 let (a, b) = (pair.a, pair.b);
                 let data = pattern(lost, 3000);
-                pair.fill(a, 0, &data);
-                pair.fill(b, 20_000, &data);
+                pair.write_memory(a, 0, &data);
+                pair.write_memory(b, 20_000, &data);
                 pair.post_receive(100, 10_000, 3000);
-                let span = Span::exactly(lost);
-                pair.lose(if of_answers { answers(span) } else { requests(span) }, 1);
+                let span = InclusiveRange::exactly(lost);
+                pair.drop_packets(if of_answers { responses(span) } else { requests(span) }, 1);
                 pair.post_write(1, 0, 0, 3000);
                 pair.post_send(2, 0, 3000);
                 pair.post_read(3, 20_000, 20_000, 3000);
                 let remote = b.remote(40_000);
                 pair.post(4, Operation::FetchAdd { remote, add: 7 }, &[a.sge(40_000, 8)]);
-                pair.post(5, Operation::Write { remote: b.remote(8), immediate: None }, &[a.sge(0, 1025)]);
+                pair.post(5, Operation::Write { remote: b.remote(8), imm_data: None }, &[a.sge(0, 1025)]);
                 pair.run();
                 let context = format!("{} loses {lost}, answers: {of_answers}", recovery.name());
                 let done: Vec<_> = (1..=5).map(|id| (id, "success")).collect();
-                assert_eq!(pair.outcomes(a), done, "{context}");
-                assert_eq!(pair.outcomes(b), [(100, "success")], "{context}");
-                assert_eq!(pair.read(b, 10_000, 3000), data, "{context}");
-                assert_eq!(pair.read(a, 20_000, 3000), data, "{context}");
-                assert_eq!(pair.read(b, 40_000, 8), 7u64.to_ne_bytes(), "{context}");
-                assert_eq!(pair.read(a, 40_000, 8), [0; 8], "{context}");
-                assert_eq!(pair.read(b, 8, 1025), data[..1025], "{context}");
+                assert_eq!(pair.completion_statuses(a), done, "{context}");
+                assert_eq!(pair.completion_statuses(b), [(100, "success")], "{context}");
+                assert_eq!(pair.read_memory(b, 10_000, 3000), data, "{context}");
+                assert_eq!(pair.read_memory(a, 20_000, 3000), data, "{context}");
+                assert_eq!(pair.read_memory(b, 40_000, 8), 7u64.to_ne_bytes(), "{context}");
+                assert_eq!(pair.read_memory(a, 40_000, 8), [0; 8], "{context}");
+                assert_eq!(pair.read_memory(b, 8, 1025), data[..1025], "{context}");
             }
         }
     }
@@ -86,15 +86,16 @@ fn every_single_loss_is_repaired() {
 #[test]
 fn the_echo_of_a_gap_in_responses_does_not_use_up_the_tries() {
     for recovery in BOTH {
-        let mut pair = Setup::default().recovery(recovery).slow().connection(|c| c.retry_count = 1).build();
+        let mut pair =
+            Setup::default().recovery(recovery).one_gigabit().connection(|c| c.retry_count = 1).build();
         let (a, b) = (pair.a, pair.b);
         let data = pattern(5, 100_000);
-        pair.fill(b, 0, &data);
-        pair.lose(answers(Span::exactly(1)), 1);
+        pair.write_memory(b, 0, &data);
+        pair.drop_packets(responses(InclusiveRange::exactly(1)), 1);
         pair.post_read(1, 0, 0, 100_000);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")], "{}", recovery.name());
-        assert_eq!(pair.read(a, 0, 100_000), data);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")], "{}", recovery.name());
+        assert_eq!(pair.read_memory(a, 0, 100_000), data);
         assert_eq!(pair.counters(a).local_ack_timeout_err, 0);
         assert_eq!(pair.counters(b).duplicate_request, 1);
     }
@@ -105,13 +106,13 @@ fn a_long_message_that_was_acknowledged_in_part_starts_again_in_go_back_0_withou
     let mut pair = pair(Recovery::GoBack0);
     let (a, b) = (pair.a, pair.b);
     let data = pattern(9, 200_000);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     // The packet with index 63 asks for an acknowledgement; what is lost comes later.
-    pair.lose(requests(Span::exactly(150)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(150)), 1);
     pair.post_write(1, 0, 0, 200_000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(pair.read(b, 0, 200_000), data);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.read_memory(b, 0, 200_000), data);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 0);
     assert_eq!(pair.counters(a).retransmitted_pkts, 196);
 }
@@ -123,8 +124,8 @@ fn the_tries_are_counted_and_start_again_with_progress() {
             let setup =
                 Setup::default().recovery(recovery).connection(|c| (c.retry_count, c.timeout) = (2, 8));
             let mut pair = setup.build();
-            pair.lose(requests(Span::exactly(0)), times);
-            pair.lose(requests(Span::exactly(1)), times);
+            pair.drop_packets(requests(InclusiveRange::exactly(0)), times);
+            pair.drop_packets(requests(InclusiveRange::exactly(1)), times);
             pair.post_write(1, 0, 0, 8);
             pair.post_write(2, 0, 0, 8);
             pair.run();
@@ -132,10 +133,10 @@ fn the_tries_are_counted_and_start_again_with_progress() {
         };
         let mut enough = losing(2);
         let a = enough.a;
-        assert_eq!(enough.outcomes(a), [(1, "success"), (2, "success")]);
+        assert_eq!(enough.completion_statuses(a), [(1, "success"), (2, "success")]);
         let mut few = losing(3);
-        assert_eq!(few.outcomes(a), [(1, "retry-exceeded"), (2, "flushed")]);
-        assert_eq!(few.why(a, 1), Reason::TimedOut { psn: Psn::new(0) });
+        assert_eq!(few.completion_statuses(a), [(1, "retry-exceeded"), (2, "flushed")]);
+        assert_eq!(few.completion_reason(a, 1), Reason::AckTimeout { psn: Psn::new(0) });
         assert_eq!(few.counters(a).local_ack_timeout_err, 3);
         assert_eq!(few.states(), ["ERR", "RTS"]);
     }
@@ -147,17 +148,17 @@ fn a_lost_nak_is_repaired_by_the_timeout() {
         let mut pair = pair(recovery);
         let (a, b) = (pair.a, pair.b);
         let data = pattern(3, 4000);
-        pair.fill(a, 0, &data);
-        pair.lose(requests(Span::exactly(1)), 1);
+        pair.write_memory(a, 0, &data);
+        pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         let nak = softhca_fabric::Selector {
-            classes: Some(softhca_fabric::Classes::Naks),
+            classes: Some(softhca_fabric::PacketClasses::Naks),
             ..softhca_fabric::Selector::default()
         };
-        pair.lose(nak, 1);
+        pair.drop_packets(nak, 1);
         pair.post_write(1, 0, 0, 4000);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success")], "{}", recovery.name());
-        assert_eq!(pair.read(b, 0, 4000), data);
+        assert_eq!(pair.completion_statuses(a), [(1, "success")], "{}", recovery.name());
+        assert_eq!(pair.read_memory(b, 0, 4000), data);
         assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
     }
 }
@@ -166,7 +167,7 @@ fn a_lost_nak_is_repaired_by_the_timeout() {
 fn one_nak_is_sent_for_one_gap() {
     let mut pair = pair(Recovery::GoBackN);
     let b = pair.b;
-    pair.lose(requests(Span::exactly(1)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
     pair.post_write(1, 0, 0, 20_000);
     pair.run();
     assert_eq!(pair.packets().iter().filter(|packet| packet.contains("nak")).count(), 1);
@@ -178,11 +179,11 @@ fn reordered_packets_are_sent_again() {
     let mut pair = pair(Recovery::GoBackN);
     let (a, b) = (pair.a, pair.b);
     let data = pattern(4, 6000);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     let action = Action::Reorder { by: std::num::NonZeroU32::new(2).unwrap(), within_ns: 1_000_000 };
-    pair.rule(requests(Span::exactly(1)), Repeat::times(1), action);
+    pair.add_rule(requests(InclusiveRange::exactly(1)), Repeat::times(1), action);
     pair.post_write(1, 0, 0, 6000);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(pair.read(b, 0, 6000), data);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(pair.read_memory(b, 0, 6000), data);
 }

@@ -1,16 +1,16 @@
 //! Regions: bounds, rights, re-registration, zero-based addresses.
 
-use softhca_engine::{Error, Modify, State};
-use softhca_queue::{Access, Operation, RemoteAddress, Sge};
-use softhca_tests::pair::{ALL, Pair, pattern};
+use softhca_engine::{Modify, QpState, VerbsError};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, Sge};
+use softhca_tests::pair::{ALL_ACCESS, Pair, pattern};
 use softhca_wire::{LocalKey, RemoteKey};
 
 fn write_to(pair: &mut Pair, address: u64, key: RemoteKey, length: u32) -> &'static str {
     let a = pair.a;
-    let remote = RemoteAddress { address, key };
-    pair.post(1, Operation::Write { remote, immediate: None }, &[a.sge(0, length)]);
+    let remote = RemoteAddress { address, rkey: key };
+    pair.post(1, Operation::Write { remote, imm_data: None }, &[a.sge(0, length)]);
     pair.run();
-    pair.outcomes(a)[0].1
+    pair.completion_statuses(a)[0].1
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn the_first_and_the_last_byte_belong_to_a_region_and_their_neighbours_do_not() 
     ] {
         let mut pair = Pair::new();
         let b = pair.b;
-        let (key, base) = pair.on(b).register(b.domain, 100, ALL).unwrap();
+        let (key, base) = pair.on(b).register_memory(b.domain, 100, ALL_ACCESS).unwrap();
         let address = base.wrapping_add_signed(offset);
         assert_eq!(write_to(&mut pair, address, key, length), outcome, "{offset}+{length}");
     }
@@ -36,7 +36,7 @@ fn the_first_and_the_last_byte_belong_to_a_region_and_their_neighbours_do_not() 
 fn an_address_that_wraps_around_is_outside() {
     let mut pair = Pair::new();
     let b = pair.b;
-    assert_eq!(write_to(&mut pair, u64::MAX - 3, b.key, 8), "remote-access");
+    assert_eq!(write_to(&mut pair, u64::MAX - 3, b.rkey, 8), "remote-access");
 }
 
 #[test]
@@ -49,12 +49,13 @@ fn nothing_is_checked_and_nothing_written_when_there_is_nothing_to_write() {
 fn a_zero_based_region_counts_from_zero() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let (key, base) = pair.on(b).register(b.domain, 100, ALL | Access::ZERO_BASED).unwrap();
+    let (key, base) =
+        pair.on(b).register_memory(b.domain, 100, ALL_ACCESS | AccessFlags::ZERO_BASED).unwrap();
     assert_eq!(base, 0);
     let data = pattern(1, 50);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     assert_eq!(write_to(&mut pair, 50, key, 50), "success");
-    assert_eq!(pair.on(b).read(key, 50, 50), data);
+    assert_eq!(pair.on(b).read_memory(key, 50, 50), data);
     assert_eq!(write_to(&mut pair, 51, key, 50), "remote-access");
 }
 
@@ -62,15 +63,15 @@ fn a_zero_based_region_counts_from_zero() {
 fn re_registration_changes_rights_under_the_same_key() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let read_only = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let new = pair.on(b).reregister(b.key, |region| region.access = read_only).unwrap();
-    assert_eq!(new, b.key, "peers go on with the key that they have");
+    let read_only = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ;
+    let new = pair.on(b).reregister_memory(b.rkey, |region| region.access_flags = read_only).unwrap();
+    assert_eq!(new, b.rkey, "peers go on with the key that they have");
     let a = pair.a;
-    let remote = RemoteAddress { address: b.base, key: b.key };
+    let remote = RemoteAddress { address: b.base, rkey: b.rkey };
     pair.post(1, Operation::Read { remote }, &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
-    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "remote-access");
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "remote-access");
 }
 
 #[test]
@@ -78,10 +79,10 @@ fn re_registration_of_other_memory_gives_a_new_key_and_the_old_one_is_refused() 
     for use_old in [false, true] {
         let mut pair = Pair::new();
         let b = pair.b;
-        let new = pair.on(b).reregister(b.key, |region| region.length -= 8).unwrap();
-        assert_ne!(new, b.key);
-        assert_eq!(new.0 >> 8, b.key.0 >> 8, "the number stays, the variant changes");
-        let (key, outcome) = if use_old { (b.key, "remote-access") } else { (new, "success") };
+        let new = pair.on(b).reregister_memory(b.rkey, |region| region.length -= 8).unwrap();
+        assert_ne!(new, b.rkey);
+        assert_eq!(new.0 >> 8, b.rkey.0 >> 8, "the number stays, the variant changes");
+        let (key, outcome) = if use_old { (b.rkey, "remote-access") } else { (new, "success") };
         assert_eq!(write_to(&mut pair, b.base, key, 8), outcome);
     }
 }
@@ -90,34 +91,34 @@ fn re_registration_of_other_memory_gives_a_new_key_and_the_old_one_is_refused() 
 fn re_registration_can_move_a_region_to_another_domain() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let other = pair.on(b).allocate_domain().unwrap();
-    let new = pair.on(b).reregister(b.key, |region| region.domain = other).unwrap();
+    let other = pair.on(b).allocate_protection_domain().unwrap();
+    let new = pair.on(b).reregister_memory(b.rkey, |region| region.pd = other).unwrap();
     assert_eq!(write_to(&mut pair, b.base, new, 8), "remote-access");
-    assert!(matches!(pair.on(b).free_domain(other), Err(Error::Busy { .. })));
+    assert!(matches!(pair.on(b).deallocate_protection_domain(other), Err(VerbsError::Busy { .. })));
 }
 
 #[test]
 fn a_deregistered_key_is_refused_locally_and_remotely() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    pair.on(b).deregister(b.key).unwrap();
-    assert!(matches!(pair.on(b).deregister(b.key), Err(Error::NotFound { .. })));
-    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "remote-access");
+    pair.on(b).deregister_memory(b.rkey).unwrap();
+    assert!(matches!(pair.on(b).deregister_memory(b.rkey), Err(VerbsError::NotFound { .. })));
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "remote-access");
     let mut pair = Pair::new();
-    pair.on(a).deregister(a.key).unwrap();
-    assert_eq!(write_to(&mut pair, b.base, b.key, 8), "local-protection");
+    pair.on(a).deregister_memory(a.rkey).unwrap();
+    assert_eq!(write_to(&mut pair, b.base, b.rkey, 8), "local-protection");
 }
 
 #[test]
 fn a_key_that_was_freed_does_not_come_back_with_the_next_region() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let (old, _) = pair.on(b).register(b.domain, 64, ALL).unwrap();
-    pair.on(b).deregister(old).unwrap();
+    let (old, _) = pair.on(b).register_memory(b.domain, 64, ALL_ACCESS).unwrap();
+    pair.on(b).deregister_memory(old).unwrap();
     for _ in 0..100 {
-        let (new, _) = pair.on(b).register(b.domain, 64, ALL).unwrap();
+        let (new, _) = pair.on(b).register_memory(b.domain, 64, ALL_ACCESS).unwrap();
         assert_ne!(new, old);
-        pair.on(b).deregister(new).unwrap();
+        pair.on(b).deregister_memory(new).unwrap();
     }
 }
 
@@ -125,10 +126,10 @@ fn a_key_that_was_freed_does_not_come_back_with_the_next_region() {
 fn remote_write_needs_local_write() {
     let mut pair = Pair::new();
     let b = pair.b;
-    for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
-        assert!(matches!(pair.on(b).register(b.domain, 64, access), Err(Error::Invalid { .. })));
+    for access in [AccessFlags::REMOTE_WRITE, AccessFlags::REMOTE_ATOMIC] {
+        assert!(matches!(pair.on(b).register_memory(b.domain, 64, access), Err(VerbsError::Invalid { .. })));
     }
-    pair.on(b).register(b.domain, 64, Access::REMOTE_READ).unwrap();
+    pair.on(b).register_memory(b.domain, 64, AccessFlags::REMOTE_READ).unwrap();
 }
 
 #[test]
@@ -141,32 +142,32 @@ fn a_list_of_32_entries_is_gathered_and_scattered_in_order() {
     for piece in 0..32usize {
         let length = (piece + 1) * 2;
         let place = 50_000 - 100 * piece as u64;
-        pair.fill(a, place, &data[at..at + length]);
+        pair.write_memory(a, place, &data[at..at + length]);
         gather.push(a.sge(place, length as u32));
         scatter.push(b.sge(90_000 - 100 * piece as u64, 33));
         at += length;
     }
     pair.post_receive_into(100, &scatter);
-    pair.post(1, Operation::Send(softhca_queue::SendTrailer::None), &gather);
+    pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &gather);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     for piece in 0..32usize {
-        let found = pair.read(b, 90_000 - 100 * piece as u64, 33);
+        let found = pair.read_memory(b, 90_000 - 100 * piece as u64, 33);
         assert_eq!(found, data[piece * 33..(piece + 1) * 33], "piece {piece}");
     }
     pair.post(2, Operation::Read { remote: b.remote(90_000) }, &gather[..8]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
 }
 
 #[test]
 fn a_list_with_one_bad_entry_sends_nothing() {
     let mut pair = Pair::new();
     let a = pair.a;
-    let bad = Sge { address: 0, length: 1, key: LocalKey(0x5555_5555) };
-    pair.post(1, Operation::Send(softhca_queue::SendTrailer::None), &[a.sge(0, 2000), bad]);
+    let bad = Sge { address: 0, length: 1, lkey: LocalKey(0x5555_5555) };
+    pair.post(1, Operation::Send(softhca_queue::SendImmOrInvalidate::None), &[a.sge(0, 2000), bad]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "local-protection")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "local-protection")]);
     assert_eq!(pair.packets(), Vec::<String>::new());
 }
 
@@ -174,46 +175,46 @@ fn a_list_with_one_bad_entry_sends_nothing() {
 fn domains_and_regions_in_use_cannot_go() {
     let mut pair = Pair::new();
     let a = pair.a;
-    assert!(matches!(pair.on(a).free_domain(a.domain), Err(Error::Busy { .. })));
-    pair.on(a).modify(a.qp, Modify::default().state(State::Reset)).unwrap();
+    assert!(matches!(pair.on(a).deallocate_protection_domain(a.domain), Err(VerbsError::Busy { .. })));
+    pair.on(a).modify_queue_pair(a.qp, Modify::default().state(QpState::Reset)).unwrap();
     pair.on(a).destroy_queue_pair(a.qp).unwrap();
-    assert!(matches!(pair.on(a).free_domain(a.domain), Err(Error::Busy { .. })));
-    pair.on(a).deregister(a.key).unwrap();
-    pair.on(a).free_domain(a.domain).unwrap();
+    assert!(matches!(pair.on(a).deallocate_protection_domain(a.domain), Err(VerbsError::Busy { .. })));
+    pair.on(a).deregister_memory(a.rkey).unwrap();
+    pair.on(a).deallocate_protection_domain(a.domain).unwrap();
 }
 
 #[test]
 fn a_region_that_goes_while_it_is_sent_from_is_a_local_error() {
-    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_write(1, 0, 0, 100_000);
     pair.post_write(2, 0, 0, 8);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(a).deregister(a.key).unwrap();
+    pair.on(a).deregister_memory(a.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "local-protection"), (2, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "local-protection"), (2, "flushed")]);
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
 
 #[test]
 fn a_region_that_goes_while_it_is_written_to_is_a_remote_access_error() {
-    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let (a, b) = (pair.a, pair.b);
     pair.post_write(1, 0, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(b).deregister(b.key).unwrap();
+    pair.on(b).deregister_memory(b.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "remote-access")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "remote-access")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
 }
 
 #[test]
 fn a_region_that_goes_while_a_read_fills_it_is_a_local_error() {
-    let mut pair = softhca_tests::pair::Setup::default().slow().build();
+    let mut pair = softhca_tests::pair::Setup::default().one_gigabit().build();
     let a = pair.a;
     pair.post_read(1, 0, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(a).deregister(a.key).unwrap();
+    pair.on(a).deregister_memory(a.rkey).unwrap();
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "local-protection")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "local-protection")]);
 }

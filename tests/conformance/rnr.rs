@@ -1,31 +1,36 @@
 //! Receivers that are not ready.
 
-use softhca_engine::{QpKind, Recovery};
-use softhca_fabric::Span;
+use softhca_engine::{QpType, Recovery};
+use softhca_fabric::InclusiveRange;
 use softhca_queue::Operation;
-use softhca_tests::pair::{Pair, Setup, answers, pattern};
+use softhca_tests::pair::{Pair, Setup, pattern, responses};
 use softhca_wire::RnrTimer;
 use std::time::Duration;
 
 #[test]
 fn the_requester_waits_as_long_as_it_was_told_and_tries_again() {
     for recovery in [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0] {
-        for kind in [QpKind::Rc, QpKind::XrcInitiator] {
-            let setup = Setup::of(kind).recovery(recovery);
+        for kind in [QpType::Rc, QpType::XrcInitiator] {
+            let setup = Setup::with_kind(kind).recovery(recovery);
             let mut pair = setup.connection(|c| c.min_rnr_timer = RnrTimer::new(20)).build();
             let (a, b) = (pair.a, pair.b);
             let data = pattern(4, 3000);
-            pair.fill(a, 0, &data);
+            pair.write_memory(a, 0, &data);
             pair.post_send(1, 0, 3000);
             pair.world.run_for(Duration::from_millis(1));
             pair.post_receive(100, 0, 3000);
             pair.run();
-            assert_eq!((pair.outcomes(a), pair.outcomes(b)), (vec![(1, "success")], vec![(100, "success")]));
-            assert_eq!(pair.read(b, 0, 3000), data);
+            assert_eq!(
+                (pair.completion_statuses(a), pair.completion_statuses(b)),
+                (vec![(1, "success")], vec![(100, "success")])
+            );
+            assert_eq!(pair.read_memory(b, 0, 3000), data);
             // Code 20 is 10.24 ms; one wait, and three one-way trips of a microsecond each.
             assert_eq!(pair.counters(a).rcvd_rnr_err, 1);
-            let completed = pair.record.borrow().events.iter().find_map(|(at, _, event)| match event {
-                softhca_engine::Event::Completed { completion, .. } if completion.id == 1 => Some(at.nanos()),
+            let completed = pair.recording.borrow().events.iter().find_map(|(at, _, event)| match event {
+                softhca_engine::Event::Completed { completion, .. } if completion.wr_id == 1 => {
+                    Some(at.nanos())
+                }
                 _ => None,
             });
             assert_eq!(completed, Some(10_240_000 + 4_000));
@@ -43,7 +48,7 @@ fn seven_tries_means_for_ever() {
     assert_eq!(pair.states(), ["RTS", "RTS"]);
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
 }
 
 #[test]
@@ -59,11 +64,11 @@ fn the_tries_are_counted_and_start_again_with_progress() {
         pair.post_receive(100, 0, 8);
     }
     pair.run();
-    assert_eq!(pair.outcomes(a), [(0, "success"), (1, "success"), (2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(0, "success"), (1, "success"), (2, "success")]);
     pair.post_send(9, 0, 8);
     pair.post_send(10, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(9, "rnr-retry-exceeded"), (10, "flushed")]);
+    assert_eq!(pair.completion_statuses(a), [(9, "rnr-retry-exceeded"), (10, "flushed")]);
     assert_eq!(pair.counters(a).rnr_nak_retry_err, 1);
     assert_eq!(pair.states(), ["ERR", "RTS"]);
 }
@@ -73,28 +78,28 @@ fn only_the_last_packet_of_a_write_with_immediate_waits() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(8, 3000);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     let remote = b.remote(0);
-    pair.post(1, Operation::Write { remote, immediate: Some(5) }, &[a.sge(0, 3000)]);
+    pair.post(1, Operation::Write { remote, imm_data: Some(5) }, &[a.sge(0, 3000)]);
     pair.world.run_for(Duration::from_micros(100));
-    assert_eq!(pair.read(b, 0, 2048), data[..2048]);
-    assert_eq!(pair.read(b, 2048, 952), [0; 952]);
+    assert_eq!(pair.read_memory(b, 0, 2048), data[..2048]);
+    assert_eq!(pair.read_memory(b, 2048, 952), [0; 952]);
     pair.post_receive(100, 0, 0);
     pair.run();
     insta::assert_snapshot!(pair.packets().join("\n"));
-    assert_eq!(pair.read(b, 0, 3000), data);
+    assert_eq!(pair.read_memory(b, 0, 3000), data);
 }
 
 #[test]
 fn a_lost_rnr_nak_is_a_timeout() {
     let mut pair = Setup::default().recovery(Recovery::GoBackN).build();
     let a = pair.a;
-    pair.lose(answers(Span::exactly(0)), 1);
+    pair.drop_packets(responses(InclusiveRange::exactly(0)), 1);
     pair.post_send(1, 0, 8);
     pair.world.run_for(Duration::from_millis(1));
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
     assert_eq!(pair.counters(a).local_ack_timeout_err, 1);
 }
 

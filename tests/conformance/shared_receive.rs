@@ -1,22 +1,22 @@
 //! Shared receive queues.
 
-use softhca_engine::{Error, Modify, QpKind, State};
-use softhca_fabric::{Connection, QpOptions};
-use softhca_queue::{Operation, SendRequest, SendTrailer};
+use softhca_engine::{Modify, QpState, QpType, VerbsError};
+use softhca_fabric::{ConnectOptions, QpOptions};
+use softhca_queue::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, Setup};
 use softhca_wire::Qpn;
 
 fn shared() -> Pair {
-    Setup::default().shared().build()
+    Setup::default().with_shared_receive_queue().build()
 }
 
 /// One more connection from the first host to the second's shared queue.
-fn another(pair: &mut Pair) -> (Qpn, Qpn) {
+fn second_queue_pair(pair: &mut Pair) -> (Qpn, Qpn) {
     let (a, b) = (pair.a, pair.b);
     let options = QpOptions { shared_receive_queue: b.srq, ..QpOptions::default() };
-    let qa = pair.on(a).create_queue_pair(QpKind::Rc, a.domain, a.cq, QpOptions::default()).unwrap();
-    let qb = pair.on(b).create_queue_pair(QpKind::Rc, b.domain, b.cq, options).unwrap();
-    pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
+    let qa = pair.on(a).create_queue_pair(QpType::Rc, a.domain, a.cq, QpOptions::default()).unwrap();
+    let qb = pair.on(b).create_queue_pair(QpType::Rc, b.domain, b.cq, options).unwrap();
+    pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
     (qa, qb)
 }
 
@@ -24,18 +24,18 @@ fn another(pair: &mut Pair) -> (Qpn, Qpn) {
 fn queue_pairs_take_receives_in_the_order_of_arrival() {
     let mut pair = shared();
     let (a, b) = (pair.a, pair.b);
-    let (qa, qb) = another(&mut pair);
+    let (qa, qb) = second_queue_pair(&mut pair);
     for id in 100..104 {
         pair.post_receive(id, 0, 100);
     }
     for id in 0..4 {
         let gather = [a.sge(0, 8)];
-        let request = SendRequest::new(id, Operation::Send(SendTrailer::None), &gather);
+        let request = SendWorkRequest::new(id, Operation::Send(SendImmOrInvalidate::None), &gather);
         let qp = if id % 2 == 0 { a.qp } else { qa };
         pair.on(a).post_send(qp, &request).unwrap();
         pair.run();
     }
-    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.id, c.queue_pair)).collect();
+    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.qpn)).collect();
     assert_eq!(received, [(100, b.qp), (101, qb), (102, b.qp), (103, qb)]);
 }
 
@@ -48,7 +48,7 @@ fn an_empty_shared_queue_is_not_ready() {
     assert_eq!(pair.counters(a).rcvd_rnr_err, 1);
     pair.post_receive(100, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success")]);
 }
 
 #[test]
@@ -58,49 +58,49 @@ fn the_limit_event_comes_once_when_fewer_wait_than_the_limit() {
     for id in 100..105 {
         pair.post_receive(id, 0, 100);
     }
-    pair.on(b).arm_shared_receive_queue(b.srq.unwrap(), 3).unwrap();
+    pair.on(b).set_srq_limit(b.srq.unwrap(), 3).unwrap();
     pair.post_send(1, 0, 8);
     pair.post_send(2, 0, 8);
     pair.run();
-    assert_eq!(pair.raised(b), Vec::<&str>::new(), "three wait, which is not fewer than three");
+    assert_eq!(pair.async_events(b), Vec::<&str>::new(), "three wait, which is not fewer than three");
     pair.post_send(3, 0, 8);
     pair.post_send(4, 0, 8);
     pair.run();
-    assert_eq!(pair.raised(b), ["SRQ_LIMIT_REACHED"]);
-    pair.on(b).arm_shared_receive_queue(b.srq.unwrap(), 2).unwrap();
-    assert_eq!(pair.raised(b), ["SRQ_LIMIT_REACHED"; 2], "one waits: the new limit is passed already");
+    assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"]);
+    pair.on(b).set_srq_limit(b.srq.unwrap(), 2).unwrap();
+    assert_eq!(pair.async_events(b), ["SRQ_LIMIT_REACHED"; 2], "one waits: the new limit is passed already");
 }
 
 #[test]
 fn the_last_work_request_is_announced_and_the_queue_keeps_the_others() {
     let mut pair = shared();
     let (a, b) = (pair.a, pair.b);
-    let (qa, qb) = another(&mut pair);
+    let (qa, qb) = second_queue_pair(&mut pair);
     pair.post_receive(100, 0, 100);
     pair.post_receive(101, 0, 100);
-    pair.on(b).modify(b.qp, Modify::default().state(State::Error)).unwrap();
-    assert_eq!(pair.raised(b), ["QP_LAST_WQE_REACHED"]);
-    assert_eq!(pair.outcomes(b), []);
+    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
+    assert_eq!(pair.completion_statuses(b), []);
     let gather = [a.sge(0, 8)];
-    let request = SendRequest::new(1, Operation::Send(SendTrailer::None), &gather);
+    let request = SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &gather);
     pair.on(a).post_send(qa, &request).unwrap();
     pair.run();
-    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.id, c.queue_pair)).collect();
+    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.qpn)).collect();
     assert_eq!(received, [(100, qb)]);
-    pair.on(b).modify(b.qp, Modify::default().state(State::Error)).unwrap();
-    assert_eq!(pair.raised(b), ["QP_LAST_WQE_REACHED"]);
+    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
 }
 
 #[test]
 fn a_receive_in_use_completes_before_the_last_work_request_is_announced() {
-    let mut pair = Setup::default().shared().slow().build();
+    let mut pair = Setup::default().with_shared_receive_queue().one_gigabit().build();
     let b = pair.b;
     pair.post_receive(100, 0, 100_000);
     pair.post_send(1, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(b).modify(b.qp, Modify::default().state(State::Error)).unwrap();
-    assert_eq!(pair.outcomes(b), [(100, "flushed")]);
-    assert_eq!(pair.raised(b), ["QP_LAST_WQE_REACHED"]);
+    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    assert_eq!(pair.completion_statuses(b), [(100, "flushed")]);
+    assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
 }
 
 #[test]
@@ -108,17 +108,17 @@ fn a_shared_queue_in_use_cannot_be_destroyed() {
     let mut pair = shared();
     let b = pair.b;
     let refused = pair.on(b).destroy_shared_receive_queue(b.srq.unwrap());
-    assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(VerbsError::Busy { .. })), "{refused:?}");
     pair.on(b).destroy_queue_pair(b.qp).unwrap();
     pair.on(b).destroy_shared_receive_queue(b.srq.unwrap()).unwrap();
 }
 
 #[test]
 fn datagrams_take_from_a_shared_queue() {
-    let mut pair = Setup::of(QpKind::Ud).shared().build();
+    let mut pair = Setup::with_kind(QpType::Ud).with_shared_receive_queue().build();
     let b = pair.b;
     pair.post_receive(100, 0, 100);
     pair.post_send(1, 0, 8);
     pair.run();
-    assert_eq!(pair.outcomes(b), [(100, "success")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "success")]);
 }

@@ -1,13 +1,13 @@
 //! Unreliable connections: broken messages vanish, the next one is taken.
 
-use softhca_engine::{DropReason, Event, QpKind};
-use softhca_fabric::{Action, Repeat, Span};
-use softhca_queue::{Operation, SendTrailer};
+use softhca_engine::{DropReason, Event, QpType};
+use softhca_fabric::{Action, InclusiveRange, Repeat};
+use softhca_queue::{Operation, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, pattern, requests};
 use softhca_wire::Psn;
 
 fn uc() -> Pair {
-    Setup::of(QpKind::Uc).build()
+    Setup::with_kind(QpType::Uc).build()
 }
 
 #[test]
@@ -15,20 +15,20 @@ fn sends_and_writes_with_and_without_immediate_arrive() {
     let mut pair = uc();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(1, 3000);
-    pair.fill(a, 0, &data);
+    pair.write_memory(a, 0, &data);
     for id in 100..103 {
         pair.post_receive(id, (id - 100) * 4000, 4000);
     }
     pair.post_send(1, 0, 3000);
-    pair.post(2, Operation::Send(SendTrailer::Immediate(77)), &[a.sge(0, 3000)]);
-    pair.post(3, Operation::Write { remote: b.remote(20_000), immediate: None }, &[a.sge(0, 3000)]);
-    pair.post(4, Operation::Write { remote: b.remote(30_000), immediate: Some(88) }, &[a.sge(0, 3000)]);
+    pair.post(2, Operation::Send(SendImmOrInvalidate::Immediate(77)), &[a.sge(0, 3000)]);
+    pair.post(3, Operation::Write { remote: b.remote(20_000), imm_data: None }, &[a.sge(0, 3000)]);
+    pair.post(4, Operation::Write { remote: b.remote(30_000), imm_data: Some(88) }, &[a.sge(0, 3000)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success"), (3, "success"), (4, "success")]);
-    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.id, c.bytes, c.immediate)).collect();
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success"), (3, "success"), (4, "success")]);
+    let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len, c.imm_data)).collect();
     assert_eq!(received, [(100, 3000, 0), (101, 3000, 77), (102, 3000, 88)]);
     for place in [0, 4000, 20_000, 30_000] {
-        assert_eq!(pair.read(b, place, 3000), data, "at {place}");
+        assert_eq!(pair.read_memory(b, place, 3000), data, "at {place}");
     }
     assert!(pair.packets().iter().all(|packet| packet.starts_with("->")), "nothing is acknowledged");
 }
@@ -39,19 +39,19 @@ fn a_message_that_lost_any_packet_vanishes_and_its_receive_serves_the_next() {
         let mut pair = uc();
         let (a, b) = (pair.a, pair.b);
         let data = pattern(2, 3000);
-        pair.fill(a, 0, &data);
-        pair.lose(requests(Span::exactly(lost)), 1);
+        pair.write_memory(a, 0, &data);
+        pair.drop_packets(requests(InclusiveRange::exactly(lost)), 1);
         pair.post_receive(100, 0, 4000);
         pair.post_send(1, 50_000, 3000);
         pair.post_send(2, 0, 2500);
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")], "the sender cannot know");
-        let received: Vec<_> = pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect();
+        assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")], "the sender cannot know");
+        let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect();
         assert_eq!(received, [(100, 2500)], "packet {lost} was lost");
-        assert_eq!(pair.read(b, 0, 2500), data[..2500]);
+        assert_eq!(pair.read_memory(b, 0, 2500), data[..2500]);
         assert_eq!(pair.states(), ["RTS", "RTS"]);
-        let told = pair.record.borrow().events.iter().any(|(.., event)| {
-            let gap = DropReason::UnreliableGap { expected: Psn::new(lost as u32) };
+        let told = pair.recording.borrow().events.iter().any(|(.., event)| {
+            let gap = DropReason::UcSequenceGap { expected: Psn::new(lost as u32) };
             matches!(event, Event::PacketDropped { reason, .. } if *reason == gap)
         });
         assert!(told || lost == 0, "the event names the packet that was missed");
@@ -63,12 +63,12 @@ fn a_message_that_lost_any_packet_vanishes_and_its_receive_serves_the_next() {
 fn a_lost_whole_message_is_not_noticed() {
     let mut pair = uc();
     let b = pair.b;
-    pair.lose(requests(Span::exactly(0)), 1);
+    pair.drop_packets(requests(InclusiveRange::exactly(0)), 1);
     pair.post_receive(100, 0, 100);
     pair.post_send(1, 0, 8);
     pair.post_send(2, 0, 9);
     pair.run();
-    assert_eq!(pair.completions(b).iter().map(|c| c.bytes).collect::<Vec<_>>(), [9]);
+    assert_eq!(pair.completions(b).iter().map(|c| c.byte_len).collect::<Vec<_>>(), [9]);
     assert_eq!(pair.counters(b).rx_dropped, 0);
 }
 
@@ -76,25 +76,25 @@ fn a_lost_whole_message_is_not_noticed() {
 fn a_duplicate_in_the_middle_breaks_its_message() {
     let mut pair = uc();
     let b = pair.b;
-    pair.rule(requests(Span::exactly(1)), Repeat::times(1), Action::Duplicate { copies: 1 });
+    pair.add_rule(requests(InclusiveRange::exactly(1)), Repeat::times(1), Action::Duplicate { copies: 1 });
     pair.post_receive(100, 0, 4000);
     pair.post_send(1, 0, 3000);
     pair.post_send(2, 0, 10);
     pair.run();
-    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 10)]);
+    assert_eq!(pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(100, 10)]);
 }
 
 #[test]
 fn a_copy_of_a_whole_message_is_another_message() {
     let mut pair = uc();
     let b = pair.b;
-    pair.rule(requests(Span::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
+    pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), Action::Duplicate { copies: 1 });
     pair.post_receive(100, 0, 100);
     pair.post_receive(101, 0, 100);
     pair.post_send(1, 0, 10);
     pair.run();
     assert_eq!(
-        pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(),
+        pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(),
         [(100, 10), (101, 10)]
     );
 }
@@ -104,11 +104,11 @@ fn a_write_with_immediate_that_is_broken_takes_no_receive() {
     let mut pair = uc();
     let (a, b) = (pair.a, pair.b);
     pair.post_receive(100, 0, 4000);
-    pair.lose(requests(Span::exactly(1)), 1);
-    pair.post(1, Operation::Write { remote: b.remote(0), immediate: Some(1) }, &[a.sge(0, 3000)]);
-    pair.post(2, Operation::Write { remote: b.remote(0), immediate: Some(2) }, &[a.sge(0, 3000)]);
+    pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
+    pair.post(1, Operation::Write { remote: b.remote(0), imm_data: Some(1) }, &[a.sge(0, 3000)]);
+    pair.post(2, Operation::Write { remote: b.remote(0), imm_data: Some(2) }, &[a.sge(0, 3000)]);
     pair.run();
-    assert_eq!(pair.completions(b).iter().map(|c| c.immediate).collect::<Vec<_>>(), [2]);
+    assert_eq!(pair.completions(b).iter().map(|c| c.imm_data).collect::<Vec<_>>(), [2]);
 }
 
 #[test]
@@ -120,5 +120,5 @@ fn a_message_without_a_receive_vanishes_and_the_next_is_taken() {
     pair.post_receive(100, 0, 4000);
     pair.post_send(2, 0, 2000);
     pair.run();
-    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 2000)]);
+    assert_eq!(pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(100, 2000)]);
 }

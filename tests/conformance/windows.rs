@@ -1,22 +1,31 @@
 //! Memory windows of both types.
 
-use softhca_engine::{Denied, Error, Reason, Refusal, WindowKind};
-use softhca_fabric::{Connection, QpOptions};
-use softhca_queue::{Access, BindWindow, Operation, RemoteAddress, SendRequest, SendTrailer};
-use softhca_tests::pair::{End, Pair};
+use softhca_engine::{AccessError, MemoryWindowType, Reason, RequestError, VerbsError};
+use softhca_fabric::{ConnectOptions, QpOptions};
+use softhca_queue::{
+    AccessFlags, MemoryWindowBind, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest,
+};
+use softhca_tests::pair::{Pair, PairEnd};
 use softhca_wire::{LocalKey, RemoteKey};
 
 /// Binds the second end's window to bytes 1000..2000 of its region; returns the key that the peer is given.
-fn bind(pair: &mut Pair, window: RemoteKey, new_key: RemoteKey, access: Access) -> RemoteKey {
+fn bind(pair: &mut Pair, window: RemoteKey, new_key: RemoteKey, access: AccessFlags) -> RemoteKey {
     let b = pair.b;
-    let (region, address) = (LocalKey(b.key.0), b.base + 1000);
-    let bind = BindWindow { window, new_key, region, address, length: 1000, access };
-    post_at(pair, b, 500, Operation::BindWindow(bind));
+    let (region, address) = (LocalKey(b.rkey.0), b.base + 1000);
+    let bind = MemoryWindowBind {
+        mw_rkey: window,
+        new_rkey: new_key,
+        mr_lkey: region,
+        address,
+        length: 1000,
+        access,
+    };
+    post_at(pair, b, 500, Operation::BindMemoryWindow(bind));
     new_key
 }
 
-fn post_at(pair: &mut Pair, end: End, id: u64, operation: Operation) {
-    pair.on(end).post_send(end.qp, &SendRequest::new(id, operation, &[])).unwrap();
+fn post_at(pair: &mut Pair, end: PairEnd, id: u64, operation: Operation) {
+    pair.on(end).post_send(end.qp, &SendWorkRequest::new(id, operation, &[])).unwrap();
     pair.run();
 }
 
@@ -26,20 +35,20 @@ fn variant(key: RemoteKey, add: u8) -> RemoteKey {
 
 fn write_through(pair: &mut Pair, key: RemoteKey, offset: u64, length: u32) -> &'static str {
     let (a, b) = (pair.a, pair.b);
-    let remote = RemoteAddress { address: b.base + offset, key };
-    pair.post(1, Operation::Write { remote, immediate: None }, &[a.sge(0, length)]);
+    let remote = RemoteAddress { address: b.base + offset, rkey: key };
+    pair.post(1, Operation::Write { remote, imm_data: None }, &[a.sge(0, length)]);
     pair.run();
-    pair.outcomes(a)[0].1
+    pair.completion_statuses(a)[0].1
 }
 
-fn window(pair: &mut Pair, kind: WindowKind) -> RemoteKey {
+fn window(pair: &mut Pair, kind: MemoryWindowType) -> RemoteKey {
     let b = pair.b;
-    pair.on(b).allocate_window(b.domain, kind).unwrap()
+    pair.on(b).allocate_memory_window(b.domain, kind).unwrap()
 }
 
 #[test]
 fn a_bound_window_opens_its_range_and_nothing_else() {
-    for kind in [WindowKind::Type1, WindowKind::Type2] {
+    for kind in [MemoryWindowType::Type1, MemoryWindowType::Type2] {
         for (offset, length, outcome) in [
             (1000, 1000, "success"),
             (1999, 1, "success"),
@@ -50,8 +59,8 @@ fn a_bound_window_opens_its_range_and_nothing_else() {
             let mut pair = Pair::new();
             let b = pair.b;
             let fresh = window(&mut pair, kind);
-            let key = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
-            assert_eq!(pair.outcomes(b), [(500, "success")]);
+            let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
+            assert_eq!(pair.completion_statuses(b), [(500, "success")]);
             assert_eq!(write_through(&mut pair, key, offset, length), outcome, "{kind:?} {offset}+{length}");
         }
     }
@@ -60,15 +69,15 @@ fn a_bound_window_opens_its_range_and_nothing_else() {
 #[test]
 fn a_window_has_its_own_rights() {
     let mut pair = Pair::new();
-    let fresh = window(&mut pair, WindowKind::Type1);
-    let key = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_READ);
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_READ);
     assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
 }
 
 #[test]
 fn a_window_that_is_not_bound_opens_nothing() {
     let mut pair = Pair::new();
-    let key = window(&mut pair, WindowKind::Type2);
+    let key = window(&mut pair, MemoryWindowType::Type2);
     assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
 }
 
@@ -76,17 +85,17 @@ fn a_window_that_is_not_bound_opens_nothing() {
 fn binding_a_type_1_window_again_makes_the_old_key_stale() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let fresh = window(&mut pair, WindowKind::Type1);
-    let first = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
-    let second = bind(&mut pair, first, variant(first, 1), Access::REMOTE_WRITE);
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    let first = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
+    let second = bind(&mut pair, first, variant(first, 1), AccessFlags::REMOTE_WRITE);
     assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
     assert_eq!(write_through(&mut pair, first, 1000, 8), "remote-access");
-    let refused = pair.record.borrow().events.iter().find_map(|(.., event)| match event {
-        softhca_engine::Event::Refused { refusal, .. } => Some(*refusal),
+    let refused = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
+        softhca_engine::Event::RequestRejected { error: refusal, .. } => Some(*refusal),
         _ => None,
     });
-    let stale = Denied::StaleKey { key: first.0, present: second.0 };
-    assert_eq!(refused, Some(Refusal::Access(stale)), "the event names both keys");
+    let stale = AccessError::StaleKey { key: first.0, present: second.0 };
+    assert_eq!(refused, Some(RequestError::Access(stale)), "the event names both keys");
     assert_eq!(pair.state(b).name(), "ERR");
 }
 
@@ -94,11 +103,11 @@ fn binding_a_type_1_window_again_makes_the_old_key_stale() {
 fn a_type_1_window_bound_to_nothing_is_closed() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let fresh = window(&mut pair, WindowKind::Type1);
-    let first = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
-    let nothing = BindWindow { window: first, ..BindWindow::default() };
-    post_at(&mut pair, b, 501, Operation::BindWindow(nothing));
-    assert_eq!(pair.outcomes(b), [(500, "success"), (501, "success")]);
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    let first = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
+    let nothing = MemoryWindowBind { mw_rkey: first, ..MemoryWindowBind::default() };
+    post_at(&mut pair, b, 501, Operation::BindMemoryWindow(nothing));
+    assert_eq!(pair.completion_statuses(b), [(500, "success"), (501, "success")]);
     assert_eq!(write_through(&mut pair, variant(first, 1), 1000, 8), "remote-access");
 }
 
@@ -106,13 +115,13 @@ fn a_type_1_window_bound_to_nothing_is_closed() {
 fn a_type_2_window_is_bound_again_only_after_it_was_invalidated() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let fresh = window(&mut pair, WindowKind::Type2);
-    let first = bind(&mut pair, fresh, variant(fresh, 7), Access::REMOTE_WRITE);
-    post_at(&mut pair, b, 501, Operation::LocalInvalidate { key: first });
-    let second = bind(&mut pair, first, variant(first, 3), Access::REMOTE_WRITE);
+    let fresh = window(&mut pair, MemoryWindowType::Type2);
+    let first = bind(&mut pair, fresh, variant(fresh, 7), AccessFlags::REMOTE_WRITE);
+    post_at(&mut pair, b, 501, Operation::LocalInvalidate { rkey: first });
+    let second = bind(&mut pair, first, variant(first, 3), AccessFlags::REMOTE_WRITE);
     assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
-    bind(&mut pair, second, variant(second, 1), Access::REMOTE_WRITE);
-    let outcomes = pair.outcomes(b);
+    bind(&mut pair, second, variant(second, 1), AccessFlags::REMOTE_WRITE);
+    let outcomes = pair.completion_statuses(b);
     assert_eq!(outcomes, [(500, "success"), (501, "success"), (500, "success"), (500, "window-bind")]);
 }
 
@@ -120,34 +129,35 @@ fn a_type_2_window_is_bound_again_only_after_it_was_invalidated() {
 fn a_peer_invalidates_a_type_2_window_with_its_send() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
-    let fresh = window(&mut pair, WindowKind::Type2);
-    let key = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
+    let fresh = window(&mut pair, MemoryWindowType::Type2);
+    let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
     pair.post_receive(100, 0, 100);
-    pair.post(2, Operation::Send(SendTrailer::Invalidate(key)), &[a.sge(0, 8)]);
+    pair.post(2, Operation::Send(SendImmOrInvalidate::Invalidate(key)), &[a.sge(0, 8)]);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(2, "success")]);
+    assert_eq!(pair.completion_statuses(a), [(2, "success")]);
     let received = pair.completions(b)[1];
-    assert_eq!((received.immediate, received.flags), (key.0, softhca_queue::CompletionFlags::INVALIDATED));
+    assert_eq!((received.imm_data, received.flags), (key.0, softhca_queue::CompletionFlags::INVALIDATED));
     assert_eq!(write_through(&mut pair, key, 1000, 8), "remote-access");
 }
 
 #[test]
 fn a_type_2_window_serves_the_queue_pair_that_bound_it_and_type_1_the_whole_domain() {
-    for (kind, outcome) in [(WindowKind::Type1, "success"), (WindowKind::Type2, "remote-access")] {
+    for (kind, outcome) in [(MemoryWindowType::Type1, "success"), (MemoryWindowType::Type2, "remote-access")]
+    {
         let mut pair = Pair::new();
         let (a, b) = (pair.a, pair.b);
         let fresh = window(&mut pair, kind);
-        let key = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
+        let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
         let options = QpOptions::default();
-        let qa = pair.on(a).create_queue_pair(softhca_engine::QpKind::Rc, a.domain, a.cq, options).unwrap();
-        let qb = pair.on(b).create_queue_pair(softhca_engine::QpKind::Rc, b.domain, b.cq, options).unwrap();
-        pair.world.connect((a.host, qa), (b.host, qb), &Connection::default()).unwrap();
-        let remote = RemoteAddress { address: b.base + 1000, key };
+        let qa = pair.on(a).create_queue_pair(softhca_engine::QpType::Rc, a.domain, a.cq, options).unwrap();
+        let qb = pair.on(b).create_queue_pair(softhca_engine::QpType::Rc, b.domain, b.cq, options).unwrap();
+        pair.world.connect((a.host, qa), (b.host, qb), &ConnectOptions::default()).unwrap();
+        let remote = RemoteAddress { address: b.base + 1000, rkey: key };
         let gather = [a.sge(0, 8)];
-        let request = SendRequest::new(1, Operation::Write { remote, immediate: None }, &gather);
+        let request = SendWorkRequest::new(1, Operation::Write { remote, imm_data: None }, &gather);
         pair.on(a).post_send(qa, &request).unwrap();
         pair.run();
-        assert_eq!(pair.outcomes(a), [(1, outcome)], "{kind:?}");
+        assert_eq!(pair.completion_statuses(a), [(1, outcome)], "{kind:?}");
     }
 }
 
@@ -155,29 +165,32 @@ fn a_type_2_window_serves_the_queue_pair_that_bound_it_and_type_1_the_whole_doma
 fn a_region_stays_while_a_window_is_bound_to_it() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let fresh = window(&mut pair, WindowKind::Type1);
-    let key = bind(&mut pair, fresh, variant(fresh, 1), Access::REMOTE_WRITE);
-    assert!(matches!(pair.on(b).deregister(b.key), Err(Error::Busy { .. })));
-    pair.on(b).free_window(key).unwrap();
-    pair.on(b).deregister(b.key).unwrap();
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    let key = bind(&mut pair, fresh, variant(fresh, 1), AccessFlags::REMOTE_WRITE);
+    assert!(matches!(pair.on(b).deregister_memory(b.rkey), Err(VerbsError::Busy { .. })));
+    pair.on(b).deallocate_memory_window(key).unwrap();
+    pair.on(b).deregister_memory(b.rkey).unwrap();
 }
 
 #[test]
 fn a_window_cannot_give_rights_that_its_region_lacks() {
     let mut pair = Pair::new();
     let b = pair.b;
-    let access = Access::WINDOW_BIND | Access::REMOTE_READ;
-    let (region, address) = pair.on(b).register(b.domain, 4096, access).unwrap();
-    let fresh = window(&mut pair, WindowKind::Type1);
-    let bind = BindWindow {
-        window: fresh,
-        new_key: fresh,
-        region: LocalKey(region.0),
+    let access = AccessFlags::MW_BIND | AccessFlags::REMOTE_READ;
+    let (region, address) = pair.on(b).register_memory(b.domain, 4096, access).unwrap();
+    let fresh = window(&mut pair, MemoryWindowType::Type1);
+    let bind = MemoryWindowBind {
+        mw_rkey: fresh,
+        new_rkey: fresh,
+        mr_lkey: LocalKey(region.0),
         address,
         length: 100,
-        access: Access::REMOTE_WRITE,
+        access: AccessFlags::REMOTE_WRITE,
     };
-    post_at(&mut pair, b, 500, Operation::BindWindow(bind));
-    assert_eq!(pair.outcomes(b), [(500, "window-bind")]);
-    assert!(matches!(pair.why(b, 500), Reason::WindowBind(Denied::Right { .. })));
+    post_at(&mut pair, b, 500, Operation::BindMemoryWindow(bind));
+    assert_eq!(pair.completion_statuses(b), [(500, "window-bind")]);
+    assert!(matches!(
+        pair.completion_reason(b, 500),
+        Reason::MemoryWindowBind(AccessError::InsufficientAccess { .. })
+    ));
 }

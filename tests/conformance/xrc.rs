@@ -1,14 +1,19 @@
 //! Extended reliable connections: the request names the receiver's shared queue.
 
-use softhca_engine::{ClientId, Context, Hca, Instant, Limits, QpInit, QpKind, QpRings, Settings, SrqInit};
-use softhca_fabric::Store;
-use softhca_queue::{DoorbellConsumer, DoorbellProducer, Operation, Receive, SendTrailer, Words};
+use softhca_engine::{
+    ClientId, Context, DeviceLimits, Hca, Instant, QpInitAttributes, QpRings, QpType, Settings,
+    SrqInitAttributes,
+};
+use softhca_fabric::SparseMemory;
+use softhca_queue::{
+    DoorbellConsumer, DoorbellProducer, Operation, ReceiveWorkRequest, SendImmOrInvalidate, SharedWords,
+};
 use softhca_tests::pair::{Pair, Setup, pattern};
 use softhca_wire::Gid;
 use std::net::IpAddr;
 
 fn xrc() -> Pair {
-    Setup::of(QpKind::XrcInitiator).build()
+    Setup::with_kind(QpType::XrcInitiator).build()
 }
 
 #[test]
@@ -16,8 +21,8 @@ fn every_operation_works() {
     let mut pair = xrc();
     let (a, b) = (pair.a, pair.b);
     let data = pattern(1, 3000);
-    pair.fill(a, 0, &data);
-    pair.fill(b, 50_000, &data);
+    pair.write_memory(a, 0, &data);
+    pair.write_memory(b, 50_000, &data);
     pair.post_receive(100, 0, 3000);
     pair.post_receive(101, 0, 0);
     pair.post_send(1, 0, 3000);
@@ -29,15 +34,15 @@ fn every_operation_works() {
         Operation::CompareSwap { remote: b.remote(60_000), compare: 3, swap: 9 },
         &[a.sge(60_008, 8)],
     );
-    pair.post(6, Operation::Write { remote: b.remote(20_000), immediate: Some(8) }, &[a.sge(0, 2000)]);
+    pair.post(6, Operation::Write { remote: b.remote(20_000), imm_data: Some(8) }, &[a.sge(0, 2000)]);
     pair.run();
     let done: Vec<_> = (1..=6).map(|id| (id, "success")).collect();
-    assert_eq!(pair.outcomes(a), done);
-    assert_eq!(pair.outcomes(b), [(100, "success"), (101, "success")]);
+    assert_eq!(pair.completion_statuses(a), done);
+    assert_eq!(pair.completion_statuses(b), [(100, "success"), (101, "success")]);
     for (end, place) in [(b, 0), (b, 10_000), (a, 50_000)] {
-        assert_eq!(pair.read(end, place, 3000), data);
+        assert_eq!(pair.read_memory(end, place, 3000), data);
     }
-    assert_eq!(pair.read(b, 60_000, 8), 9u64.to_ne_bytes());
+    assert_eq!(pair.read_memory(b, 60_000, 8), 9u64.to_ne_bytes());
 }
 
 #[test]
@@ -46,19 +51,19 @@ fn one_connection_serves_several_shared_queues() {
     let (a, b) = (pair.a, pair.b);
     let attributes = pair.on(b).create_completion_queue(8).unwrap();
     let domain = softhca_engine::XrcdId(1);
-    let init = SrqInit { domain: b.domain, limit: 0, extended: Some((attributes, domain)) };
+    let init = SrqInitAttributes { pd: b.domain, srq_limit: 0, xrc: Some((attributes, domain)) };
     let other = pair.on(b).create_shared_receive_queue(init, 8, 1).unwrap();
     let scatter = [b.sge(5000, 100)];
-    pair.on(b).post_shared_receive(other, &Receive { id: 200, scatter: &scatter }).unwrap();
+    pair.on(b).post_srq_receive(other, &ReceiveWorkRequest { wr_id: 200, sg_list: &scatter }).unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_send(1, 0, 10);
     let gather = [a.sge(0, 20)];
-    pair.post_with(2, Operation::Send(SendTrailer::None), &gather, |r| r.shared_receive_queue = other.0);
+    pair.post_with(2, Operation::Send(SendImmOrInvalidate::None), &gather, |r| r.remote_srqn = other.0);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "success"), (2, "success")]);
-    assert_eq!(pair.completions(b).iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(100, 10)]);
+    assert_eq!(pair.completion_statuses(a), [(1, "success"), (2, "success")]);
+    assert_eq!(pair.completions(b).iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(100, 10)]);
     let second = pair.on(b).poll_all(attributes);
-    assert_eq!(second.iter().map(|c| (c.id, c.bytes)).collect::<Vec<_>>(), [(200, 20)]);
+    assert_eq!(second.iter().map(|c| (c.wr_id, c.byte_len)).collect::<Vec<_>>(), [(200, 20)]);
 }
 
 #[test]
@@ -66,12 +71,12 @@ fn a_queue_of_another_domain_is_refused() {
     let mut pair = xrc();
     let (a, b) = (pair.a, pair.b);
     let foreign = pair.on(b).open_xrc_domain().unwrap();
-    let init = SrqInit { domain: b.domain, limit: 0, extended: Some((b.cq, foreign)) };
+    let init = SrqInitAttributes { pd: b.domain, srq_limit: 0, xrc: Some((b.cq, foreign)) };
     let other = pair.on(b).create_shared_receive_queue(init, 8, 1).unwrap();
     let gather = [a.sge(0, 20)];
-    pair.post_with(1, Operation::Send(SendTrailer::None), &gather, |r| r.shared_receive_queue = other.0);
+    pair.post_with(1, Operation::Send(SendImmOrInvalidate::None), &gather, |r| r.remote_srqn = other.0);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "remote-invalid-request")]);
+    assert_eq!(pair.completion_statuses(a), [(1, "remote-invalid-request")]);
     assert_eq!(pair.states(), ["ERR", "ERR"]);
 }
 
@@ -83,29 +88,29 @@ fn an_error_leaves_the_shared_queue_to_others() {
     pair.post_receive(101, 0, 10);
     pair.post_send(1, 0, 11);
     pair.run();
-    assert_eq!(pair.outcomes(a), [(1, "remote-invalid-request")]);
-    assert_eq!(pair.outcomes(b), [(100, "local-length")]);
-    assert_eq!(pair.raised(b), Vec::<&str>::new());
+    assert_eq!(pair.completion_statuses(a), [(1, "remote-invalid-request")]);
+    assert_eq!(pair.completion_statuses(b), [(100, "local-length")]);
+    assert_eq!(pair.async_events(b), Vec::<&str>::new());
 }
 
 #[test]
 fn a_domain_whose_client_is_gone_goes_with_its_last_user() {
     let mut hca = Hca::new(Settings::default(), vec![Gid::from(IpAddr::from([10, 0, 0, 1]))]);
-    let (mut store, mut events) = (Store::default(), ());
+    let (mut store, mut events) = (SparseMemory::default(), ());
     let mut ctx = Context { now: Instant::ZERO, memory: &mut store, events: &mut events };
     let user = open_client(&mut hca);
     // More often than there can be domains: none is left behind.
-    for round in 0..2 * Limits::CARD.xrc_domains {
+    for round in 0..2 * DeviceLimits::HCA.max_xrcd {
         let owner = open_client(&mut hca);
         let domain = hca.open_xrc_domain(owner).unwrap_or_else(|error| panic!("round {round}: {error}"));
-        let init = QpInit {
-            kind: QpKind::XrcTarget,
-            domain: None,
+        let init = QpInitAttributes {
+            qp_type: QpType::XrcTarget,
+            pd: None,
             send_cq: None,
-            receive_cq: None,
-            shared_receive_queue: None,
-            xrc_domain: Some(domain),
-            signal_all: false,
+            recv_cq: None,
+            srq: None,
+            xrcd: Some(domain),
+            sq_sig_all: false,
         };
         let target = hca.create_queue_pair(user, init, QpRings::default()).unwrap();
         hca.close_client(&mut ctx, owner);
@@ -114,6 +119,6 @@ fn a_domain_whose_client_is_gone_goes_with_its_last_user() {
 }
 
 fn open_client(hca: &mut Hca) -> ClientId {
-    let doorbell = Words::heap(DoorbellProducer::words(8));
+    let doorbell = SharedWords::heap(DoorbellProducer::words(8));
     hca.open_client(DoorbellConsumer::new(doorbell, 8)).unwrap()
 }

@@ -1,17 +1,19 @@
 //! Congestion on the hosts of daemons: a switch between those of one, marks and pauses between those of two.
 
-use crate::data::End;
-use crate::process::{PATIENCE, TestDaemon};
-use softhca::{Action, Classes, DaemonControl, Path, Repeat, Rule, RuleId, Selector, SendRequest};
-use softhca_trace::log::{Entry, What};
-use softhca_trace::{Capture, Contents, EventLogReader, Packet, Record};
+use crate::data::ConnectedHost;
+use crate::process::{TEST_TIMEOUT, TestDaemon};
+use softhca::{
+    Action, ConnectOptions, DaemonControl, PacketClasses, Repeat, Rule, RuleId, Selector, SendRequest,
+};
+use softhca_trace::log::{Entry, LogEvent};
+use softhca_trace::{CaptureReader, EventLogReader, Packet, PacketContents, Record};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// A connection on priority 3.
-fn connect(ends: &[End; 2]) {
-    let path = Path { traffic_class: 3 << 5, ..Path::default() };
+fn connect(ends: &[ConnectedHost; 2]) {
+    let path = ConnectOptions { traffic_class: 3 << 5, ..ConnectOptions::default() };
     ends[0].pair.connect(&ends[1].pair.endpoint(), &path).unwrap();
     ends[1].pair.connect(&ends[0].pair.endpoint(), &path).unwrap();
 }
@@ -23,7 +25,7 @@ fn counter(control: &mut DaemonControl, host: &str, name: &str) -> u64 {
 
 /// Waits until a counter is not zero; a busy machine has its time.
 fn wait_for(control: &mut DaemonControl, host: &str, name: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while counter(control, host, name) == 0 {
         assert!(Instant::now() < deadline, "{name} of {host} stays zero");
         std::thread::sleep(Duration::from_millis(5));
@@ -45,45 +47,48 @@ fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
     let folder = std::env::temp_dir().join(format!("softhca-{}", daemon.name));
     let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
     let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
-    control.record(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
-    let ends = [End::new(&daemon.open("alice"), 1 << 20), End::new(&daemon.open("bob"), 1 << 20)];
+    control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+    let ends = [
+        ConnectedHost::new(&daemon.open("alice"), 1 << 20),
+        ConnectedHost::new(&daemon.open("bob"), 1 << 20),
+    ];
     connect(&ends);
     // A sender that seldom has a processor fills no queue: it tries until it does.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let signs = [("bob", "np_ecn_marked_roce_packets"), ("bob", "np_cnp_sent"), ("alice", "rx_pause_frames")];
     while signs.iter().any(|(host, name)| counter(&mut control, host, name) == 0) {
         assert!(Instant::now() < deadline, "no queue fills");
         for id in 0..16 {
-            let gather = [ends[0].region.entry(id * 65_536, 65_536)];
-            let remote = ends[1].region.remote(id * 65_536);
-            ends[0].pair.post(&SendRequest::write(id, &gather, remote)).unwrap();
+            let gather = [ends[0].region.sge(id * 65_536, 65_536)];
+            let remote = ends[1].region.remote_address(id * 65_536);
+            ends[0].pair.post_send(&SendRequest::rdma_write(id, &gather, remote)).unwrap();
         }
         (0..16).for_each(|_| ends[0].finish());
     }
     wait_for(&mut control, "alice", "rp_cnp_handled");
-    control.end_records().unwrap();
+    control.stop_recording().unwrap();
 
     let log = std::fs::read(&paths[1]).unwrap();
     let entries: Vec<_> = EventLogReader::new(&log[..]).unwrap().map(|entry| entry.unwrap()).collect();
-    let count = |host: &str, wanted: fn(&What) -> bool| {
-        entries.iter().filter(|entry| entry.host == host && wanted(&entry.what)).count()
+    let count = |host: &str, wanted: fn(&LogEvent) -> bool| {
+        entries.iter().filter(|entry| entry.host == host && wanted(&entry.event)).count()
     };
-    let pauses = |what: &What| matches!(what, What::PauseSent { quanta: 1.., priority: 3, .. });
+    let pauses = |what: &LogEvent| matches!(what, LogEvent::PauseSent { quanta: 1.., priority: 3, .. });
     assert!(count("bob", pauses) > 0, "Bob's port pauses the switch");
-    let switch = entries.iter().find(|entry| matches!(entry.what, What::EcnMarked { .. }));
+    let switch = entries.iter().find(|entry| matches!(entry.event, LogEvent::EcnMarked { .. }));
     let switch = switch.expect("a mark").host.clone();
     assert!(!["alice", "bob"].contains(&switch.as_str()));
     assert!(count(&switch, pauses) > 0, "the switch pauses Alice");
-    assert!(count("alice", |what| matches!(what, What::PauseReceived { priority: 3, .. })) > 0);
-    assert!(count("alice", |what| matches!(what, What::RateChanged { .. })) > 0);
-    assert!(entries.iter().all(|entry| !matches!(entry.what, What::FrameLost { .. })));
+    assert!(count("alice", |what| matches!(what, LogEvent::PauseReceived { priority: 3, .. })) > 0);
+    assert!(count("alice", |what| matches!(what, LogEvent::RateChanged { .. })) > 0);
+    assert!(entries.iter().all(|entry| !matches!(entry.event, LogEvent::FrameDropped { .. })));
 
     let bytes = std::fs::read(&paths[0]).unwrap();
     let (mut paused, mut packets) = (0, 0);
-    for record in Capture::new(&bytes[..]).unwrap() {
+    for record in CaptureReader::new(&bytes[..]).unwrap() {
         match Packet::new(&record.unwrap(), 0).contents {
-            Contents::Pause(pause) if pause.pause[3].is_some() => paused += 1,
-            Contents::Roce(_) => packets += 1,
+            PacketContents::Pause(pause) if pause.pause[3].is_some() => paused += 1,
+            PacketContents::Roce(_) => packets += 1,
             _ => {}
         }
     }
@@ -97,18 +102,21 @@ fn a_slow_host_behind_a_switch_slows_its_sender_down_without_loss() {
 #[test]
 fn a_mark_crosses_from_one_daemon_to_another_and_its_notification_comes_back() {
     let daemons = [0, 1].map(|_| TestDaemon::with(&[("TEST_CONFIG", "congestion = 'dcqcn'")]));
-    let ends = [End::new(&daemons[0].open("alice"), 65_536), End::new(&daemons[1].open("bob"), 65_536)];
+    let ends = [
+        ConnectedHost::new(&daemons[0].open("alice"), 65_536),
+        ConnectedHost::new(&daemons[1].open("bob"), 65_536),
+    ];
     let mark = Rule {
         id: RuleId(1),
-        selector: Selector { classes: Some(Classes::Data), ..Selector::default() },
+        selector: Selector { classes: Some(PacketClasses::Data), ..Selector::default() },
         repeat: Repeat::times(1),
         action: Action::MarkCe,
     };
     let mut controls = daemons.each_ref().map(TestDaemon::control);
     controls[0].add_rules("alice", 1, &[(mark, "mark one")]).unwrap();
     connect(&ends);
-    let gather = [ends[0].region.entry(0, 65_536)];
-    ends[0].pair.post(&SendRequest::write(1, &gather, ends[1].region.remote(0))).unwrap();
+    let gather = [ends[0].region.sge(0, 65_536)];
+    ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, ends[1].region.remote_address(0))).unwrap();
     ends[0].finish();
     wait_for(&mut controls[0], "alice", "rp_cnp_handled");
     assert_eq!(counter(&mut controls[1], "bob", "np_ecn_marked_roce_packets"), 1);
@@ -125,10 +133,10 @@ fn entries(path: &std::path::Path) -> Vec<Entry> {
 fn pause_frames(path: &std::path::Path) -> usize {
     let bytes = std::fs::read(path).unwrap();
     let is_pause = |record: &Record| match Packet::new(record, 0).contents {
-        Contents::Pause(pause) => pause.pause[3].is_some(),
+        PacketContents::Pause(pause) => pause.pause[3].is_some(),
         _ => false,
     };
-    Capture::new(&bytes[..]).unwrap().filter(|record| is_pause(record.as_ref().unwrap())).count()
+    CaptureReader::new(&bytes[..]).unwrap().filter(|record| is_pause(record.as_ref().unwrap())).count()
 }
 
 /// Bob's daemon has a switch before him, and he takes what arrives fifty times more slowly than it can come; Alice is a
@@ -147,33 +155,37 @@ fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
     let path = |n: usize, kind: &str| folder.join(format!("softhca-{}.{kind}", daemons[n].name));
     for (n, control) in controls.iter_mut().enumerate() {
         let [capture, log] = ["pcapng", "jsonl"].map(|kind| File::create(path(n, kind)).unwrap());
-        control.record(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+        control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
     }
-    let ends = [End::new(&daemons[0].open("alice"), 1 << 20), End::new(&daemons[1].open("bob"), 1 << 20)];
+    let ends = [
+        ConnectedHost::new(&daemons[0].open("alice"), 1 << 20),
+        ConnectedHost::new(&daemons[1].open("bob"), 1 << 20),
+    ];
     connect(&ends);
     // A sender that seldom has a processor fills no queue: it tries until it does.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     let signs = [(1, "bob", "np_cnp_sent"), (0, "alice", "rp_cnp_handled"), (0, "alice", "rx_pause_frames")];
     while signs.iter().any(|(n, host, name)| counter(&mut controls[*n], host, name) == 0) {
         assert!(Instant::now() < deadline, "no queue fills");
         for id in 0..16 {
-            let gather = [ends[0].region.entry(id * 65_536, 65_536)];
-            let remote = ends[1].region.remote(id * 65_536);
-            ends[0].pair.post(&SendRequest::write(id, &gather, remote)).unwrap();
+            let gather = [ends[0].region.sge(id * 65_536, 65_536)];
+            let remote = ends[1].region.remote_address(id * 65_536);
+            ends[0].pair.post_send(&SendRequest::rdma_write(id, &gather, remote)).unwrap();
         }
         (0..16).for_each(|_| ends[0].finish());
     }
     let alice = ends[0].context.address().to_string();
     let ports = controls[1].ports().unwrap();
     let [stopped, lost] = ["pauses_sent", "lost_frames"].map(|wanted| {
-        let counts =
-            ports.iter().flat_map(|port| port.counts.iter().map(move |(name, values)| (port, name, values)));
+        let counts = ports
+            .iter()
+            .flat_map(|port| port.counters.iter().map(move |(name, values)| (port, name, values)));
         counts
             .filter(|(_, name, _)| *name == wanted)
             .map(|(port, _, values)| (port, values))
             .collect::<Vec<_>>()
     });
-    let to_alice = stopped.iter().find(|(port, _)| port.to == alice && port.host.as_deref() == Some("bob"));
+    let to_alice = stopped.iter().find(|(port, _)| port.peer == alice && port.host.as_deref() == Some("bob"));
     assert!(
         to_alice.is_some_and(|(_, values)| values[3] > 0),
         "the switch paused its line to Alice: {ports:?}"
@@ -183,26 +195,27 @@ fn a_slow_host_pauses_a_sender_in_another_daemon_and_lets_it_go_on() {
         for name in ["retransmitted_pkts", "out_of_sequence", "packet_seq_err"] {
             assert_eq!(counter(control, host, name), 0, "{name} of {host}");
         }
-        control.end_records().unwrap();
+        control.stop_recording().unwrap();
     }
 
     let [sender, receiver] = [0, 1].map(|n| entries(&path(n, "jsonl")));
-    let count = |entries: &[Entry], host: &str, wanted: fn(&What) -> bool| {
-        entries.iter().filter(|entry| entry.host == host && wanted(&entry.what)).count()
+    let count = |entries: &[Entry], host: &str, wanted: fn(&LogEvent) -> bool| {
+        entries.iter().filter(|entry| entry.host == host && wanted(&entry.event)).count()
     };
-    let switch = receiver.iter().find(|entry| matches!(entry.what, What::EcnMarked { .. })).expect("a mark");
-    let stops = |what: &What| matches!(what, What::PauseSent { quanta: 1.., priority: 3, .. });
+    let switch =
+        receiver.iter().find(|entry| matches!(entry.event, LogEvent::EcnMarked { .. })).expect("a mark");
+    let stops = |what: &LogEvent| matches!(what, LogEvent::PauseSent { quanta: 1.., priority: 3, .. });
     assert!(count(&receiver, "bob", stops) > 0, "Bob's port pauses the switch");
     assert!(count(&receiver, &switch.host, stops) > 1, "the switch pauses Alice");
-    assert!(count(&receiver, &alice, |what| matches!(what, What::PauseReceived { priority: 3, .. })) > 0);
-    assert!(receiver.iter().all(|entry| !matches!(entry.what, What::FrameLost { .. })));
-    let first = |wanted: fn(&What) -> bool| {
-        sender.iter().position(|entry| entry.host == "alice" && wanted(&entry.what))
+    assert!(count(&receiver, &alice, |what| matches!(what, LogEvent::PauseReceived { priority: 3, .. })) > 0);
+    assert!(receiver.iter().all(|entry| !matches!(entry.event, LogEvent::FrameDropped { .. })));
+    let first = |wanted: fn(&LogEvent) -> bool| {
+        sender.iter().position(|entry| entry.host == "alice" && wanted(&entry.event))
     };
-    let stopped = first(|what| matches!(what, What::PauseReceived { quanta: 1.., priority: 3, .. }));
-    let resumed = first(|what| matches!(what, What::PauseEnded { priority: 3, .. }));
+    let stopped = first(|what| matches!(what, LogEvent::PauseReceived { quanta: 1.., priority: 3, .. }));
+    let resumed = first(|what| matches!(what, LogEvent::PauseEnded { priority: 3, .. }));
     assert!(stopped.is_some() && stopped < resumed, "stopped at {stopped:?}, on again at {resumed:?}");
-    assert!(count(&sender, "alice", |what| matches!(what, What::RateChanged { .. })) > 0);
+    assert!(count(&sender, "alice", |what| matches!(what, LogEvent::RateChanged { .. })) > 0);
     for n in [0, 1] {
         assert!(pause_frames(&path(n, "pcapng")) > 0, "the capture of daemon {n} has no pause frame");
         ["pcapng", "jsonl"].iter().for_each(|kind| std::fs::remove_file(path(n, kind)).unwrap());

@@ -1,27 +1,27 @@
 //! Connection management through a daemon: its hosts reach each other by address and by name, its processes
 //! share a host's ports, and one that dies takes its connections with it.
 
-use crate::data::WITHIN_CARDS;
-use crate::process::{PATIENCE, TestDaemon};
-use softhca::rdma_cm::{Connector, EventChannel, EventKind, Id, Listener, Parameters, PortSpace};
-use softhca::{Context, DaemonControl, Device, Error, QpKind, QueuePair, block_on, spawn};
+use crate::data::DEVICE_LOOPBACK;
+use crate::process::{TEST_TIMEOUT, TestDaemon};
+use softhca::rdma_cm::{ConnectionParameters, Connector, EventChannel, EventType, Id, Listener, PortSpace};
+use softhca::{Context, DaemonControl, Device, Error, QpType, QueuePair, block_on, spawn};
 use std::time::{Duration, Instant};
 
-fn pair(context: &Context) -> Result<QueuePair, Error> {
+fn create_queue_pair(context: &Context) -> Result<QueuePair, Error> {
     let queue = context.create_completion_queue(16)?;
-    context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()
+    context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()
 }
 
 /// Connects to `peer` where a listener of `server` waits, and ends the connection.
-fn connect_and_leave(client: &Device, server: &Device, peer: &str) {
+fn connect_and_disconnect(client: &Device, server: &Device, peer: &str) {
     let [client, server] = [client.open(), server.open()];
     let listener = Listener::bind(&server, "0.0.0.0:7174").unwrap();
     block_on(async {
         let serving = spawn(async move {
-            let connection = listener.next().await?.accept(&pair(&server)?).await?;
-            connection.closed().await
+            let connection = listener.next().await?.accept(&create_queue_pair(&server)?).await?;
+            connection.wait_disconnected().await
         });
-        let connection = Connector::new(&client).connect(&pair(&client)?, peer).await?;
+        let connection = Connector::new(&client).connect(&create_queue_pair(&client)?, peer).await?;
         connection.disconnect().await?;
         serving.await
     })
@@ -32,8 +32,8 @@ fn connect_and_leave(client: &Device, server: &Device, peer: &str) {
 fn hosts_of_a_daemon_reach_each_other_by_address_and_by_name() {
     let daemon = TestDaemon::start();
     let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
-    connect_and_leave(&alice, &bob, &format!("{}:7174", bob.address()));
-    connect_and_leave(&alice, &bob, "bob:7174");
+    connect_and_disconnect(&alice, &bob, &format!("{}:7174", bob.address()));
+    connect_and_disconnect(&alice, &bob, "bob:7174");
 }
 
 #[test]
@@ -43,12 +43,12 @@ fn programs_on_one_host_share_its_ports_and_its_127_0_0_1() {
 
 #[test]
 fn programs_on_one_host_connect_within_its_card() {
-    share_ports(&TestDaemon::with(&WITHIN_CARDS));
+    share_ports(&TestDaemon::with(&DEVICE_LOOPBACK));
 }
 
 fn share_ports(daemon: &TestDaemon) {
     let [first, second] = [daemon.open("alice"), daemon.open("alice")];
-    connect_and_leave(&first, &second, "127.0.0.1:7174");
+    connect_and_disconnect(&first, &second, "127.0.0.1:7174");
     let [first, second] = [first.open(), second.open()];
     let taken = Listener::bind(&first, "0.0.0.0:7174").unwrap();
     let error = Listener::bind(&second, "0.0.0.0:7174").unwrap_err();
@@ -72,21 +72,21 @@ fn a_program_that_leaves_ends_its_connections() {
         let id = Id::synchronous(&client, PortSpace::Tcp).unwrap();
         id.resolve_address(None, (address, 7174).into()).unwrap();
         id.resolve_route().unwrap();
-        id.attach(&pair(&client).unwrap()).unwrap();
-        id.connect(&Parameters::default()).unwrap();
+        id.attach_queue_pair(&create_queue_pair(&client).unwrap()).unwrap();
+        id.connect(&ConnectionParameters::default()).unwrap();
         // The identifier, its queue pair and the device go here.
     });
-    let request = channel.wait().unwrap().expect(EventKind::ConnectRequest).unwrap();
-    request.id.attach(&pair(&server).unwrap()).unwrap();
-    request.id.accept(&Parameters::default()).unwrap();
-    channel.wait().unwrap().expect(EventKind::Established).unwrap();
-    channel.wait().unwrap().expect(EventKind::Disconnected).unwrap();
+    let request = channel.wait().unwrap().expect(EventType::ConnectRequest).unwrap();
+    request.id.attach_queue_pair(&create_queue_pair(&server).unwrap()).unwrap();
+    request.id.accept(&ConnectionParameters::default()).unwrap();
+    channel.wait().unwrap().expect(EventType::Established).unwrap();
+    channel.wait().unwrap().expect(EventType::Disconnected).unwrap();
     leaving.join().unwrap();
 }
 
 /// What a daemon's process has open, and what its clients have.
-fn possessions(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, Vec<Vec<(String, u32)>>) {
-    let folder = format!("/proc/{}/fd", daemon.process.number());
+fn resource_counts(daemon: &TestDaemon, control: &mut DaemonControl) -> (usize, Vec<Vec<(String, u32)>>) {
+    let folder = format!("/proc/{}/fd", daemon.process.id());
     let hosts = control.status().unwrap().hosts;
     let clients = hosts.into_iter().flat_map(|host| host.clients).map(|client| client.resources).collect();
     (std::fs::read_dir(folder).unwrap().count(), clients)
@@ -103,8 +103,8 @@ fn a_thousand_connections_in_a_row_leave_nothing_behind() {
     listener.bind("0.0.0.0:7174".parse().unwrap()).unwrap();
     listener.listen(0).unwrap();
     let hear = |channel: &EventChannel, kind| loop {
-        let event = channel.wait_for(PATIENCE).unwrap().expect("an event");
-        if event.kind != EventKind::TimewaitExit {
+        let event = channel.wait_for(TEST_TIMEOUT).unwrap().expect("an event");
+        if event.kind != EventType::TimewaitExit {
             return event.expect(kind).unwrap().id;
         }
     };
@@ -113,29 +113,29 @@ fn a_thousand_connections_in_a_row_leave_nothing_behind() {
     let connect = || {
         let id = asking.create_id(PortSpace::Tcp).unwrap();
         id.resolve_address(Some(own), peer).unwrap();
-        hear(&asking, EventKind::AddressResolved);
+        hear(&asking, EventType::AddressResolved);
         id.resolve_route().unwrap();
-        hear(&asking, EventKind::RouteResolved);
-        id.attach(&pair(&client).unwrap()).unwrap();
-        id.connect(&Parameters::default()).unwrap();
-        let request = hear(&asked, EventKind::ConnectRequest);
-        request.attach(&pair(&server).unwrap()).unwrap();
-        request.accept(&Parameters::default()).unwrap();
-        hear(&asking, EventKind::Established);
-        hear(&asked, EventKind::Established);
+        hear(&asking, EventType::RouteResolved);
+        id.attach_queue_pair(&create_queue_pair(&client).unwrap()).unwrap();
+        id.connect(&ConnectionParameters::default()).unwrap();
+        let request = hear(&asked, EventType::ConnectRequest);
+        request.attach_queue_pair(&create_queue_pair(&server).unwrap()).unwrap();
+        request.accept(&ConnectionParameters::default()).unwrap();
+        hear(&asking, EventType::Established);
+        hear(&asked, EventType::Established);
         id.disconnect().unwrap();
-        hear(&asked, EventKind::Disconnected);
+        hear(&asked, EventType::Disconnected);
         request.disconnect().unwrap();
-        hear(&asking, EventKind::Disconnected);
+        hear(&asking, EventType::Disconnected);
     };
     connect();
     let mut control = daemon.control();
-    let before = possessions(&daemon, &mut control);
+    let before = resource_counts(&daemon, &mut control);
     (0..1000).for_each(|_| connect());
     // The status is brought up to date behind the answer to the last call.
-    let deadline = Instant::now() + PATIENCE;
-    while possessions(&daemon, &mut control) != before && Instant::now() < deadline {
+    let deadline = Instant::now() + TEST_TIMEOUT;
+    while resource_counts(&daemon, &mut control) != before && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(possessions(&daemon, &mut control), before);
+    assert_eq!(resource_counts(&daemon, &mut control), before);
 }

@@ -1,36 +1,41 @@
 //! Fault rules on the cables of a daemon, and what it writes of them.
 
-use crate::data::{ALL, End};
-use crate::process::{PATIENCE, TestDaemon};
+use crate::data::{ALL_ACCESS, ConnectedHost};
+use crate::process::{TEST_TIMEOUT, TestDaemon};
 use softhca::{
-    Action, AsyncEvent, Path, PortState, QpKind, Repeat, Role, Rule, RuleId, Selector, SendRequest, Span,
-    Status,
+    Action, AsyncEvent, CompletionStatus, ConnectOptions, FlowId, InclusiveRange, PortState, QpType, Repeat,
+    Rule, RuleId, Selector, SendRequest,
 };
 use softhca_fabric::Flow;
-use softhca_trace::{Capture, EventLogReader};
+use softhca_trace::{CaptureReader, EventLogReader};
 use std::fs::File;
 use std::os::fd::AsFd;
 
-fn lose(psn: u64) -> Rule {
+fn drop_rule(psn: u64) -> Rule {
     Rule {
         id: RuleId(7),
-        selector: Selector { role: Some(Role(1)), psn: Some(Span::exactly(psn)), ..Selector::default() },
+        selector: Selector {
+            flow_id: Some(FlowId(1)),
+            psn: Some(InclusiveRange::exactly(psn)),
+            ..Selector::default()
+        },
         repeat: Repeat::times(1),
         action: Action::Drop,
     }
 }
 
-fn connected(daemon: &TestDaemon) -> [End; 2] {
-    let ends = [End::new(&daemon.open("alice"), 8192), End::new(&daemon.open("bob"), 8192)];
-    ends[0].pair.connect(&ends[1].pair.endpoint(), &Path::default()).unwrap();
-    ends[1].pair.connect(&ends[0].pair.endpoint(), &Path::default()).unwrap();
+fn connected(daemon: &TestDaemon) -> [ConnectedHost; 2] {
+    let ends =
+        [ConnectedHost::new(&daemon.open("alice"), 8192), ConnectedHost::new(&daemon.open("bob"), 8192)];
+    ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
+    ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
     ends
 }
 
-fn write(ends: &[End; 2]) -> Status {
-    let gather = [ends[0].region.entry(0, 4000)];
-    ends[0].pair.post(&SendRequest::write(1, &gather, ends[1].region.remote(0))).unwrap();
-    ends[0].queue.wait_for(PATIENCE).expect("a completion").status
+fn write(ends: &[ConnectedHost; 2]) -> CompletionStatus {
+    let gather = [ends[0].region.sge(0, 4000)];
+    ends[0].pair.post_send(&SendRequest::rdma_write(1, &gather, ends[1].region.remote_address(0))).unwrap();
+    ends[0].queue.wait_for(TEST_TIMEOUT).expect("a completion").status
 }
 
 #[test]
@@ -40,28 +45,28 @@ fn a_rule_hits_the_packet_that_it_names_of_the_first_queue_pair() {
     let folder = std::env::temp_dir().join(format!("softhca-{}", daemon.name));
     let paths = ["pcapng", "jsonl"].map(|kind| folder.with_extension(kind));
     let [capture, log] = paths.each_ref().map(|path| File::create(path).unwrap());
-    control.record(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
+    control.start_recording(Some(capture.as_fd()), Some(log.as_fd())).unwrap();
     // Another kind of queue pair is not the one that is meant.
-    control.name_flows("alice", 1, &[(QpKind::Rc, Role(1))]).unwrap();
-    control.add_rules("alice", 1, &[(lose(1), "lose the second")]).unwrap();
-    let uc = End::new(&daemon.open("alice"), 64);
-    let other = uc.domain.queue_pair(QpKind::Uc, &uc.queue).create().unwrap();
-    other.connect(&other.endpoint(), &Path::default()).unwrap();
+    control.assign_roles("alice", 1, &[(QpType::Rc, FlowId(1))]).unwrap();
+    control.add_rules("alice", 1, &[(drop_rule(1), "lose the second")]).unwrap();
+    let uc = ConnectedHost::new(&daemon.open("alice"), 64);
+    let other = uc.domain.create_queue_pair(QpType::Uc, &uc.queue).build().unwrap();
+    other.connect(&other.endpoint(), &ConnectOptions::default()).unwrap();
     let ends = connected(&daemon);
-    assert_eq!(write(&ends), Status::RetryExceeded);
-    let fatal = ends[1].context.wait_event(PATIENCE).expect("the responder saw the gap");
-    assert_eq!(fatal, AsyncEvent::QueuePairFatal(ends[1].pair.number()));
+    assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
+    let fatal = ends[1].context.wait_async_event(TEST_TIMEOUT).expect("the responder saw the gap");
+    assert_eq!(fatal, AsyncEvent::QueuePairFatal(ends[1].pair.qpn()));
     let rules = control.rules("alice").unwrap();
     assert_eq!(rules.len(), 1);
-    assert_eq!((rules[0].0.clone(), rules[0].1.fired), (lose(1), 1));
+    assert_eq!((rules[0].0.clone(), rules[0].1.fired), (drop_rule(1), 1));
     assert!(control.rules("bob").unwrap().is_empty());
     // Without rules everything passes, and the records are complete when they are ended.
     control.clear_rules("alice").unwrap();
     assert!(control.rules("alice").unwrap().is_empty());
-    assert_eq!(write(&connected(&daemon)), Status::Success);
-    control.end_records().unwrap();
+    assert_eq!(write(&connected(&daemon)), CompletionStatus::Success);
+    control.stop_recording().unwrap();
     let bytes = std::fs::read(&paths[0]).unwrap();
-    let packets = Capture::new(&bytes[..]).unwrap().filter(Result::is_ok).count();
+    let packets = CaptureReader::new(&bytes[..]).unwrap().filter(Result::is_ok).count();
     assert!(packets >= 10, "two WRITEs of four packets and their answers: {packets}");
     let comment = b"dropped by \"lose the second\"";
     assert_eq!(bytes.windows(comment.len()).filter(|window| window == comment).count(), 1);
@@ -78,29 +83,29 @@ fn a_rule_hits_the_packet_that_it_names_of_the_first_queue_pair() {
 fn a_client_may_put_rules_on_its_own_hosts_cable() {
     let daemon = TestDaemon::start();
     let device = daemon.open("alice");
-    let ends = [End::new(&device, 8192), End::new(&daemon.open("bob"), 8192)];
+    let ends = [ConnectedHost::new(&device, 8192), ConnectedHost::new(&daemon.open("bob"), 8192)];
     let [from, to] = [&ends[0], &ends[1]]
-        .map(|end| softhca_fabric::Endpoint { address: end.context.address(), qpn: end.pair.number() });
+        .map(|end| softhca_fabric::Endpoint { address: end.context.address(), qpn: end.pair.qpn() });
     let first_psn = ends[0].pair.endpoint().psn;
-    device.add_flow(1, Flow { role: Role(1), requester: from, responder: Some(to), first_psn });
-    device.add_rule(1, lose(2));
-    ends[0].pair.connect(&ends[1].pair.endpoint(), &Path::default()).unwrap();
-    ends[1].pair.connect(&ends[0].pair.endpoint(), &Path::default()).unwrap();
-    assert_eq!(write(&ends), Status::RetryExceeded);
+    device.add_flow(1, Flow { id: FlowId(1), requester: from, responder: Some(to), first_psn });
+    device.add_rule(1, drop_rule(2));
+    ends[0].pair.connect(&ends[1].pair.endpoint(), &ConnectOptions::default()).unwrap();
+    ends[1].pair.connect(&ends[0].pair.endpoint(), &ConnectOptions::default()).unwrap();
+    assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
     assert_eq!(device.rules()[0].1.fired, 1);
-    assert!(ends[0].domain.register(64, ALL).is_ok());
+    assert!(ends[0].domain.allocate_region(64, ALL_ACCESS).is_ok());
 }
 
 #[test]
 fn rules_that_cannot_be_read_and_hosts_that_are_not_there_are_refused() {
     let daemon = TestDaemon::start();
     let mut control = daemon.control();
-    let error = control.add_rules("carol", 1, &[(lose(1), "")]).unwrap_err();
+    let error = control.add_rules("carol", 1, &[(drop_rule(1), "")]).unwrap_err();
     assert!(error.to_string().contains("carol") && error.to_string().contains("alice"), "{error}");
-    let rules: Vec<_> = (0..1025).map(|_| (lose(1), "")).collect();
+    let rules: Vec<_> = (0..1025).map(|_| (drop_rule(1), "")).collect();
     assert_eq!(control.add_rules("alice", 1, &rules).unwrap_err().errno(), libc::ENOMEM);
     assert!(control.rules("alice").unwrap().is_empty());
-    control.end_records().unwrap();
+    control.stop_recording().unwrap();
 }
 
 #[test]
@@ -108,13 +113,13 @@ fn a_port_that_was_taken_down_is_up_again_after_the_connection_that_did_it() {
     let daemon = TestDaemon::start();
     let mut control = daemon.control();
     let ends = connected(&daemon);
-    control.set_port("bob", PortState::Down).unwrap();
-    assert_eq!(ends[1].context.wait_event(PATIENCE), Some(AsyncEvent::PortDown));
+    control.set_port_state("bob", PortState::Down).unwrap();
+    assert_eq!(ends[1].context.wait_async_event(TEST_TIMEOUT), Some(AsyncEvent::PortDown));
     let states = ends.each_ref().map(|end| end.context.port_state());
     assert_eq!(states, [PortState::Active, PortState::Down]);
-    assert_eq!(write(&ends), Status::RetryExceeded);
+    assert_eq!(write(&ends), CompletionStatus::RetryExceededError);
     drop(control);
-    assert_eq!(ends[1].context.wait_event(PATIENCE), Some(AsyncEvent::PortActive));
+    assert_eq!(ends[1].context.wait_async_event(TEST_TIMEOUT), Some(AsyncEvent::PortActive));
     assert_eq!(ends[1].context.port_state(), PortState::Active);
-    assert_eq!(write(&connected(&daemon)), Status::Success);
+    assert_eq!(write(&connected(&daemon)), CompletionStatus::Success);
 }

@@ -1,8 +1,8 @@
 //! A process that forks while its card carries traffic: the child is refused, the parent does not notice.
 
-use crate::data::{ALL, End};
-use crate::process::{PATIENCE, Process, TestDaemon, say, spawn};
-use softhca::{Device, Error, Path, QpKind, ReceiveRequest, SendRequest};
+use crate::data::{ALL_ACCESS, ConnectedHost};
+use crate::process::{Process, TEST_TIMEOUT, TestDaemon, send_line, spawn};
+use softhca::{ConnectOptions, Device, Error, QpType, ReceiveRequest, SendRequest};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,26 +15,26 @@ fn open(host: &str) -> Device {
     }
 }
 
-fn connect(here: &End, there: &End) {
-    here.pair.connect(&there.pair.endpoint(), &Path::default()).unwrap();
-    there.pair.connect(&here.pair.endpoint(), &Path::default()).unwrap();
+fn connect(here: &ConnectedHost, there: &ConnectedHost) {
+    here.pair.connect(&there.pair.endpoint(), &ConnectOptions::default()).unwrap();
+    there.pair.connect(&here.pair.endpoint(), &ConnectOptions::default()).unwrap();
 }
 
 /// Writes `value` over the connection, reads it back, and looks at both.
-fn write_and_read(here: &End, there: &End, value: u64) {
+fn write_and_read(here: &ConnectedHost, there: &ConnectedHost, value: u64) {
     here.region.write_at(0, &value.to_ne_bytes());
-    let entry = [here.region.entry(0, 8)];
-    here.pair.post(&SendRequest::write(value, &entry, there.region.remote(64))).unwrap();
+    let entry = [here.region.sge(0, 8)];
+    here.pair.post_send(&SendRequest::rdma_write(value, &entry, there.region.remote_address(64))).unwrap();
     here.finish();
     assert_eq!(there.region.load(64), value);
-    let entry = [here.region.entry(128, 8)];
-    here.pair.post(&SendRequest::read(value, &entry, there.region.remote(64))).unwrap();
+    let entry = [here.region.sge(128, 8)];
+    here.pair.post_send(&SendRequest::rdma_read(value, &entry, there.region.remote_address(64))).unwrap();
     here.finish();
     assert_eq!(here.region.load(128), value);
 }
 
 /// What a child tries. The name of the first thing that did not go as it should.
-fn try_everything(busy: &End, spare: Option<(Device, End)>) -> Result<(), &'static str> {
+fn try_everything(busy: &ConnectedHost, spare: Option<(Device, ConnectedHost)>) -> Result<(), &'static str> {
     fn refused<T>(result: Result<T, Error>, what: &'static str) -> Result<(), &'static str> {
         let parent = std::os::unix::process::parent_id();
         match result {
@@ -47,27 +47,27 @@ fn try_everything(busy: &End, spare: Option<(Device, End)>) -> Result<(), &'stat
     }
     let (spare_device, spare) = spare.ok_or("the spare end")?;
     for end in [busy, &spare] {
-        let entry = [end.region.entry(0, 8)];
-        refused(end.pair.post(&SendRequest::send(1, &entry)), "post")?;
-        refused(end.pair.post_receive(&ReceiveRequest { id: 1, scatter: &entry }), "post_receive")?;
+        let entry = [end.region.sge(0, 8)];
+        refused(end.pair.post_send(&SendRequest::send(1, &entry)), "post")?;
+        refused(end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &entry }), "post_receive")?;
         refused(end.pair.query(), "query")?;
         refused(end.queue.wait(), "wait")?;
         refused(end.queue.resize(64), "resize")?;
         refused(end.context.check_process(), "check_process")?;
-        refused(end.context.allocate_domain().map(drop), "allocate_domain")?;
+        refused(end.context.allocate_protection_domain().map(drop), "allocate_domain")?;
         refused(end.context.create_completion_queue(4).map(drop), "create_completion_queue")?;
-        refused(end.domain.register(64, ALL).map(drop), "register")?;
-        refused(end.region.change_access(ALL), "change_access")?;
-        refused(end.domain.queue_pair(QpKind::Rc, &end.queue).create().map(drop), "create")?;
+        refused(end.domain.allocate_region(64, ALL_ACCESS).map(drop), "register")?;
+        refused(end.region.change_access(ALL_ACCESS), "change_access")?;
+        refused(end.domain.create_queue_pair(QpType::Rc, &end.queue).build().map(drop), "create")?;
         catch_unwind(AssertUnwindSafe(|| end.queue.poll())).err().ok_or("poll")?;
-        catch_unwind(AssertUnwindSafe(|| end.context.poll_event())).err().ok_or("poll_event")?;
+        catch_unwind(AssertUnwindSafe(|| end.context.poll_async_event())).err().ok_or("poll_event")?;
     }
     // The last handles of the copy: nothing of the parent's goes with them.
     drop(spare);
     drop(spare_device);
     // A card of the child's own works.
     let device = Device::embedded().map_err(|_| "a card of its own")?;
-    let ends = [End::new(&device, 4096), End::new(&device, 4096)];
+    let ends = [ConnectedHost::new(&device, 4096), ConnectedHost::new(&device, 4096)];
     connect(&ends[0], &ends[1]);
     write_and_read(&ends[0], &ends[1], 7);
     Ok(())
@@ -75,12 +75,12 @@ fn try_everything(busy: &End, spare: Option<(Device, End)>) -> Result<(), &'stat
 
 /// The process that forks.
 #[allow(unsafe_code)]
-pub fn be_forker() {
+pub fn run_forker() {
     let [alice, bob] = ["alice", "bob"].map(open);
-    let (here, there) = (End::new(&alice, 4096), End::new(&bob, 4096));
+    let (here, there) = (ConnectedHost::new(&alice, 4096), ConnectedHost::new(&bob, 4096));
     connect(&here, &there);
     let spare_device = open("alice");
-    let mut spare = Some((spare_device.clone(), End::new(&spare_device, 4096)));
+    let mut spare = Some((spare_device.clone(), ConnectedHost::new(&spare_device, 4096)));
     drop(spare_device);
     let done = AtomicBool::new(false);
     let rounds = std::thread::scope(|scope| {
@@ -98,7 +98,7 @@ pub fn be_forker() {
             assert!(child >= 0, "fork");
             if child == 0 {
                 // SAFETY: ends the child if it hangs; ends it without running the parent's exit code.
-                unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+                unsafe { libc::alarm(TEST_TIMEOUT.as_secs() as u32) };
                 std::panic::set_hook(Box::new(|_| {}));
                 let result = catch_unwind(AssertUnwindSafe(|| try_everything(&here, spare.take())));
                 if let Ok(Err(what)) = &result {
@@ -118,21 +118,21 @@ pub fn be_forker() {
     assert!(rounds > 0);
     // What the children dropped is all there.
     let (_, spare) = spare.expect("only children took it");
-    let last = End::new(&bob, 4096);
+    let last = ConnectedHost::new(&bob, 4096);
     connect(&spare, &last);
     write_and_read(&spare, &last, 4711);
-    say("unharmed");
+    send_line("unharmed");
 }
 
 #[test]
 fn a_forked_child_is_refused_and_its_parents_embedded_cards_go_on() {
     let mut forker: Process = spawn("forker", "none", &[("TEST_CARD", "embedded")]);
-    assert_eq!(forker.hear(), "unharmed");
+    assert_eq!(forker.receive_line(), "unharmed");
 }
 
 #[test]
 fn a_forked_child_is_refused_and_its_parents_card_in_a_daemon_goes_on() {
     let daemon = TestDaemon::start();
     let mut forker = spawn("forker", &daemon.name, &[]);
-    assert_eq!(forker.hear(), "unharmed");
+    assert_eq!(forker.receive_line(), "unharmed");
 }

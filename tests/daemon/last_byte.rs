@@ -2,9 +2,9 @@
 //! sees the rest. In memory of the card's own process, in memory shared with a daemon, and in memory of a
 //! client that the daemon reaches into.
 
-use crate::data::{ALL, End};
-use crate::process::{PATIENCE, TestDaemon};
-use softhca::{Device, MemoryRegion, Mtu, Path, SendRequest};
+use crate::data::{ALL_ACCESS, ConnectedHost};
+use crate::process::{TEST_TIMEOUT, TestDaemon};
+use softhca::{ConnectOptions, Device, MemoryRegion, Mtu, SendRequest};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -17,7 +17,7 @@ const MILLION: u64 = 1_000_000;
 
 /// The size of a write, from 1 to 8192 bytes, and what it is filled with. Never zero: that is what the reader
 /// leaves behind. Every other batch has writes of one size, whose packets arrive together.
-fn plan(round: u64) -> (usize, u8) {
+fn address_plan(round: u64) -> (usize, u8) {
     let number = if (round / SLOTS).is_multiple_of(2) { round } else { round / SLOTS };
     let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let bits = 1 + (mixed >> 60) % 13;
@@ -26,11 +26,13 @@ fn plan(round: u64) -> (usize, u8) {
 }
 
 /// Writes `rounds` buffers at one end, and reads each at the other as soon as its last byte is there.
-fn whoever_sees_the_last_byte_sees_all(a: &End, b: &End, target: &MemoryRegion, rounds: u64) {
-    a.pair.connect_both(&b.pair, &Path { mtu: Mtu::B4096, ..Path::default() }).unwrap();
+fn check_last_byte_written_last(a: &ConnectedHost, b: &ConnectedHost, target: &MemoryRegion, rounds: u64) {
+    a.pair
+        .connect_both(&b.pair, &ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() })
+        .unwrap();
     let read = AtomicU64::new(0);
     let wait = |what: &str, held: &mut dyn FnMut() -> bool| {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         for turn in 1u64.. {
             if held() {
                 return;
@@ -44,7 +46,7 @@ fn whoever_sees_the_last_byte_sees_all(a: &End, b: &End, target: &MemoryRegion, 
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..rounds {
-                let (at, (size, fill)) = (round % SLOTS * SLOT, plan(round));
+                let (at, (size, fill)) = (round % SLOTS * SLOT, address_plan(round));
                 wait("the last byte never came", &mut || target.read_at(at + size as u64 - 1, 1) == [fill]);
                 let seen = target.read_at(at, size);
                 let stale = seen.iter().position(|byte| *byte != fill);
@@ -56,10 +58,12 @@ fn whoever_sees_the_last_byte_sees_all(a: &End, b: &End, target: &MemoryRegion, 
         for first in (0..rounds).step_by(SLOTS as usize) {
             let batch = first..(first + SLOTS).min(rounds);
             for round in batch.clone() {
-                let (at, (size, fill)) = (round % SLOTS * SLOT, plan(round));
+                let (at, (size, fill)) = (round % SLOTS * SLOT, address_plan(round));
                 a.region.write_at(at, &vec![fill; size]);
-                let entries = [a.region.entry(at, size as u32)];
-                a.pair.post(&SendRequest::write(round, &entries, target.remote(at))).unwrap();
+                let entries = [a.region.sge(at, size as u32)];
+                a.pair
+                    .post_send(&SendRequest::rdma_write(round, &entries, target.remote_address(at)))
+                    .unwrap();
             }
             for _ in batch.clone() {
                 a.finish();
@@ -70,18 +74,18 @@ fn whoever_sees_the_last_byte_sees_all(a: &End, b: &End, target: &MemoryRegion, 
 }
 
 fn in_own_memory(rounds: u64) {
-    let [a, b] = [(); 2].map(|()| End::new(&Device::embedded().unwrap(), (SLOTS * SLOT) as usize));
-    whoever_sees_the_last_byte_sees_all(&a, &b, &b.region, rounds);
+    let [a, b] = [(); 2].map(|()| ConnectedHost::new(&Device::embedded().unwrap(), (SLOTS * SLOT) as usize));
+    check_last_byte_written_last(&a, &b, &b.region, rounds);
 }
 
-fn ends(daemon: &TestDaemon) -> [End; 2] {
-    ["alice", "bob"].map(|host| End::new(&daemon.open(host), (SLOTS * SLOT) as usize))
+fn ends(daemon: &TestDaemon) -> [ConnectedHost; 2] {
+    ["alice", "bob"].map(|host| ConnectedHost::new(&daemon.open(host), (SLOTS * SLOT) as usize))
 }
 
 fn in_shared_memory(rounds: u64) {
     let daemon = TestDaemon::start();
     let [a, b] = ends(&daemon);
-    whoever_sees_the_last_byte_sees_all(&a, &b, &b.region, rounds);
+    check_last_byte_written_last(&a, &b, &b.region, rounds);
 }
 
 #[allow(unsafe_code)]
@@ -91,8 +95,8 @@ fn in_a_clients_memory(rounds: u64) {
     let memory: &'static mut [u8] = vec![0u8; (SLOTS * SLOT) as usize].leak();
     let base = NonNull::new(memory.as_mut_ptr()).unwrap();
     // SAFETY: the memory is never freed, and from here on nobody has a reference to it.
-    let own = unsafe { b.domain.register_foreign(base, (SLOTS * SLOT) as usize, ALL) }.unwrap();
-    whoever_sees_the_last_byte_sees_all(&a, &b, &own, rounds);
+    let own = unsafe { b.domain.register_memory(base, (SLOTS * SLOT) as usize, ALL_ACCESS) }.unwrap();
+    check_last_byte_written_last(&a, &b, &own, rounds);
 }
 
 #[test]

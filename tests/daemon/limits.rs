@@ -1,9 +1,9 @@
 //! What one client can have, how many clients there can be, and who they can be.
 
-use crate::data::ALL;
-use crate::process::{self, TestDaemon, say};
-use softhca::{AddressVector, Device, Error, QpKind};
-use softhca_queue::control::{Frame, FrameReader, Hello, Welcome, decode, encode, send_frame};
+use crate::data::ALL_ACCESS;
+use crate::process::{self, TestDaemon, send_line};
+use softhca::{AddressVector, Device, Error, QpType};
+use softhca_queue::control::{FramedMessage, Hello, MessageReader, Welcome, decode, encode, send_message};
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
@@ -13,25 +13,25 @@ fn a_client_gets_its_share_and_no_more_and_the_attributes_say_so() {
     let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "3"), ("TEST_KEYS", "2")]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
-    assert_eq!((limits.queue_pairs, limits.keys), (3, 2));
+    assert_eq!((limits.max_qp, limits.max_mr), (3, 2));
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(16).unwrap();
-    let make = || domain.queue_pair(QpKind::Rc, &queue).create();
+    let make = || domain.create_queue_pair(QpType::Rc, &queue).build();
     let mut pairs: Vec<_> = (0..3).map(|_| make().unwrap()).collect();
     let error = make().err().expect("the fourth is too many");
     assert!(error.errno() == libc::ENOMEM && error.to_string().contains('3'), "{error}");
-    let regions: Vec<_> = (0..2).map(|_| domain.register(4096, ALL).unwrap()).collect();
-    assert_eq!(domain.register(4096, ALL).err().unwrap().errno(), libc::ENOMEM);
+    let regions: Vec<_> = (0..2).map(|_| domain.allocate_region(4096, ALL_ACCESS).unwrap()).collect();
+    assert_eq!(domain.allocate_region(4096, ALL_ACCESS).err().unwrap().errno(), libc::ENOMEM);
     // Another client has its own share, and what is given back can be had again.
     let other = daemon.open("alice").open();
-    let other_domain = other.allocate_domain().unwrap();
+    let other_domain = other.allocate_protection_domain().unwrap();
     let other_queue = other.create_completion_queue(16).unwrap();
-    other_domain.queue_pair(QpKind::Rc, &other_queue).create().unwrap();
+    other_domain.create_queue_pair(QpType::Rc, &other_queue).build().unwrap();
     pairs.pop();
     make().unwrap();
     drop(regions);
-    domain.register(4096, ALL).unwrap();
+    domain.allocate_region(4096, ALL_ACCESS).unwrap();
 }
 
 /// Makes things until one is refused: how many there were, and why no more.
@@ -53,16 +53,10 @@ fn every_share_has_an_end_and_what_is_given_back_can_be_had_again() {
     let daemon = TestDaemon::with(&[("TEST_SHARE", share)]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
-    let said = [
-        limits.completion_queues,
-        limits.shared_receive_queues,
-        limits.protection_domains,
-        limits.address_handles,
-        limits.xrc_domains,
-    ];
+    let said = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
     assert_eq!(said, [3, 2, 4, 5, 1]);
     let context = device.open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let check = |what: &str, count: usize, limit: usize, error: Error| {
         assert_eq!((count, error.errno()), (limit, libc::ENOMEM), "{what}: {error}");
         assert!(error.to_string().contains(what), "{what}: {error}");
@@ -72,7 +66,7 @@ fn every_share_has_an_end_and_what_is_given_back_can_be_had_again() {
         check("completion queue", made.len(), 3, error);
         let (made, error) = exhaust(|| domain.create_shared_receive_queue(16, 1));
         check("shared receive queue", made.len(), 2, error);
-        let (made, error) = exhaust(|| context.allocate_domain());
+        let (made, error) = exhaust(|| context.allocate_protection_domain());
         check("protection domain", made.len(), 3, error);
         let vector = AddressVector::to(context.gid(0).unwrap());
         let (made, error) = exhaust(|| domain.create_address_handle(vector));
@@ -96,9 +90,9 @@ fn rings_and_mappings_have_an_end() {
     }
     let daemon = TestDaemon::with(&[("TEST_MAPPINGS", "20")]);
     let context = daemon.open("alice").open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     for _ in 0..2 {
-        let (made, error) = exhaust(|| domain.register(4096, ALL));
+        let (made, error) = exhaust(|| domain.allocate_region(4096, ALL_ACCESS));
         assert_eq!(made.len(), 20);
         assert!(error.errno() == libc::ENOMEM && error.to_string().contains("20"), "{error}");
         // Clients share it.
@@ -113,14 +107,19 @@ fn rings_and_mappings_have_an_end() {
 fn sizes_beyond_the_card_are_refused_before_memory_is_taken() {
     let daemon = TestDaemon::start();
     let context = daemon.open("alice").open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(16).unwrap();
     for slots in [0, 131_073, u32::MAX] {
         assert_eq!(context.create_completion_queue(slots).err().unwrap().errno(), libc::EINVAL);
     }
-    let pair = || domain.queue_pair(QpKind::Rc, &queue);
-    for builder in [pair().sends(16_385), pair().receives(16_385), pair().entries(33), pair().inline(1025)] {
-        assert_eq!(builder.create().err().unwrap().errno(), libc::EINVAL);
+    let pair = || domain.create_queue_pair(QpType::Rc, &queue);
+    for builder in [
+        pair().max_send_wr(16_385),
+        pair().max_recv_wr(16_385),
+        pair().max_sge(33),
+        pair().max_inline_data(1025),
+    ] {
+        assert_eq!(builder.build().err().unwrap().errno(), libc::EINVAL);
     }
 }
 
@@ -132,7 +131,7 @@ fn one_client_too_many_is_sent_away_with_a_sentence() {
     let error = Device::daemon_host(Some(&daemon.name), None).err().expect("a third is too many");
     assert!(error.to_string().contains("clients"), "{error}");
     drop(first);
-    let deadline = std::time::Instant::now() + process::PATIENCE;
+    let deadline = std::time::Instant::now() + process::TEST_TIMEOUT;
     while let Err(error) = Device::daemon_host(Some(&daemon.name), None) {
         assert!(std::time::Instant::now() < deadline, "{error}");
         std::thread::yield_now();
@@ -140,20 +139,20 @@ fn one_client_too_many_is_sent_away_with_a_sentence() {
 }
 
 /// Another user, who would like to have a card.
-pub fn be_stranger() {
+pub fn run_unprivileged() {
     if let Some(path) = std::env::var_os("TEST_SOCKET") {
         // Past the library, straight to the socket.
         let stream = UnixStream::connect(path).unwrap();
-        let hello = Frame::lay_out(&encode(&Hello::ours()), 0);
-        send_frame(stream.as_fd(), &hello, 0, &[]).unwrap();
-        let frame = FrameReader::default().next(stream.as_fd()).unwrap().unwrap();
+        let hello = FramedMessage::frame(&encode(&Hello::current()), 0);
+        send_message(stream.as_fd(), &hello, 0, &[]).unwrap();
+        let frame = MessageReader::default().read(stream.as_fd()).unwrap().unwrap();
         let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
-        return say(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+        return send_line(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
     }
     match Device::daemon() {
-        Err(error @ Error::NoDaemon { .. }) => say(&format!("refused: {error}")),
-        Err(error) => say(&format!("another error: {error}")),
-        Ok(_) => say("let in"),
+        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("refused: {error}")),
+        Err(error) => send_line(&format!("another error: {error}")),
+        Ok(_) => send_line("let in"),
     }
 }
 
@@ -164,7 +163,7 @@ fn another_user_is_kept_out() {
         return;
     }
     let daemon = TestDaemon::start();
-    let folder = softhca_queue::control::Folder::of_user();
+    let folder = softhca_queue::control::RuntimeDir::for_user();
     // The stranger must know the way to be stopped by the lock.
     let runtime = folder.path().parent().unwrap().display().to_string();
     let variables = match std::env::var_os("XDG_RUNTIME_DIR") {
@@ -172,7 +171,7 @@ fn another_user_is_kept_out() {
         None => vec![],
     };
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
-    let answer = stranger.hear();
+    let answer = stranger.receive_line();
     assert!(answer.starts_with("refused"), "{answer}");
 }
 
@@ -192,7 +191,7 @@ fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
     }
     let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
-    let answer = stranger.hear();
+    let answer = stranger.receive_line();
     assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
     drop(daemon);
     std::fs::remove_dir_all(&folder).unwrap();
@@ -202,11 +201,11 @@ fn another_user_who_gets_to_the_socket_is_refused_by_its_credentials() {
 fn control_calls_are_answered_while_the_card_is_busy() {
     let daemon = TestDaemon::start();
     let (end, _echo, remote) = crate::data::connected(&daemon, "alice", "bob");
-    let entries = [end.region.entry(0, 1 << 20)];
+    let entries = [end.region.sge(0, 1 << 20)];
     let mut posted = 0;
     let mut fill = || {
         for _ in 0..8 {
-            end.pair.post(&softhca::SendRequest::write(posted, &entries, remote)).unwrap();
+            end.pair.post_send(&softhca::SendRequest::rdma_write(posted, &entries, remote)).unwrap();
             posted += 1;
         }
     };
@@ -214,8 +213,8 @@ fn control_calls_are_answered_while_the_card_is_busy() {
     for _ in 0..20 {
         fill();
         // Each of these needs the lock that the engine thread takes for every turn.
-        let domain = end.context.allocate_domain().unwrap();
-        drop(domain.register(4096, ALL).unwrap());
+        let domain = end.context.allocate_protection_domain().unwrap();
+        drop(domain.allocate_region(4096, ALL_ACCESS).unwrap());
         daemon.control().status().unwrap();
         (0..8).for_each(|_| end.finish());
     }

@@ -3,28 +3,28 @@
 mod congestion;
 mod connections;
 mod data;
-mod death;
 mod faults;
 mod fork;
-mod hostile;
+mod hostile_clients;
 mod last_byte;
 mod limits;
 mod memory;
 mod multicast;
 mod process;
+mod process_death;
 
 /// What this binary is when another test started it: see `process::spawn`.
 #[test]
 fn role() {
     match std::env::var("SOFTHCA_TEST_ROLE").as_deref() {
-        Ok("daemon") => process::be_daemon(),
-        Ok("echo") => data::be_echo(),
-        Ok("sleeper") => death::be_sleeper(),
-        Ok("member") => multicast::be_member(),
-        Ok("blocker") => hostile::be_blocker(),
-        Ok("forker") => fork::be_forker(),
-        Ok("stranger") => limits::be_stranger(),
-        Ok("owner") => memory::be_owner(),
+        Ok("daemon") => process::run_daemon(),
+        Ok("echo") => data::run_echo(),
+        Ok("sleeper") => process_death::run_sleeper(),
+        Ok("member") => multicast::run_member(),
+        Ok("blocker") => hostile_clients::run_blocker(),
+        Ok("forker") => fork::run_forker(),
+        Ok("stranger") => limits::run_unprivileged(),
+        Ok("owner") => memory::run_owner(),
         _ => {}
     }
 }

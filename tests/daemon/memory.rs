@@ -1,22 +1,22 @@
 //! What many clients cost a daemon.
 
-use crate::data::ALL;
-use crate::process::{self, Process, TestDaemon, hear, say};
-use softhca::{Device, QpKind};
+use crate::data::ALL_ACCESS;
+use crate::process::{self, Process, TestDaemon, receive_line, send_line};
+use softhca::{Device, QpType};
 
 const PROCESSES: usize = 50;
 const QUEUE_PAIRS: usize = 20;
 
 /// A client with some queue pairs, until it is told to end.
-pub fn be_owner() {
+pub fn run_owner() {
     let context = Device::daemon_host(None, Some("alice")).unwrap().open();
-    let domain = context.allocate_domain().unwrap();
+    let domain = context.allocate_protection_domain().unwrap();
     let queue = context.create_completion_queue(64).unwrap();
-    let _region = domain.register(1 << 16, ALL).unwrap();
-    let make = |_| domain.queue_pair(QpKind::Rc, &queue).create().unwrap();
+    let _region = domain.allocate_region(1 << 16, ALL_ACCESS).unwrap();
+    let make = |_| domain.create_queue_pair(QpType::Rc, &queue).build().unwrap();
     let _pairs: Vec<_> = (0..QUEUE_PAIRS).map(make).collect();
-    say("made");
-    hear();
+    send_line("made");
+    receive_line();
 }
 
 /// Kilobytes of a process, by the name in `/proc/PID/status`.
@@ -29,12 +29,12 @@ fn kilobytes(process: u32, name: &str) -> u64 {
 #[test]
 fn a_thousand_queue_pairs_of_fifty_processes_fit() {
     let daemon = TestDaemon::with(&[("TEST_CLIENTS", "64")]);
-    let memory = || ["VmRSS", "RssAnon", "RssShmem"].map(|name| kilobytes(daemon.process.number(), name));
+    let memory = || ["VmRSS", "RssAnon", "RssShmem"].map(|name| kilobytes(daemon.process.id(), name));
     let before = memory();
     let mut owners: Vec<Process> =
         (0..PROCESSES).map(|_| process::spawn("owner", &daemon.name, &[])).collect();
     for owner in &mut owners {
-        assert_eq!(owner.hear(), "made");
+        assert_eq!(owner.receive_line(), "made");
     }
     let after = memory();
     let pairs = PROCESSES * QUEUE_PAIRS;
@@ -49,7 +49,7 @@ fn a_thousand_queue_pairs_of_fifty_processes_fit() {
     );
     assert!(after[0] - before[0] < 64 << 10, "{before:?}, {after:?}");
     for mut owner in owners {
-        owner.say("end");
+        owner.send_line("end");
         owner.finish();
     }
 }

@@ -1,20 +1,20 @@
 //! Multicast over real sockets: every member on the machine gets a group's packets, whatever card and process
 //! it is in, except for the queue pair that sent them.
 
-use crate::data::WITHIN_CARDS;
-use crate::process::{PATIENCE, Process, TestDaemon, hear, say, spawn};
+use crate::data::DEVICE_LOOPBACK;
+use crate::process::{Process, TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{
-    Access, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion, ProtectionDomain, QpKind,
-    QueueKey, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion, ProtectionDomain,
+    QpType, QueueKey, QueuePair, ReceiveRequest, SendRequest,
 };
 use softhca_wire::Qpn;
 use std::net::{IpAddr, Ipv6Addr};
 
-const KEY: QueueKey = QueueKey(0x1122_3344);
-const ROOM: u32 = 40 + 64;
+const QUEUE_KEY: QueueKey = QueueKey(0x1122_3344);
+const RECEIVE_BYTES: u32 = 40 + 64;
 
 /// A datagram queue pair with receives posted.
-struct Party {
+struct GroupMember {
     context: Context,
     domain: ProtectionDomain,
     sent: CompletionQueue,
@@ -23,45 +23,49 @@ struct Party {
     region: MemoryRegion,
 }
 
-impl Party {
-    fn new(device: &Device) -> Party {
+impl GroupMember {
+    fn new(device: &Device) -> GroupMember {
         let context = device.open();
-        let domain = context.allocate_domain().unwrap();
+        let domain = context.allocate_protection_domain().unwrap();
         let [sent, received] = [(); 2].map(|()| context.create_completion_queue(64).unwrap());
-        let builder = domain.queue_pair(QpKind::Ud, &sent).receives_complete_to(&received);
-        let pair = builder.create().unwrap();
-        let region = domain.register(17 * ROOM as usize, Access::LOCAL_WRITE).unwrap();
+        let builder = domain.create_queue_pair(QpType::Ud, &sent).recv_cq(&received);
+        let pair = builder.build().unwrap();
+        let region = domain.allocate_region(17 * RECEIVE_BYTES as usize, AccessFlags::LOCAL_WRITE).unwrap();
         for id in 0..16 {
-            let scatter = [region.entry(id * u64::from(ROOM), ROOM)];
-            pair.post_receive(&ReceiveRequest { id, scatter: &scatter }).unwrap();
+            let scatter = [region.sge(id * u64::from(RECEIVE_BYTES), RECEIVE_BYTES)];
+            pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &scatter }).unwrap();
         }
-        pair.start_datagrams(KEY).unwrap();
-        Party { context, domain, sent, received, pair, region }
+        pair.start_ud(QUEUE_KEY).unwrap();
+        GroupMember { context, domain, sent, received, pair, region }
     }
 
-    fn member(device: &Device, group: Gid) -> Party {
-        let party = Party::new(device);
+    fn member(device: &Device, group: Gid) -> GroupMember {
+        let party = GroupMember::new(device);
         party.pair.attach_multicast(group).unwrap();
         party
     }
 
     fn send(&self, group: Gid, text: &str) {
-        let source_index = self.context.gid_index_towards(group);
-        let vector = AddressVector { source_index, ..AddressVector::to(group) };
+        let source_index = self.context.gid_index_for(group);
+        let vector = AddressVector { sgid_index: source_index, ..AddressVector::to(group) };
         let handle = self.domain.create_address_handle(vector).unwrap();
-        let at = 16 * u64::from(ROOM);
+        let at = 16 * u64::from(RECEIVE_BYTES);
         self.region.write_at(at, text.as_bytes());
-        let gather = [self.region.entry(at, text.len() as u32)];
-        self.pair.post(&SendRequest::send(99, &gather).to(&handle, Qpn::MULTICAST, KEY)).unwrap();
-        let completion = self.sent.wait_for(PATIENCE).expect("the send completes");
-        assert!(completion.id == 99 && completion.status.is_success(), "{completion:?}");
+        let gather = [self.region.sge(at, text.len() as u32)];
+        self.pair
+            .post_send(&SendRequest::send(99, &gather).ud_address(&handle, Qpn::MULTICAST, QUEUE_KEY))
+            .unwrap();
+        let completion = self.sent.wait_for(TEST_TIMEOUT).expect("the send completes");
+        assert!(completion.wr_id == 99 && completion.status.is_success(), "{completion:?}");
     }
 
     /// The next datagram.
-    fn hear(&self) -> String {
-        let completion = self.received.wait_for(PATIENCE).expect("a datagram");
-        assert!(completion.status.is_success() && completion.operation.is_receive(), "{completion:?}");
-        let bytes = self.region.read_at(completion.id * u64::from(ROOM) + 40, completion.bytes as usize - 40);
+    fn receive(&self) -> String {
+        let completion = self.received.wait_for(TEST_TIMEOUT).expect("a datagram");
+        assert!(completion.status.is_success() && completion.opcode.is_receive(), "{completion:?}");
+        let bytes = self
+            .region
+            .read_at(completion.wr_id * u64::from(RECEIVE_BYTES) + 40, completion.byte_len as usize - 40);
         String::from_utf8(bytes).unwrap()
     }
 }
@@ -73,18 +77,18 @@ fn group(number: u8) -> Gid {
 }
 
 /// A member in a process of its own, on a card of its own or on a daemon's. Says what it hears.
-pub fn be_member() {
+pub fn run_member() {
     let device = match std::env::var("TEST_HOST").as_deref() {
         Ok(host) => Device::daemon_host(None, Some(host)).unwrap(),
         Err(_) => Device::embedded().unwrap(),
     };
     let group: Ipv6Addr = std::env::var("TEST_GROUP").unwrap().parse().unwrap();
-    let party = Party::member(&device, Gid(group.octets()));
-    say("member");
+    let party = GroupMember::member(&device, Gid(group.octets()));
+    send_line("member");
     for _ in 0..2 {
-        say(&party.hear());
+        send_line(&party.receive());
     }
-    while hear().is_some() {}
+    while receive_line().is_some() {}
 }
 
 fn spawn_member(daemon: &str, host: Option<&str>, group: Gid) -> Process {
@@ -92,7 +96,7 @@ fn spawn_member(daemon: &str, host: Option<&str>, group: Gid) -> Process {
     let mut variables = vec![("TEST_GROUP", text.as_str())];
     variables.extend(host.map(|host| ("TEST_HOST", host)));
     let mut process = spawn("member", daemon, &variables);
-    assert_eq!(process.hear(), "member");
+    assert_eq!(process.receive_line(), "member");
     process
 }
 
@@ -100,71 +104,71 @@ fn spawn_member(daemon: &str, host: Option<&str>, group: Gid) -> Process {
 fn every_member_gets_a_packet_except_for_its_sender() {
     let devices = [(); 3].map(|()| Device::embedded().unwrap());
     let group = group(0);
-    let sender = Party::member(&devices[0], group);
-    let beside = Party::member(&devices[0], group);
-    let others = [Party::member(&devices[1], group), Party::member(&devices[2], group)];
+    let sender = GroupMember::member(&devices[0], group);
+    let beside = GroupMember::member(&devices[0], group);
+    let others = [GroupMember::member(&devices[1], group), GroupMember::member(&devices[2], group)];
     let mut stranger = spawn_member("none", None, group);
     sender.send(group, "one");
     others[0].send(group, "two");
     // The sender's own queue pair hears the other only, its neighbour on the card both.
-    assert_eq!(sender.hear(), "two");
+    assert_eq!(sender.receive(), "two");
     for member in [&beside, &others[1]] {
-        assert_eq!([member.hear(), member.hear()], ["one", "two"]);
+        assert_eq!([member.receive(), member.receive()], ["one", "two"]);
     }
-    assert_eq!(others[0].hear(), "one");
-    assert_eq!([stranger.hear(), stranger.hear()], ["one", "two"]);
+    assert_eq!(others[0].receive(), "one");
+    assert_eq!([stranger.receive_line(), stranger.receive_line()], ["one", "two"]);
 }
 
 #[test]
 fn who_leaves_a_group_hears_no_more_of_it() {
     let device = Device::embedded().unwrap();
     let (first, second) = (group(1), group(2));
-    let sender = Party::new(&Device::embedded().unwrap());
-    let leaver = Party::member(&device, first);
+    let sender = GroupMember::new(&Device::embedded().unwrap());
+    let leaver = GroupMember::member(&device, first);
     leaver.pair.attach_multicast(second).unwrap();
-    let stayer = Party::member(&device, first);
+    let stayer = GroupMember::member(&device, first);
     sender.send(first, "both");
-    assert_eq!([leaver.hear(), stayer.hear()], ["both", "both"]);
+    assert_eq!([leaver.receive(), stayer.receive()], ["both", "both"]);
     leaver.pair.detach_multicast(first).unwrap();
     assert!(leaver.pair.detach_multicast(first).is_err(), "it left already");
     sender.send(first, "stayer");
-    assert_eq!(stayer.hear(), "stayer");
+    assert_eq!(stayer.receive(), "stayer");
     drop(stayer);
     // Nobody is left in the first group; the second goes on.
     sender.send(first, "nobody");
     sender.send(second, "second");
-    assert_eq!(leaver.hear(), "second");
+    assert_eq!(leaver.receive(), "second");
     // A member that came back hears from then on.
     leaver.pair.attach_multicast(first).unwrap();
     sender.send(first, "again");
-    assert_eq!(leaver.hear(), "again");
+    assert_eq!(leaver.receive(), "again");
 }
 
 #[test]
 fn groups_reach_the_clients_of_a_daemon_and_other_processes() {
-    reach_everybody(&TestDaemon::start(), group(3));
+    check_group_delivery(&TestDaemon::start(), group(3));
 }
 
 #[test]
 fn groups_reach_the_clients_of_a_host_that_reaches_itself_within_its_card() {
-    reach_everybody(&TestDaemon::with(&WITHIN_CARDS), group(4));
+    check_group_delivery(&TestDaemon::with(&DEVICE_LOOPBACK), group(4));
 }
 
-fn reach_everybody(daemon: &TestDaemon, group: Gid) {
+fn check_group_delivery(daemon: &TestDaemon, group: Gid) {
     let mut members = [
         spawn_member(&daemon.name, Some("alice"), group),
         spawn_member(&daemon.name, Some("alice"), group),
         spawn_member(&daemon.name, Some("bob"), group),
         spawn_member("none", None, group),
     ];
-    let sender = Party::member(&daemon.open("alice"), group);
-    let outside = Party::member(&Device::embedded().unwrap(), group);
+    let sender = GroupMember::member(&daemon.open("alice"), group);
+    let outside = GroupMember::member(&Device::embedded().unwrap(), group);
     sender.send(group, "from alice");
-    assert_eq!(outside.hear(), "from alice");
+    assert_eq!(outside.receive(), "from alice");
     outside.send(group, "from outside");
-    assert_eq!(sender.hear(), "from outside");
+    assert_eq!(sender.receive(), "from outside");
     for member in &mut members {
-        assert_eq!([member.hear(), member.hear()], ["from alice", "from outside"]);
+        assert_eq!([member.receive_line(), member.receive_line()], ["from alice", "from outside"]);
     }
 }
 
@@ -172,7 +176,7 @@ fn reach_everybody(daemon: &TestDaemon, group: Gid) {
 fn what_is_not_a_group_or_has_no_address_of_its_version_is_refused() {
     let daemon = TestDaemon::start();
     for device in [Device::embedded().unwrap(), daemon.open("alice")] {
-        let party = Party::new(&device);
+        let party = GroupMember::new(&device);
         let error = party.pair.attach_multicast(Gid::from(IpAddr::from([10, 0, 0, 1]))).unwrap_err();
         assert!(error.to_string().contains("multicast"), "{error}");
         let ipv6: Ipv6Addr = "ff15::77".parse().unwrap();

@@ -1,9 +1,9 @@
 //! Starting and ending the processes of a test.
 
 use softhca::{DaemonControl, Device};
-use softhca_daemon::{Config, Daemon, HostConfig, Share};
-use softhca_tests::process::end_with_starter;
-pub use softhca_tests::process::{PATIENCE, Process, hear, say};
+use softhca_daemon::{ClientLimits, Config, Daemon, HostConfig};
+use softhca_tests::process::exit_with_parent;
+pub use softhca_tests::process::{Process, TEST_TIMEOUT, receive_line, send_line};
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ impl TestDaemon {
 
     pub fn named(name: String, variables: &[(&str, &str)]) -> TestDaemon {
         let mut process = spawn("daemon", &name, variables);
-        assert_eq!(process.hear(), "ready");
+        assert_eq!(process.receive_line(), "ready");
         TestDaemon { name, process }
     }
 
@@ -56,7 +56,7 @@ impl TestDaemon {
 
     /// Waits until `held` says so of the daemon's status.
     pub fn wait_until(&self, what: &str, held: impl Fn(&softhca::DaemonStatus) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         let mut control = self.control();
         while !held(&control.status().unwrap()) {
             assert!(Instant::now() < deadline, "{what} never came: {:?}", control.status());
@@ -66,14 +66,14 @@ impl TestDaemon {
 }
 
 /// The daemon's process.
-pub fn be_daemon() {
+pub fn run_daemon() {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
     let mut share = match std::env::var("TEST_SHARE") {
-        Ok(text) => Config::parse(&format!("[share]\n{text}")).unwrap().share,
-        Err(_) => Share::default(),
+        Ok(text) => Config::parse(&format!("[share]\n{text}")).unwrap().client_limits,
+        Err(_) => ClientLimits::default(),
     };
-    share.queue_pairs = number("TEST_QUEUE_PAIRS").unwrap_or(share.queue_pairs);
-    share.keys = number("TEST_KEYS").unwrap_or(share.keys);
+    share.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(share.max_qp);
+    share.max_mr = number("TEST_KEYS").unwrap_or(share.max_mr);
     let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
     let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
         true => base.hosts.clone(),
@@ -82,15 +82,15 @@ pub fn be_daemon() {
     let config = Config {
         name: std::env::var("SOFTHCA_DAEMON").unwrap(),
         hosts,
-        share,
-        clients: number("TEST_CLIENTS").unwrap_or(32),
+        client_limits: share,
+        max_clients: number("TEST_CLIENTS").unwrap_or(32),
         kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
-        mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
-        linger: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
+        max_mappings: number("TEST_MAPPINGS").unwrap_or(48_000),
+        busy_poll: Duration::from_micros(number("TEST_LINGER").unwrap_or(50) as u64),
         ..base
     };
     let mut daemon = Daemon::start(config).unwrap();
-    say("ready");
-    end_with_starter();
+    send_line("ready");
+    exit_with_parent();
     daemon.run(None).unwrap();
 }

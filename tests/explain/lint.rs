@@ -1,9 +1,9 @@
 //! `softhca lint`: each pitfall is found where it is, and nowhere else.
 
-use crate::{log_of, reader};
-use softhca_engine::{Modify, QpKind, Recovery, State};
-use softhca_fabric::{Connection, Span};
-use softhca_queue::{Access, Operation, RemoteAddress, SendFlags, SendTrailer};
+use crate::{reader, run_and_log};
+use softhca_engine::{Modify, QpState, QpType, Recovery};
+use softhca_fabric::{ConnectOptions, InclusiveRange};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, requests};
 use softhca_trace::lint::{Linter, PITFALLS};
 use softhca_wire::{Mtu, Psn, QueueKey, RemoteKey};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// The findings of a run.
 fn findings(setup: Setup, act: impl FnOnce(&mut Pair)) -> String {
-    let log = log_of(setup, act);
+    let log = run_and_log(setup, act);
     let reader = reader(&log);
     let mut linter = Linter::new(reader.header());
     reader.for_each(|entry| linter.push(&entry.expect("an entry")));
@@ -21,13 +21,13 @@ fn findings(setup: Setup, act: impl FnOnce(&mut Pair)) -> String {
 
 #[test]
 fn a_healthy_run_has_no_findings() {
-    for kind in [QpKind::Rc, QpKind::Uc, QpKind::Ud, QpKind::XrcInitiator] {
-        let found = findings(Setup::of(kind), |pair| {
+    for kind in [QpType::Rc, QpType::Uc, QpType::Ud, QpType::XrcInitiator] {
+        let found = findings(Setup::with_kind(kind), |pair| {
             for id in 0..3 {
                 pair.post_receive(id, 0, 4096);
                 pair.post_send(id, 8192, 1000);
             }
-            if kind == QpKind::Rc {
+            if kind == QpType::Rc {
                 pair.post_write(7, 0, 0, 4000);
                 pair.post_read(8, 16384, 0, 4000);
             }
@@ -47,7 +47,7 @@ fn receive_not_posted() {
     }));
     insta::assert_snapshot!(
         "receive_not_posted_for_a_datagram",
-        findings(Setup::of(QpKind::Ud), |pair| {
+        findings(Setup::with_kind(QpType::Ud), |pair| {
             pair.post_send(7, 0, 100);
             pair.run();
         })
@@ -77,20 +77,20 @@ fn cq_overflow() {
 #[test]
 fn cq_too_small() {
     let mut setup = Setup::default();
-    (setup.options.sends, setup.options.receives) = (1024, 512);
+    (setup.options.max_send_wr, setup.options.max_recv_wr) = (1024, 512);
     insta::assert_snapshot!(findings(setup, |_| {}));
 }
 
 #[test]
 fn unsignalled_fills_queue() {
     let mut setup = Setup::default();
-    setup.options.sends = 4;
+    setup.options.max_send_wr = 4;
     let run = |signalled: u64| {
         findings(setup, |pair| {
             for id in 0..8 {
                 let (remote, gather) = (pair.b.remote(0), [pair.a.sge(0, 8)]);
                 let flags = if id == signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
-                let write = Operation::Write { remote, immediate: None };
+                let write = Operation::Write { remote, imm_data: None };
                 pair.post_with(id, write, &gather, |request| request.flags = flags);
                 pair.run();
             }
@@ -102,7 +102,7 @@ fn unsignalled_fills_queue() {
 
 #[test]
 fn buffer_in_use() {
-    insta::assert_snapshot!(findings(Setup::default().slow(), |pair| {
+    insta::assert_snapshot!(findings(Setup::default().one_gigabit(), |pair| {
         // The same memory is sent and read into at once.
         pair.post_write(7, 0, 0, 4000);
         pair.post_read(8, 1000, 8192, 100);
@@ -110,12 +110,12 @@ fn buffer_in_use() {
     }));
     insta::assert_snapshot!(
         "a_buffer_that_a_peer_writes",
-        findings(Setup::default().slow(), |pair| {
+        findings(Setup::default().one_gigabit(), |pair| {
             let (a, b) = (pair.a, pair.b);
             pair.post_write(7, 0, 0, 4000);
             let gather = [b.sge(65536, 16)];
-            let write = Operation::Write { remote: a.remote(0), immediate: None };
-            pair.on(b).post_send(b.qp, &softhca_queue::SendRequest::new(9, write, &gather)).unwrap();
+            let write = Operation::Write { remote: a.remote(0), imm_data: None };
+            pair.on(b).post_send(b.qp, &softhca_queue::SendWorkRequest::new(9, write, &gather)).unwrap();
             pair.run();
         })
     );
@@ -125,8 +125,8 @@ fn buffer_in_use() {
 fn missing_right() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let (b, gather) = (pair.b, [pair.a.sge(0, 8)]);
-        let (key, address) = pair.on(b).register(b.domain, 4096, Access::LOCAL_WRITE).unwrap();
-        let write = Operation::Write { remote: RemoteAddress { address, key }, immediate: None };
+        let (key, address) = pair.on(b).register_memory(b.domain, 4096, AccessFlags::LOCAL_WRITE).unwrap();
+        let write = Operation::Write { remote: RemoteAddress { address, rkey: key }, imm_data: None };
         pair.post(7, write, &gather);
         pair.run();
     }));
@@ -136,26 +136,26 @@ fn missing_right() {
 fn bad_key() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let gather = [pair.a.sge(0, 8)];
-        let remote = RemoteAddress { address: 0, key: RemoteKey(0x1234_5678) };
-        pair.post(7, Operation::Write { remote, immediate: None }, &gather);
+        let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
+        pair.post(7, Operation::Write { remote, imm_data: None }, &gather);
         pair.run();
     }));
 }
 
 /// Connects the second end anew, otherwise than the first.
-fn reconnect(pair: &mut Pair, change: impl FnOnce(&mut Connection)) {
+fn reconnect(pair: &mut Pair, change: impl FnOnce(&mut ConnectOptions)) {
     let (a, b) = (pair.a, pair.b);
     let mut connection = Setup::default().connection;
     change(&mut connection);
-    let [first, second] = connection.psns;
-    pair.on(b).modify(b.qp, Modify::default().state(State::Reset)).unwrap();
+    let [first, second] = connection.first_psns;
+    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
     pair.on(b).connect(b.qp, (a.host, a.qp), &connection, [second, first]).unwrap();
 }
 
 #[test]
 fn mtu_mismatch() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
-        reconnect(pair, |connection| connection.mtu = Mtu::B512);
+        reconnect(pair, |connection| connection.path_mtu = Mtu::B512);
         pair.post_write(7, 0, 0, 3000);
         pair.run();
     }));
@@ -164,21 +164,21 @@ fn mtu_mismatch() {
 #[test]
 fn psn_mismatch() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
-        reconnect(pair, |connection| connection.psns = [Psn::new(77), Psn::new(0)]);
+        reconnect(pair, |connection| connection.first_psns = [Psn::new(77), Psn::new(0)]);
     }));
 }
 
 #[test]
 fn reads_mismatch() {
-    insta::assert_snapshot!(
-        findings(Setup::default(), |pair| reconnect(pair, |connection| connection.reads = 4))
-    );
+    insta::assert_snapshot!(findings(Setup::default(), |pair| reconnect(pair, |connection| connection
+        .max_rd_atomic =
+        4)));
 }
 
 #[test]
 fn retries_hide_faults() {
     insta::assert_snapshot!(findings(Setup::default().recovery(Recovery::GoBackN), |pair| {
-        pair.lose(requests(Span::exactly(0)), 4);
+        pair.drop_packets(requests(InclusiveRange::exactly(0)), 4);
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -198,11 +198,11 @@ fn timeout_zero() {
 
 #[test]
 fn wrong_queue_key() {
-    insta::assert_snapshot!(findings(Setup::of(QpKind::Ud), |pair| {
+    insta::assert_snapshot!(findings(Setup::with_kind(QpType::Ud), |pair| {
         pair.post_receive(1, 0, 200);
         let gather = [pair.a.sge(0, 100)];
-        pair.post_with(7, Operation::Send(SendTrailer::None), &gather, |request| {
-            request.datagram.queue_key = QueueKey(0x2222);
+        pair.post_with(7, Operation::Send(SendImmOrInvalidate::None), &gather, |request| {
+            request.ud.remote_qkey = QueueKey(0x2222);
         });
         pair.run();
     }));
@@ -212,7 +212,7 @@ fn wrong_queue_key() {
 fn sent_before_ready() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let b = pair.b;
-        pair.on(b).modify(b.qp, Modify::default().state(State::Reset)).unwrap();
+        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -227,7 +227,8 @@ fn every_pitfall_has_a_test_and_a_line_in_the_reference() {
     assert_eq!(rows.len(), PITFALLS.len());
     for (pitfall, row) in PITFALLS.iter().zip(rows) {
         let severity = pitfall.severity.name();
-        let expected = format!("| `{}` | {severity} | {} | {} |", pitfall.code, pitfall.meaning, pitfall.fix);
+        let expected =
+            format!("| `{}` | {severity} | {} | {} |", pitfall.code, pitfall.description, pitfall.fix);
         assert_eq!(row, expected);
         let test = format!("#[test]\nfn {}() {{", pitfall.code.replace('-', "_"));
         assert!(source.contains(&test), "{}", pitfall.code);

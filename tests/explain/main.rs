@@ -5,16 +5,16 @@ mod why;
 
 use softhca_fabric::{RuleId, World};
 use softhca_tests::pair::{Pair, Setup};
-use softhca_trace::{Cast, EventLog, EventLogReader};
+use softhca_trace::{EventLog, EventLogReader, NameTable};
 use std::cell::RefCell;
 use std::rc::Rc;
 
 /// The log of everything that happens to a pair, from before its queue pairs are there.
-fn log_of(setup: Setup, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
+fn run_and_log(setup: Setup, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
     let mut kept = None;
-    let mut pair = setup.build_seen(|world: &World| {
-        let mut cast = Cast::of(world);
-        cast.name_rule(RuleId(1), "the fault of the test");
+    let mut pair = setup.build_with_sink(|world: &World| {
+        let mut cast = NameTable::from_world(world);
+        cast.add_rule(RuleId(1), "the fault of the test");
         let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "a test", cast)));
         kept = Some(log.clone());
         Box::new(log)

@@ -1,23 +1,26 @@
 //! `softhca why`: one log per cause, and the explanation that a newcomer gets.
 
-use crate::{log_of, reader};
-use softhca_engine::{Modify, QpKind, Recovery, State};
-use softhca_fabric::{Action, Class, Classes, Cut, Direction, Place, Repeat, Seal, Selector, Span};
-use softhca_queue::{Access, Operation, RemoteAddress, SendTrailer, Sge};
-use softhca_tests::pair::{Pair, Setup, answers, requests};
-use softhca_trace::why::{Inquiry, Question};
+use crate::{reader, run_and_log};
+use softhca_engine::{Modify, QpState, QpType, Recovery};
+use softhca_fabric::{
+    Action, BitPosition, Direction, DownDirections, IcrcPolicy, InclusiveRange, PacketClass, PacketClasses,
+    Repeat, Selector,
+};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendImmOrInvalidate, Sge};
+use softhca_tests::pair::{Pair, Setup, requests, responses};
+use softhca_trace::why::{LogAnalyzer, Query};
 use softhca_wire::{LocalKey, Mtu, Psn, RemoteKey};
 use std::time::Duration;
 
 fn setup() -> Setup {
-    Setup::default().connection(|connection| connection.psns = [Psn::new(5000), Psn::new(0xff_fffe)])
+    Setup::default().connection(|connection| connection.first_psns = [Psn::new(5000), Psn::new(0xff_fffe)])
 }
 
-fn asked(log: &[u8], question: &Question) -> String {
+fn explain(log: &[u8], question: &Query) -> String {
     let reader = reader(log);
-    let mut inquiry = Inquiry::new(reader.header());
+    let mut inquiry = LogAnalyzer::new(reader.header());
     reader.for_each(|entry| inquiry.push(entry.expect("an entry")));
-    match inquiry.answer(question) {
+    match inquiry.diagnose(question) {
         Ok(answer) => answer.text(100),
         Err(why) => why.to_string(),
     }
@@ -25,33 +28,33 @@ fn asked(log: &[u8], question: &Question) -> String {
 
 /// What is told without a question about a run.
 fn why(setup: Setup, act: impl FnOnce(&mut Pair)) -> String {
-    asked(&log_of(setup, act), &Question::default())
+    explain(&run_and_log(setup, act), &Query::default())
 }
 
-fn of(id: u64) -> Question {
-    Question { work: Some(id), ..Question::default() }
+fn explain_request(id: u64) -> Query {
+    Query { wr_id: Some(id), ..Query::default() }
 }
 
 fn acks() -> Selector {
-    Selector { classes: Some(Classes::Only(Class::Ack)), ..Selector::default() }
+    Selector { classes: Some(PacketClasses::Only(PacketClass::Ack)), ..Selector::default() }
 }
 
 #[test]
 fn a_packet_lost_in_the_middle_is_fatal() {
-    let log = log_of(setup(), |pair| {
-        pair.lose(requests(Span::exactly(1)), 1);
+    let log = run_and_log(setup(), |pair| {
+        pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
         pair.post_write(8, 0, 0, 10);
         pair.run();
     });
-    insta::assert_snapshot!(asked(&log, &Question::default()));
-    insta::assert_snapshot!("what_was_flushed_after_a_loss", asked(&log, &of(8)));
+    insta::assert_snapshot!(explain(&log, &Query::default()));
+    insta::assert_snapshot!("what_was_flushed_after_a_loss", explain(&log, &explain_request(8)));
 }
 
 #[test]
 fn a_packet_lost_in_the_middle_is_sent_again() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
-        pair.lose(requests(Span::exactly(1)), 1);
+        pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
         pair.run();
     }));
@@ -60,7 +63,7 @@ fn a_packet_lost_in_the_middle_is_sent_again() {
 #[test]
 fn a_packet_lost_in_the_middle_makes_the_message_start_anew() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBack0), |pair| {
-        pair.lose(requests(Span::exactly(1)), 1);
+        pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
         pair.run();
     }));
@@ -70,7 +73,7 @@ fn a_packet_lost_in_the_middle_makes_the_message_start_anew() {
 fn a_packet_that_is_always_lost_exhausts_the_tries() {
     let setup = setup().recovery(Recovery::GoBackN).connection(|connection| connection.retry_count = 2);
     insta::assert_snapshot!(why(setup, |pair| {
-        pair.lose(requests(Span::exactly(0)), 100);
+        pair.drop_packets(requests(InclusiveRange::exactly(0)), 100);
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -79,7 +82,7 @@ fn a_packet_that_is_always_lost_exhausts_the_tries() {
 #[test]
 fn the_last_packet_is_lost_and_only_the_timer_notices() {
     insta::assert_snapshot!(why(setup(), |pair| {
-        pair.lose(requests(Span::exactly(3)), 1);
+        pair.drop_packets(requests(InclusiveRange::exactly(3)), 1);
         pair.post_write(7, 0, 0, 4000);
         pair.run();
     }));
@@ -88,7 +91,7 @@ fn the_last_packet_is_lost_and_only_the_timer_notices() {
 #[test]
 fn a_lost_acknowledgement_is_fatal_although_the_work_was_done() {
     insta::assert_snapshot!(why(setup(), |pair| {
-        pair.lose(acks(), 1);
+        pair.drop_packets(acks(), 1);
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -97,7 +100,7 @@ fn a_lost_acknowledgement_is_fatal_although_the_work_was_done() {
 #[test]
 fn a_lost_acknowledgement_costs_a_timeout() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
-        pair.lose(acks(), 1);
+        pair.drop_packets(acks(), 1);
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -106,7 +109,7 @@ fn a_lost_acknowledgement_costs_a_timeout() {
 #[test]
 fn a_lost_read_response() {
     insta::assert_snapshot!(why(setup(), |pair| {
-        pair.lose(answers(Span::exactly(1)), 1);
+        pair.drop_packets(responses(InclusiveRange::exactly(1)), 1);
         pair.post_read(7, 0, 0, 4000);
         pair.run();
     }));
@@ -115,8 +118,8 @@ fn a_lost_read_response() {
 #[test]
 fn a_damaged_packet() {
     insta::assert_snapshot!(why(setup(), |pair| {
-        let action = Action::Corrupt { place: Place::PayloadBit(3), seal: Seal::Stale };
-        pair.rule(requests(Span::exactly(0)), Repeat::times(1), action);
+        let action = Action::Corrupt { bit: BitPosition::PayloadBit(3), icrc: IcrcPolicy::Stale };
+        pair.add_rule(requests(InclusiveRange::exactly(0)), Repeat::times(1), action);
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -152,8 +155,8 @@ fn a_receiver_that_is_waited_for_for_ever() {
 fn a_key_that_names_nothing() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let gather = [pair.a.sge(0, 8)];
-        let remote = RemoteAddress { address: 0, key: RemoteKey(0x1234_5678) };
-        pair.post(7, Operation::Write { remote, immediate: None }, &gather);
+        let remote = RemoteAddress { address: 0, rkey: RemoteKey(0x1234_5678) };
+        pair.post(7, Operation::Write { remote, imm_data: None }, &gather);
         pair.run();
     }));
 }
@@ -170,8 +173,8 @@ fn bytes_outside_of_the_region() {
 fn a_right_that_is_missing() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (b, gather) = (pair.b, [pair.a.sge(0, 8)]);
-        let (key, address) = pair.on(b).register(b.domain, 4096, Access::LOCAL_WRITE).unwrap();
-        pair.post(7, Operation::Read { remote: RemoteAddress { address, key } }, &gather);
+        let (key, address) = pair.on(b).register_memory(b.domain, 4096, AccessFlags::LOCAL_WRITE).unwrap();
+        pair.post(7, Operation::Read { remote: RemoteAddress { address, rkey: key } }, &gather);
         pair.run();
     }));
 }
@@ -187,14 +190,17 @@ fn an_atomic_at_an_odd_address() {
 
 #[test]
 fn a_message_longer_than_the_receive() {
-    let log = log_of(setup(), |pair| {
+    let log = run_and_log(setup(), |pair| {
         pair.post_receive(70, 0, 50);
         pair.post_receive(71, 0, 50);
         pair.post_send(7, 0, 100);
         pair.run();
     });
-    insta::assert_snapshot!(asked(&log, &Question::default()));
-    insta::assert_snapshot!("a_receive_that_was_flushed_after_a_refusal", asked(&log, &of(71)));
+    insta::assert_snapshot!(explain(&log, &Query::default()));
+    insta::assert_snapshot!(
+        "a_receive_that_was_flushed_after_a_refusal",
+        explain(&log, &explain_request(71))
+    );
 }
 
 #[test]
@@ -211,7 +217,7 @@ fn a_peer_whose_queue_pair_is_gone() {
 fn a_peer_that_is_not_ready_to_receive() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let b = pair.b;
-        pair.on(b).modify(b.qp, Modify::default().state(State::Reset)).unwrap();
+        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -221,8 +227,8 @@ fn a_peer_that_is_not_ready_to_receive() {
 fn a_link_that_goes_down() {
     insta::assert_snapshot!(why(setup().recovery(Recovery::GoBackN), |pair| {
         let selector = Selector { direction: Some(Direction::Forward), ..Selector::default() };
-        let action = Action::LinkDown { cut: Cut::BothWays, for_ns: 10_000_000_000 };
-        pair.rule(selector, Repeat::times(1), action);
+        let action = Action::LinkDown { directions: DownDirections::BothWays, for_ns: 10_000_000_000 };
+        pair.add_rule(selector, Repeat::times(1), action);
         pair.post_write(7, 0, 0, 2000);
         pair.run();
     }));
@@ -231,15 +237,15 @@ fn a_link_that_goes_down() {
 #[test]
 fn a_local_key_that_names_nothing() {
     insta::assert_snapshot!(why(setup(), |pair| {
-        let gather = [Sge { address: 0, length: 8, key: LocalKey(0x7777_7777) }];
-        pair.post(7, Operation::Send(SendTrailer::None), &gather);
+        let gather = [Sge { address: 0, length: 8, lkey: LocalKey(0x7777_7777) }];
+        pair.post(7, Operation::Send(SendImmOrInvalidate::None), &gather);
         pair.run();
     }));
 }
 
 #[test]
 fn a_datagram_that_is_too_long() {
-    insta::assert_snapshot!(why(Setup::of(QpKind::Ud), |pair| {
+    insta::assert_snapshot!(why(Setup::with_kind(QpType::Ud), |pair| {
         pair.post_send(7, 0, 4097);
         pair.run();
     }));
@@ -247,7 +253,7 @@ fn a_datagram_that_is_too_long() {
 
 #[test]
 fn a_read_without_max_rd_atomic() {
-    insta::assert_snapshot!(why(setup().connection(|connection| connection.reads = 0), |pair| {
+    insta::assert_snapshot!(why(setup().connection(|connection| connection.max_rd_atomic = 0), |pair| {
         pair.post_read(7, 0, 0, 8);
         pair.run();
     }));
@@ -257,9 +263,9 @@ fn a_read_without_max_rd_atomic() {
 fn ends_that_disagree_about_the_path_mtu() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (a, b, connection) = (pair.a, pair.b, setup().connection);
-        pair.on(b).modify(b.qp, Modify::default().state(State::Reset)).unwrap();
-        let smaller = softhca_fabric::Connection { mtu: Mtu::B512, ..connection };
-        let [first, second] = connection.psns;
+        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+        let smaller = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..connection };
+        let [first, second] = connection.first_psns;
         pair.on(b).connect(b.qp, (a.host, a.qp), &smaller, [second, first]).unwrap();
         pair.post_write(7, 0, 0, 3000);
         pair.run();
@@ -268,7 +274,7 @@ fn ends_that_disagree_about_the_path_mtu() {
 
 #[test]
 fn a_completion_queue_without_room() {
-    let log = log_of(setup(), |pair| {
+    let log = run_and_log(setup(), |pair| {
         let (a, cq) = (pair.a, pair.a.cq);
         pair.on(a).resize_completion_queue(cq, 1).unwrap();
         for id in 7..10 {
@@ -276,7 +282,7 @@ fn a_completion_queue_without_room() {
         }
         pair.run();
     });
-    insta::assert_snapshot!(asked(&log, &Question::default()));
+    insta::assert_snapshot!(explain(&log, &Query::default()));
 }
 
 #[test]
@@ -284,35 +290,35 @@ fn what_the_program_itself_flushes() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let a = pair.a;
         pair.post_send(7, 0, 8);
-        pair.on(a).modify(a.qp, Modify::default().state(State::Error)).unwrap();
+        pair.on(a).modify_queue_pair(a.qp, Modify::default().state(QpState::Error)).unwrap();
         pair.run();
     }));
 }
 
 #[test]
 fn a_log_in_which_all_is_well() {
-    let log = log_of(setup(), |pair| {
+    let log = run_and_log(setup(), |pair| {
         pair.post_receive(1, 0, 4096);
         pair.post_send(7, 0, 2000);
         pair.post_write(8, 0, 0, 4000);
         pair.run();
     });
-    let on = |queue_pair: &str| Question { queue_pair: Some(queue_pair.into()), ..Question::default() };
+    let on = |queue_pair: &str| Query { queue_pair: Some(queue_pair.into()), ..Query::default() };
     let answers = [
-        asked(&log, &Question::default()),
-        asked(&log, &of(8)),
-        asked(&log, &on("bob.1")),
-        asked(&log, &on("carol.1")),
-        asked(&log, &of(99)),
+        explain(&log, &Query::default()),
+        explain(&log, &explain_request(8)),
+        explain(&log, &on("bob.1")),
+        explain(&log, &on("carol.1")),
+        explain(&log, &explain_request(99)),
     ];
     insta::assert_snapshot!(answers.join("\n---\n"));
 }
 
 #[test]
 fn every_packet_carries_its_work_request_and_its_cause() {
-    use softhca_trace::log::What;
-    let log = log_of(setup().recovery(Recovery::GoBackN), |pair| {
-        pair.lose(requests(Span::exactly(1)), 1);
+    use softhca_trace::log::LogEvent;
+    let log = run_and_log(setup().recovery(Recovery::GoBackN), |pair| {
+        pair.drop_packets(requests(InclusiveRange::exactly(1)), 1);
         pair.post_write(7, 0, 0, 4000);
         pair.post_send(8, 0, 10);
         pair.world.run_for(Duration::from_micros(100));
@@ -322,13 +328,15 @@ fn every_packet_carries_its_work_request_and_its_cause() {
     });
     let (mut causes, mut works) = (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
     for entry in reader(&log) {
-        match entry.expect("an entry").what {
-            What::PacketSent { work, cause, .. } => {
+        match entry.expect("an entry").event {
+            LogEvent::PacketSent { wr_id: work, cause, .. } => {
                 works.insert(work.expect("both cards are heard"));
                 causes.insert(cause.into_owned());
             }
-            What::PacketReceived { work, .. } => assert!(work.is_some()),
-            What::PacketDropped { work, packet, .. } => assert_eq!(work.is_some(), packet.is_some()),
+            LogEvent::PacketReceived { wr_id: work, .. } => assert!(work.is_some()),
+            LogEvent::PacketDropped { wr_id: work, packet, .. } => {
+                assert_eq!(work.is_some(), packet.is_some())
+            }
             _ => {}
         }
     }

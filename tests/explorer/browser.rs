@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 /// What runs the page.
 pub const PROGRAM: &str = "chromium";
 /// How long a busy machine may take for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+const BROWSER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One browser at a time: several would only wait for each other.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 pub struct Browser {
     process: Child,
@@ -31,7 +31,7 @@ impl Browser {
     /// Starts a browser with a window of this size and an empty page.
     pub fn start(width: u32, height: u32) -> Browser {
         // A test that failed has told so; the next one may still run.
-        let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let profile = scratch(&format!("browser-{}", std::process::id()));
         // The pipes of the protocol are descriptors 3 and 4.
         let mut command = Command::new("sh");
@@ -80,17 +80,17 @@ impl Browser {
         bytes.push(0);
         self.input.write_all(&bytes).expect("the browser listens");
         loop {
-            let answer = self.messages.recv_timeout(PATIENCE).expect("the browser answers");
+            let answer = self.messages.recv_timeout(BROWSER_TIMEOUT).expect("the browser answers");
             if answer["id"] == json!(self.calls) {
                 assert!(answer.get("error").is_none(), "{method}: {answer}");
                 return answer["result"].clone();
             }
-            self.heard(&answer);
+            self.on_message(&answer);
         }
     }
 
     /// Keeps what the page complains about: exceptions, errors, warnings, blocked requests.
-    fn heard(&mut self, event: &Value) {
+    fn on_message(&mut self, event: &Value) {
         let parameters = &event["params"];
         match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => {
@@ -126,7 +126,11 @@ impl Browser {
     pub fn wait(&mut self, expression: &str) {
         let start = Instant::now();
         while self.value(expression) != json!(true) {
-            assert!(start.elapsed() < PATIENCE, "`{expression}` does not become true: {:?}", self.complaints);
+            assert!(
+                start.elapsed() < BROWSER_TIMEOUT,
+                "`{expression}` does not become true: {:?}",
+                self.complaints
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
         // What was asked to be drawn is drawn.
@@ -164,7 +168,7 @@ impl Browser {
     }
 
     /// A picture for people, if SOFTHCA_SCREENSHOTS names a folder.
-    pub fn picture(&mut self, name: &str) {
+    pub fn screenshot(&mut self, name: &str) {
         let Some(folder) = std::env::var_os("SOFTHCA_SCREENSHOTS") else { return };
         let answer = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let data = answer["data"].as_str().expect("a picture");
@@ -192,7 +196,7 @@ impl Browser {
     }
 
     /// Asserts that nothing was complained about so far.
-    pub fn is_content(&mut self) {
+    pub fn assert_no_errors(&mut self) {
         self.value("1");
         assert!(self.complaints.is_empty(), "the page complains: {}", self.complaints.join("\n"));
     }

@@ -1,15 +1,15 @@
 //! `softhca explore`: what the cards of a daemon do is seen while they do it, by whoever has the link.
 
 use crate::browser::{Browser, softhca};
-use softhca::{Access, Device, Path, QpKind, SendRequest};
+use softhca::{AccessFlags, ConnectOptions, Device, QpType, SendRequest};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
 /// A process that ends with the test.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -17,18 +17,18 @@ impl Drop for Ended {
 }
 
 /// Starts the command, and waits for the line that begins with `sign`; gives its rest.
-fn start(arguments: &[&str], sign: &str) -> (Ended, String) {
+fn start(arguments: &[&str], sign: &str) -> (KillOnDrop, String) {
     let mut child =
         Command::new(softhca()).args(arguments).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
-    let child = Ended(child);
+    let child = KillOnDrop(child);
     let line =
         lines.find(|line| line.starts_with(sign)).unwrap_or_else(|| panic!("{arguments:?} says no {sign:?}"));
     (child, line[sign.len()..].trim().to_owned())
 }
 
 /// What the server says to a request without a browser around it.
-fn answer(address: &str, method: &str, path: &str) -> String {
+fn http_response(address: &str, method: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("it reads");
     let mut line = String::new();
@@ -46,15 +46,18 @@ pub fn followed() {
         .wait("typeof app === 'object' && document.querySelector('.status')?.textContent.startsWith('live')");
     let [alice, bob] =
         ["alice", "bob"].map(|host| Device::daemon_host(Some(&name), Some(host)).expect("a device").open());
-    let [mine, theirs] = [&alice, &bob].map(|context| context.allocate_domain().expect("a domain"));
+    let [mine, theirs] =
+        [&alice, &bob].map(|context| context.allocate_protection_domain().expect("a domain"));
     let queues = [&alice, &bob].map(|context| context.create_completion_queue(16).expect("a queue"));
-    let from = mine.queue_pair(QpKind::Rc, &queues[0]).create().expect("a queue pair");
-    let to = theirs.queue_pair(QpKind::Rc, &queues[1]).create().expect("a queue pair");
-    from.connect_both(&to, &Path::default()).expect("a connection");
-    let source = mine.register(8192, Access::LOCAL_WRITE).expect("a region");
-    let target = theirs.register(8192, Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("a region");
+    let from = mine.create_queue_pair(QpType::Rc, &queues[0]).build().expect("a queue pair");
+    let to = theirs.create_queue_pair(QpType::Rc, &queues[1]).build().expect("a queue pair");
+    from.connect_both(&to, &ConnectOptions::default()).expect("a connection");
+    let source = mine.allocate_region(8192, AccessFlags::LOCAL_WRITE).expect("a region");
+    let target =
+        theirs.allocate_region(8192, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE).expect("a region");
     for id in 1..=3 {
-        from.post(&SendRequest::write(id, &[source.entry(0, 8192)], target.remote(0))).expect("room");
+        from.post_send(&SendRequest::rdma_write(id, &[source.sge(0, 8192)], target.remote_address(0)))
+            .expect("room");
         assert!(queues[0].wait().expect("a completion").status.is_success());
         browser
             .wait(&format!("currentRun().works.filter((work) => work.status === 'success').length >= {id}"));
@@ -62,17 +65,17 @@ pub fn followed() {
     browser.press("Home");
     let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
     assert!(ladder.contains("WRITE_FIRST +0") && ladder.contains("WRITE #1, 8192 B"), "{ladder}");
-    browser.picture("daemon");
-    browser.is_content();
+    browser.screenshot("daemon");
+    browser.assert_no_errors();
     drop(browser);
 
     let (address, path) = link.strip_prefix("http://").and_then(|link| link.split_once('/')).expect("a link");
     assert!(address.starts_with("127.0.0.1:"), "{link}");
-    assert!(answer(address, "GET", &format!("/{path}")).contains("200"));
+    assert!(http_response(address, "GET", &format!("/{path}")).contains("200"));
     for (method, path) in
         [("GET", "/".to_owned()), ("GET", "/0123456789abcdef/".into()), ("POST", format!("/{path}"))]
     {
-        let refused = answer(address, method, &path);
+        let refused = http_response(address, method, &path);
         assert!(refused.contains(" 40"), "{method} {path}: {refused}");
     }
 }

@@ -4,15 +4,15 @@ mod browser;
 #[cfg(target_os = "linux")]
 mod daemon;
 mod playground;
-mod stories;
+mod runs;
 
 use browser::{Browser, PROGRAM, scratch, softhca};
 use serde_json::{Value, json};
 use softhca_engine::Recovery;
-use softhca_explorer::{Feed, LiveServer};
+use softhca_explorer::{EventFeed, LiveServer};
 use softhca_tests::pair::Setup;
 use softhca_tests::{captures_folder, tools};
-use softhca_trace::{Capture, Packet};
+use softhca_trace::{CaptureReader, Packet};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         needs("the_cards_of_a_daemon_are_followed", daemon::followed),
         playground::trial(),
-        slow("a_million_events_open_and_scroll", million),
+        slow("a_million_events_open_and_scroll", million_events),
     ])
 }
 
@@ -60,11 +60,11 @@ fn painted(browser: &mut Browser, selector: &str) -> f64 {
 fn every_view() {
     let mut browser = Browser::start(1440, 900);
     let pages = [
-        stories::page(&stories::fatal_loss()),
-        stories::page(&stories::recovered_loss(Recovery::GoBackN)),
-        stories::page(&captures_folder().join("vt_loss_write.pcap")),
-        stories::page(&captures_folder().join("rping.pcap")),
-        stories::page(&captures_folder().join("udaddy.pcap")),
+        runs::page(&runs::fatal_loss()),
+        runs::page(&runs::recovered_loss(Recovery::GoBackN)),
+        runs::page(&captures_folder().join("vt_loss_write.pcap")),
+        runs::page(&captures_folder().join("rping.pcap")),
+        runs::page(&captures_folder().join("udaddy.pcap")),
     ];
     for (number, page) in pages.iter().enumerate() {
         browser.open(page, "");
@@ -81,8 +81,8 @@ fn every_view() {
                 if matches!(view, "sequence" | "timeline") {
                     assert!(painted(&mut browser, ".chart") > 500.0, "{view} is blank");
                 }
-                browser.picture(&format!("{number}-{view}-{theme}"));
-                browser.is_content();
+                browser.screenshot(&format!("{number}-{view}-{theme}"));
+                browser.assert_no_errors();
             }
         }
         assert!(painted(&mut browser, ".overview") > 20.0);
@@ -91,7 +91,7 @@ fn every_view() {
 
 fn ladder() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::fatal_loss()), "");
+    browser.open(&runs::page(&runs::fatal_loss()), "");
     let sheet = "document.querySelector('.ladder-sheet').textContent";
     let mut text = browser.text(sheet);
     assert_eq!(browser.number("document.querySelectorAll('.cross').length"), 1.0);
@@ -109,15 +109,15 @@ fn ladder() {
     ] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
-    browser.open(&stories::page(&stories::recovered_loss(Recovery::GoBackN)), "#q=%2B20");
+    browser.open(&runs::page(&runs::recovered_loss(Recovery::GoBackN)), "#q=%2B20");
     let text = browser.text(sheet);
     assert!(text.contains("✕ WRITE_MIDDLE +20") && text.contains("↻ WRITE_MIDDLE +20"), "{text}");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn selection() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::fatal_loss()), "");
+    browser.open(&runs::page(&runs::fatal_loss()), "");
     browser.press("f");
     let selected = browser.number("app.state.sel");
     assert!(
@@ -137,12 +137,12 @@ fn selection() {
     browser.press("5");
     browser.value("document.querySelector('.memory .line').click()");
     browser.wait("run_is_memory = currentRun().kind.values[app.state.sel] === KIND.WRITTEN");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn links() {
     let mut browser = Browser::start(1440, 900);
-    let page = stories::page(&stories::recovered_loss(Recovery::GoBackN));
+    let page = runs::page(&runs::recovered_loss(Recovery::GoBackN));
     browser.open(&page, "");
     browser.press("f");
     browser.press("2");
@@ -152,12 +152,12 @@ fn links() {
     assert_eq!(browser.text("JSON.stringify(app.state)"), state);
     browser.open(&page, "#view=nonsense&sel=99999999&conn=77&q=%E0%A4%A&from=x");
     browser.wait("document.querySelector('.view').textContent.length > 0");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn keys() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::fatal_loss()), "");
+    browser.open(&runs::page(&runs::fatal_loss()), "");
     browser.press("s");
     let shown = "document.querySelectorAll('.step').length";
     let first = browser.number(shown);
@@ -179,12 +179,12 @@ fn keys() {
     browser.value("document.querySelector('dialog').close()");
     browser.press("/");
     assert_eq!(browser.value("document.activeElement.type"), json!("search"));
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn filters() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::recovered_loss(Recovery::GoBackN)), "#view=events");
+    browser.open(&runs::page(&runs::recovered_loss(Recovery::GoBackN)), "#view=events");
     let shown = "filteredEvents(currentRun(), 'events', null, currentRun().length).length";
     let all = browser.number(shown);
     for (filter, least, most) in [
@@ -201,13 +201,13 @@ fn filters() {
         let count = browser.number(shown);
         assert!((least..=most).contains(&count), "{filter} leaves {count} of {all}");
     }
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn compare() {
     let mut browser = Browser::start(1440, 900);
-    let [n, zero] = [Recovery::GoBackN, Recovery::GoBack0].map(stories::recovered_loss);
-    browser.open(&stories::page_of(&[&n, &zero]), "#view=compare");
+    let [n, zero] = [Recovery::GoBackN, Recovery::GoBack0].map(runs::recovered_loss);
+    browser.open(&runs::comparison_page(&[&n, &zero]), "#view=compare");
     browser.wait("document.querySelectorAll('.compare .ladder-sheet').length === 2");
     let table = browser.text("document.querySelector('.compare-table').textContent");
     assert!(
@@ -216,8 +216,8 @@ fn compare() {
     );
     let again: Value = browser.value("app.runs.map((run) => figures(run)[1][1])");
     assert!(again[0].as_f64() < again[1].as_f64(), "go-back-0 repeats more: {again}");
-    browser.picture("compare");
-    browser.is_content();
+    browser.screenshot("compare");
+    browser.assert_no_errors();
 }
 
 /// The headers that the page finds in every frame, in the words of `softhca trace --json`.
@@ -239,11 +239,11 @@ fn fields() {
     files.retain(|file| file.extension().is_some_and(|extension| extension == "pcap"));
     files.sort();
     for file in files {
-        browser.open(&stories::page(&file), "");
+        browser.open(&runs::page(&file), "");
         let read = browser.value(READ_FIELDS);
         let read = read.as_array().expect("a list");
         let mut wanted = Vec::new();
-        for record in Capture::open(&file).expect("a capture") {
+        for record in CaptureReader::open(&file).expect("a capture") {
             let record = record.expect("a record");
             let packet = serde_json::to_value(Packet::new(&record, 0)).expect("JSON");
             if packet.get("other").is_none() {
@@ -253,18 +253,18 @@ fn fields() {
         assert_eq!(read.len(), wanted.len(), "{}", file.display());
         for (read, packet) in read.iter().zip(&wanted) {
             if packet.get("malformed").is_none() {
-                agree(&read[0], packet, &file);
+                assert_fields_match(&read[0], packet, &file);
                 assert_eq!(read[1], json!(packet["icrc"] == "ok"));
                 compared += 1;
             }
         }
-        browser.is_content();
+        browser.assert_no_errors();
     }
     assert!(compared > 2500, "{compared} packets compared");
 }
 
 /// Asserts that a packet has the same fields in the page and in JSON.
-fn agree(read: &Value, packet: &Value, file: &Path) {
+fn assert_fields_match(read: &Value, packet: &Value, file: &Path) {
     let text = |key: &str| {
         read[key].as_str().unwrap_or_else(|| panic!("{}: no {key} in {read}", file.display())).to_owned()
     };
@@ -323,7 +323,7 @@ fn agree(read: &Value, packet: &Value, file: &Path) {
 
 fn broken() {
     let mut browser = Browser::start(1440, 900);
-    let whole = std::fs::read(stories::fatal_loss().join("events.jsonl")).expect("a log");
+    let whole = std::fs::read(runs::fatal_loss().join("events.jsonl")).expect("a log");
     let capture = std::fs::read(captures_folder().join("rc_pp.pcap")).expect("a capture");
     let header = whole.split(|byte| *byte == b'\n').next().expect("a line").to_vec();
     let mut foreign = capture[..24].to_vec();
@@ -344,52 +344,52 @@ fn broken() {
     for (name, bytes, message, has_events) in cases {
         let file = scratch(name);
         std::fs::write(&file, bytes).expect("a file");
-        browser.open(&stories::page(&file), "");
+        browser.open(&runs::page(&file), "");
         let text = browser.text("document.body.innerText");
         assert!(text.contains(message), "{name}: {message:?} is not in {text}");
         assert_eq!(browser.number("currentRun().length") > 0.0, has_events, "{name}");
-        browser.is_content();
+        browser.assert_no_errors();
     }
 }
 
 fn markup() {
     let hostile =
         "</script><script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\">";
-    let folder = stories::story("markup", hostile, Setup::default(), |pair| pair.post_write(1, 0, 0, 100));
+    let folder = runs::record_run("markup", hostile, Setup::default(), |pair| pair.post_write(1, 0, 0, 100));
     let log = std::fs::read_to_string(folder.join("events.jsonl")).expect("a log");
     let name = serde_json::to_string(hostile).expect("JSON");
     let file = scratch("markup.jsonl");
     std::fs::write(&file, log.replace("\"alice\"", &name).replace("RC WRITE_ONLY", &name[1..name.len() - 1]))
         .expect("a file");
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&file), "#sel=1");
+    browser.open(&runs::page(&file), "#sel=1");
     for view in VIEWS {
         browser.click(&format!("#tab-{view}"));
         assert_eq!(browser.number("document.querySelectorAll('img').length"), 0.0, "{view}");
         assert!(browser.text("document.title").starts_with("</script>"), "{view}");
     }
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// What goes to a group has a ladder: its sender at one side, the group with its members at the other.
 fn multicast() {
     let log = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/captures/ud-multicast.jsonl");
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&log), "");
+    browser.open(&runs::page(&log), "");
     assert_eq!(browser.text("document.querySelectorAll('.ladder-head b')[1].textContent"), "239.1.2.3");
     let ladder = browser.text("document.querySelector('.ladder-sheet').textContent");
     for words in ["SEND_ONLY +0", "bob.1: RECEIVE: success, 140 B", "bob.2: SEND_ONLY +0 not taken"] {
         assert!(ladder.contains(words), "{words:?} is not in {ladder}");
     }
-    browser.picture("multicast");
-    browser.is_content();
+    browser.screenshot("multicast");
+    browser.assert_no_errors();
 }
 
 fn open_file() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::fatal_loss()), "");
-    let other = std::fs::read_to_string(stories::recovered_loss(Recovery::GoBackN).join("events.jsonl"))
-        .expect("a log");
+    browser.open(&runs::page(&runs::fatal_loss()), "");
+    let other =
+        std::fs::read_to_string(runs::recovered_loss(Recovery::GoBackN).join("events.jsonl")).expect("a log");
     let text = serde_json::to_string(&other).expect("JSON");
     browser.value(&format!("openFile(new File([{text}], 'other.jsonl'))"));
     browser.wait("app.runs.length === 2 && app.runs[1].isComplete && app.runs[1].length > 100");
@@ -397,15 +397,15 @@ fn open_file() {
     browser.wait("document.querySelector('.notes').textContent.includes('softhca report capture.pcap')");
     browser.value("openFile(new File(['{\"format\":\"other\"}'], 'other.json'))");
     browser.wait("document.querySelector('.notes').textContent.includes('this is no event log')");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 fn live() {
-    let log = std::fs::read_to_string(stories::fatal_loss().join("events.jsonl")).expect("a log");
+    let log = std::fs::read_to_string(runs::fatal_loss().join("events.jsonl")).expect("a log");
     let lines: Vec<&str> = log.lines().collect();
-    let feed = Feed::default();
+    let feed = EventFeed::default();
     let server = LiveServer::bind(0, "0123456789abcdef", "a live run", feed.clone()).expect("a port");
-    let link = server.link();
+    let link = server.url();
     std::thread::spawn(move || server.serve());
     let mut browser = Browser::start(1440, 900);
     browser.visit(&link);
@@ -420,7 +420,7 @@ fn live() {
     feed.end();
     browser.wait(&format!("currentRun().length === {} && currentRun().isComplete", lines.len() - 1));
     assert!(browser.text("document.querySelector('.ladder-sheet').textContent").contains("dropped by"));
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// `softhca run --out` leaves a page beside what failed, and none beside what did not.
@@ -445,7 +445,7 @@ fn failed_run() {
     browser.click("#tab-packet");
     browser.press("n");
     assert!(browser.text("document.querySelector('.packet').textContent").contains("destination QP"));
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// Runs of the library through the command: rates, alpha, queues, pauses and CNPs have their lanes.
@@ -476,45 +476,45 @@ fn congestion() {
             "{name}"
         );
         assert!(painted(&mut browser, ".chart") > 5000.0, "{name} is blank");
-        browser.picture(&format!("timeline-{name}"));
+        browser.screenshot(&format!("timeline-{name}"));
         let names =
             browser.text("[...currentRun().lanes.keys()].map((key) => currentRun().laneText(key)).join()");
         assert!(names.contains("→"), "{name}: {names}");
         for view in VIEWS {
             browser.click(&format!("#tab-{view}"));
             assert!(browser.number("document.querySelector('.view').textContent.length") > 0.0, "{view}");
-            browser.picture(&format!("{name}-{view}"));
+            browser.screenshot(&format!("{name}-{view}"));
         }
-        browser.is_content();
+        browser.assert_no_errors();
     }
 }
 
 /// The chain of causes: what failed is chosen, told, and leads to its packets.
 fn why() {
     let mut browser = Browser::start(1440, 900);
-    browser.open(&stories::page(&stories::fatal_loss()), "#view=why");
+    browser.open(&runs::page(&runs::fatal_loss()), "#view=why");
     assert!(browser.number("document.querySelectorAll('.why-item').length") >= 1.0);
     let chain = browser.text("document.querySelector('.chain').textContent");
     assert!(chain.contains("lose one"), "{chain}");
     let causes = browser.number("document.querySelectorAll('.cause').length");
     assert!(causes >= 3.0, "{causes} causes");
-    browser.picture("why");
+    browser.screenshot("why");
     browser.click(".cause");
     assert!(browser.number("app.state.sel") >= 0.0);
     assert_eq!(browser.number("Math.min(1, document.querySelectorAll('.cause.selected').length)"), 1.0);
     browser.press("1");
     assert_eq!(browser.number("document.querySelectorAll('.step.selected').length"), 1.0);
-    browser.open(&stories::page(&captures_folder().join("rping.pcap")), "#view=why");
+    browser.open(&runs::page(&captures_folder().join("rping.pcap")), "#view=why");
     assert!(browser.text("document.querySelector('.why').textContent").contains("nothing to explain"));
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// Prints how long a log of a million events takes, and how much memory.
-fn million() {
-    let folder = stories::story(
+fn million_events() {
+    let folder = runs::record_run(
         "million",
         "A million events",
-        Setup::default().slow().recovery(Recovery::GoBackN),
+        Setup::default().one_gigabit().recovery(Recovery::GoBackN),
         |pair| {
             for round in 0..346 {
                 for id in 0..16 {
@@ -530,7 +530,7 @@ fn million() {
     let events = std::fs::read_to_string(&log).expect("a log").lines().count() - 1;
     assert!(events >= 1_000_000, "{events}");
     let start = Instant::now();
-    let page = stories::page(&log);
+    let page = runs::page(&log);
     eprintln!(
         "{events} events, log {} MiB: the page takes {:?} and {} MiB",
         mib(&log),
@@ -565,8 +565,8 @@ fn million() {
     }
     browser.value("look({ view: 'events', q: 'psn\":77,' })");
     browser.wait("document.querySelectorAll('.line').length > 0");
-    browser.picture("million");
-    browser.is_content();
+    browser.screenshot("million");
+    browser.assert_no_errors();
 }
 
 fn mib(path: &Path) -> u64 {

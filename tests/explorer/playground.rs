@@ -19,14 +19,14 @@ fn module() -> PathBuf {
 /// The test; ignored where the module was not built.
 pub fn trial() -> Trial {
     if module().is_file() {
-        return tools::needs(PROGRAM, NAME, play);
+        return tools::needs(PROGRAM, NAME, run);
     }
     let reason = "the playground's module is not built";
     eprintln!("skipped: {reason}");
     Trial::test(NAME, move || Err(Failed::from(reason))).with_ignored_flag(true)
 }
 
-fn play() {
+fn run() {
     let page = scratch("playground.html");
     let made = Command::new(softhca()).args(["playground", "-o"]).arg(&page).output().expect("it starts");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -36,7 +36,7 @@ fn play() {
     browser.click(".play-bar .button");
     browser.wait("app.played !== undefined && currentRun().length > 10");
     assert_eq!(browser.text("app.played.verdict"), "pass");
-    browser.picture("playground");
+    browser.screenshot("playground");
     browser.press("Escape");
     for view in ["ladder", "sequence", "timeline", "states", "memory", "why", "packet", "compare", "events"] {
         browser.click(&format!("#tab-{view}"));
@@ -44,9 +44,9 @@ fn play() {
             browser.number("document.querySelector('.view').textContent.length") > 0.0,
             "{view} is blank"
         );
-        browser.picture(&format!("playground-{view}"));
+        browser.screenshot(&format!("playground-{view}"));
     }
-    browser.is_content();
+    browser.assert_no_errors();
     hashes(&mut browser);
     links(&mut browser, &page);
     refusals(&mut browser);
@@ -98,7 +98,7 @@ fn links(browser: &mut Browser, page: &Path) {
     browser.wait("document.querySelector('.play-result').textContent.includes('was the link cut off?')");
     browser.open(page, "#scenario=nobody&view=ladder");
     browser.wait("document.querySelector('.play-result').textContent.includes('no scenario nobody')");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// What is wrong in a scenario is told where it stands, and the next run is none the worse for it.
@@ -107,10 +107,10 @@ fn refusals(browser: &mut Browser) {
         "look({ view: 'playground' }); views.playground.text.value = 'titel = 1'; views.playground.run()",
     );
     browser.wait("document.querySelector('.play-result').textContent.includes('line 1')");
-    browser.picture("playground-problem");
+    browser.screenshot("playground-problem");
     browser.value("views.playground.choose('rnr-recovers'); views.playground.run()");
     browser.wait("document.querySelector('.play-result').textContent.includes('pass')");
-    browser.is_content();
+    browser.assert_no_errors();
 }
 
 /// A run that would take for ever leaves the page alone, and ends when somebody says so, or begins another.
@@ -124,7 +124,7 @@ fn stops(browser: &mut Browser) {
     let halt = "!document.querySelector('.play-bar .button[title=\"End this run\"]').hidden";
     browser.value(&start);
     browser.wait("document.querySelector('.play-result').textContent.includes('Running for')");
-    browser.picture("playground-running");
+    browser.screenshot("playground-running");
     // The run before it can still be looked at.
     browser.click("#tab-ladder");
     assert!(browser.number("document.querySelectorAll('.step').length") > 0.0);
@@ -133,11 +133,11 @@ fn stops(browser: &mut Browser) {
     browser.click(".play-bar .button[title=\"End this run\"]");
     browser.wait("document.querySelector('.play-result').textContent.includes('Stopped after')");
     assert_eq!(browser.value(&format!("app.played === undefined && !({halt})")), true);
-    browser.picture("playground-stopped");
+    browser.screenshot("playground-stopped");
     browser.value(&start);
     browser.wait(halt);
     browser.value("views.playground.choose('rnr-recovers'); void views.playground.run()");
     browser.wait("document.querySelector('.play-result').textContent.includes('pass')");
     assert_eq!(browser.value(&format!("app.played.title === currentRun().title && !({halt})")), true);
-    browser.is_content();
+    browser.assert_no_errors();
 }

@@ -24,7 +24,7 @@ fn scenario(name: &str) -> String {
 }
 
 /// Runs ib_write_bw, the server on alice and the client on bob under the scenario; what the client left.
-fn write_bw(rig: &mut Rig, recovery: &str, options: &[&str]) -> crate::rig::Seen {
+fn write_bw(rig: &mut Rig, recovery: &str, options: &[&str]) -> crate::rig::ProgramOutput {
     let server = ["--host", "alice", "--recovery", recovery];
     let client = [&["--host", "bob", "--recovery", recovery], options].concat();
     let (mut server, mut client) = rig.start_pair_with([&server, &client], &["ib_write_bw", "-n", "100"]);
@@ -34,7 +34,7 @@ fn write_bw(rig: &mut Rig, recovery: &str, options: &[&str]) -> crate::rig::Seen
 }
 
 /// The words after each occurrence of `mark` in a text.
-fn after<'a>(text: &'a str, mark: &str) -> Vec<&'a str> {
+fn lines_after<'a>(text: &'a str, mark: &str) -> Vec<&'a str> {
     text.split(mark).skip(1).map(|rest| rest.split_whitespace().next().unwrap_or_default()).collect()
 }
 
@@ -47,7 +47,7 @@ fn a_lost_packet_ends_a_program_in_fatal() {
     assert!(seen.text.contains("Failed status 12: wr_id 0 syndrom 0x14"), "{}", seen.text);
     // We name the same work request, the peer, and the packet: the first PSN of the client and two.
     assert!(seen.text.contains("WRITE 0 of bob.1 ended with retry-exceeded"), "{}", seen.text);
-    let first = after(&seen.text, " PSN 0x")[0];
+    let first = lines_after(&seen.text, " PSN 0x")[0];
     let lost = (u32::from_str_radix(first, 16).expect("a PSN") + 2) & 0xff_ffff;
     let sentence = format!("+2 (PSN {lost}) is lost on its way to alice.1");
     assert!(seen.text.contains(&sentence), "{sentence:?} is not in {}", seen.text);

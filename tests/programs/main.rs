@@ -3,7 +3,7 @@
 mod faults;
 mod rig;
 
-use rig::{Rig, pair};
+use rig::{Rig, run_pair};
 use softhca_tests::{needs, tools};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
@@ -34,12 +34,13 @@ fn main() -> ExitCode {
         // Each side of this one sends as soon as it is ready itself. Where nothing is sent again the other side has to be.
         let is_hasty = program == "ibv_xsrq_pingpong";
         let rig = move || if is_hasty { Rig::with_go_back_n() } else { Rig::new() };
-        tests.push(tools::needs_with(program, &name, move || pair(&mut rig(), words)));
+        tests.push(tools::needs_with(program, &name, move || run_pair(&mut rig(), words)));
     }
-    for words in WITHIN_A_CARD {
+    for words in DEVICE_LOOPBACK_PAIRS {
         let program = words.split(' ').next().expect("a program");
         let name = format!("within_a_card_{}", words.replace(' ', "_"));
-        tests.push(tools::needs_with(program, &name, move || pair(&mut Rig::with_card_loopback(), words)));
+        tests
+            .push(tools::needs_with(program, &name, move || run_pair(&mut Rig::with_card_loopback(), words)));
     }
     tools::run(tests)
 }
@@ -104,7 +105,7 @@ const PAIRS: &[&str] = &[
 ];
 
 /// The same with `--loopback card`: both ends are on one host.
-const WITHIN_A_CARD: &[&str] = &[
+const DEVICE_LOOPBACK_PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200 -e",
     "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
     "ibv_uc_pingpong -g 0 -n 200",

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Nothing here takes longer, on a machine that does other things too.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a program left.
 #[derive(Debug)]
-pub struct Seen {
+pub struct ProgramOutput {
     pub success: bool,
     pub code: Option<i32>,
     /// Both outputs, in this order.
@@ -78,15 +78,15 @@ impl Rig {
     }
 
     /// Runs a program to its end.
-    pub fn exec(&mut self, options: &[&str], words: &[&str]) -> Seen {
+    pub fn exec(&mut self, options: &[&str], words: &[&str]) -> ProgramOutput {
         Running::new(self.command(options, words)).wait()
     }
 
-    pub fn run(&mut self, words: &[&str]) -> Seen {
+    pub fn run(&mut self, words: &[&str]) -> ProgramOutput {
         self.exec(&[], words)
     }
 
-    pub fn run_on(&mut self, host: &str, words: &[&str]) -> Seen {
+    pub fn run_on(&mut self, host: &str, words: &[&str]) -> ProgramOutput {
         self.exec(&["--host", host], words)
     }
 
@@ -106,7 +106,7 @@ impl Rig {
     }
 
     /// Runs another command of ours.
-    pub fn softhca(&self, words: &[&str]) -> Seen {
+    pub fn softhca(&self, words: &[&str]) -> ProgramOutput {
         let mut command = Command::new(softhca());
         command.args(words).env("XDG_RUNTIME_DIR", &self.folder).env_remove("SOFTHCA_DAEMON");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -162,7 +162,7 @@ pub fn free_port() -> u16 {
 /// Waits until somebody listens at a TCP port, without connecting to it.
 pub fn await_listener(port: u16) {
     let wanted = format!(":{port:04X} ");
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + PROGRAM_TIMEOUT;
     while Instant::now() < until {
         let listens = ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|file| {
             let text = std::fs::read_to_string(Path::new(file)).unwrap_or_default();
@@ -212,25 +212,25 @@ impl Running {
     }
 
     /// Waits for its end.
-    pub fn wait(&mut self) -> Seen {
-        self.end().unwrap_or_else(|why| panic!("{why}"))
+    pub fn wait(&mut self) -> ProgramOutput {
+        self.try_wait().unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// The same, or what is known of one that does not end.
-    fn end(&mut self) -> Result<Seen, String> {
-        let until = Instant::now() + PATIENCE;
+    fn try_wait(&mut self) -> Result<ProgramOutput, String> {
+        let until = Instant::now() + PROGRAM_TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().expect("it is a child of ours") {
                 break status;
             }
             if Instant::now() > until {
-                self.end_group();
+                self.kill_group();
                 let text = self.text();
                 return Err(format!("{} does not end: {text}", self.words));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        Ok(Seen { success: status.success(), code: status.code(), text: self.text() })
+        Ok(ProgramOutput { success: status.success(), code: status.code(), text: self.text() })
     }
 
     fn text(&mut self) -> String {
@@ -248,7 +248,7 @@ impl Running {
 
 impl Running {
     /// Ends the program and everything that it started, whatever that is doing.
-    fn end_group(&mut self) {
+    fn kill_group(&mut self) {
         let group = rustix::process::Pid::from_child(&self.child);
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
     }
@@ -257,14 +257,14 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.has_ended() {
-            self.end_group();
+            self.kill_group();
         }
         let _ = self.child.wait();
     }
 }
 
 /// Runs both ends of a program, and wants both to end well.
-pub fn pair(rig: &mut Rig, words: &str) {
+pub fn run_pair(rig: &mut Rig, words: &str) {
     let words: Vec<&str> = words.split(' ').collect();
     let port = free_port().to_string();
     let and = |more: &[&'static str]| [&words[..], more].concat();
@@ -285,30 +285,32 @@ pub fn pair(rig: &mut Rig, words: &str) {
             return;
         }
     };
-    for _ in 0..MEETINGS {
-        match by_address(rig, &server, &client) {
-            Ok(Meeting::Done) => return,
-            Ok(Meeting::Missed) => eprintln!("{client:?} connected before {server:?} listened: once more"),
+    for _ in 0..CONNECT_ATTEMPTS {
+        match run_by_address(rig, &server, &client) {
+            Ok(ConnectResult::Connected) => return,
+            Ok(ConnectResult::NotListening) => {
+                eprintln!("{client:?} connected before {server:?} listened: once more")
+            }
             Err(why) => panic!("{why}"),
         }
     }
-    panic!("{client:?} connected before {server:?} listened, {MEETINGS} times in a row");
+    panic!("{client:?} connected before {server:?} listened, {CONNECT_ATTEMPTS} times in a row");
 }
 
 /// How often perftest's ends may miss each other.
-const MEETINGS: usize = 8;
+const CONNECT_ATTEMPTS: usize = 8;
 
 /// How a server and a client met.
-enum Meeting {
+enum ConnectResult {
     /// Both ended well.
-    Done,
+    Connected,
     /// The client asked for its second connection before the server listened.
-    Missed,
+    NotListening,
 }
 
 /// What perftest's client says if nobody listens where it connects: reason 8 of a refusal is "invalid service ID", status 1 of an
 /// answer about datagrams "service ID not supported".
-const NOBODY_LISTENS: [&str; 2] =
+const NO_LISTENER_ERRORS: [&str; 2] =
     ["Event: RDMA_CM_EVENT_REJECTED; error: 8.", "Event: RDMA_CM_EVENT_UNREACHABLE; error: 1."];
 
 /// Runs a server and a client that meet at a port of the emulated host.
@@ -317,21 +319,21 @@ const NOBODY_LISTENS: [&str; 2] =
 /// the two they shake hands over the first connection. Only then does the server bind and listen, and the client resolve
 /// and connect: who is faster is left to chance, on any card. A client that is first is rejected by the card, as nobody
 /// listens. It means to try again, with the identifier that it has destroyed, and gives up; its server waits for ever.
-fn by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Result<Meeting, String> {
+fn run_by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Result<ConnectResult, String> {
     let mut server = rig.start(server);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + PROGRAM_TIMEOUT;
     while !rig.softhca(&["status"]).text.contains("listening at ") {
         if server.has_ended() || Instant::now() > until {
-            return Err(format!("nobody listens for {client_words:?}; the server: {:?}", server.end()));
+            return Err(format!("nobody listens for {client_words:?}; the server: {:?}", server.try_wait()));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
     let mut client = rig.start(client_words);
-    let seen = client.end()?;
-    let is_early = NOBODY_LISTENS.iter().any(|words| seen.text.contains(words));
+    let seen = client.try_wait()?;
+    let is_early = NO_LISTENER_ERRORS.iter().any(|words| seen.text.contains(words));
     if client_words.contains(&"-R") && !seen.success && is_early {
-        return Ok(Meeting::Missed);
+        return Ok(ConnectResult::NotListening);
     }
-    let seen = [seen, server.end()?];
-    if seen.iter().all(|seen| seen.success) { Ok(Meeting::Done) } else { Err(format!("{seen:?}")) }
+    let seen = [seen, server.try_wait()?];
+    if seen.iter().all(|seen| seen.success) { Ok(ConnectResult::Connected) } else { Err(format!("{seen:?}")) }
 }

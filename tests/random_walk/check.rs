@@ -1,66 +1,73 @@
 //! Compares what became of a walk with the model.
 
-use crate::model::{GRH, Lane};
-use crate::play::{Outcome, Play};
-use crate::walk::{Trouble, Verb, Walk};
+use crate::model::{DirectionModel, GRH_BYTES};
+use crate::runner::{Outcome, WalkRun};
+use crate::walk::{RandomFault, Verb, Walk};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use softhca_engine::{Recovery, State};
+use softhca_engine::{QpState, Recovery};
 use softhca_fabric::Action;
-use softhca_queue::{Completion, Status};
+use softhca_queue::{Completion, CompletionStatus};
 
 /// Whether requests may fail that nothing is wrong with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
+pub enum Expected {
     /// Every request succeeds.
     Success,
     /// Requests fail, but in the right way.
-    Order,
+    OrderedFailure,
 }
 
-type Verdict = Result<(), TestCaseError>;
+type CheckResult = Result<(), TestCaseError>;
 
 /// Checks every lane of a reliable walk.
-pub fn check_reliable(walk: &Walk, demand: Demand) -> Verdict {
-    let mut play = Play::new(walk);
+pub fn check_reliable(walk: &Walk, demand: Expected) -> CheckResult {
+    let mut play = WalkRun::new(walk);
     play.run();
-    for index in 0..play.lanes.len() {
+    for index in 0..play.directions.len() {
         let outcome = play.outcome(index);
-        let lane = &play.lanes[index];
+        let lane = &play.directions[index];
         // What is wrong in one direction ends the other one sooner or later, and who refused something does
         // not say so again when its answer is lost.
         let is_lossless =
-            walk.troubles.iter().all(|trouble| matches!(trouble.action, Action::Duplicate { .. }));
-        let is_ended = play.lanes[index ^ 1].flawed().is_some() || lane.flawed().is_some() && !is_lossless;
-        let demand = if is_ended { Demand::Order } else { demand };
-        check_lane(walk, index, lane, &outcome, demand)
+            walk.faults.iter().all(|trouble| matches!(trouble.action, Action::Duplicate { .. }));
+        let is_ended = play.directions[index ^ 1].first_failing().is_some()
+            || lane.first_failing().is_some() && !is_lossless;
+        let demand = if is_ended { Expected::OrderedFailure } else { demand };
+        check_direction(walk, index, lane, &outcome, demand)
             .map_err(|error| TestCaseError::fail(format!("lane {index}: {error}")))?;
     }
     Ok(())
 }
 
-fn check_lane(walk: &Walk, index: usize, lane: &Lane, outcome: &Outcome, demand: Demand) -> Verdict {
+fn check_direction(
+    walk: &Walk,
+    index: usize,
+    lane: &DirectionModel,
+    outcome: &Outcome,
+    demand: Expected,
+) -> CheckResult {
     let done = check_sends(lane, outcome)?;
-    if demand == Demand::Success {
-        let wanted = lane.flawed().unwrap_or(lane.deeds.len());
+    if demand == Expected::Success {
+        let wanted = lane.first_failing().unwrap_or(lane.requests.len());
         prop_assert_eq!(done, wanted, "{:?}", outcome.sends);
-        let wanted = lane.deeds.get(wanted);
-        prop_assert_eq!(outcome.reached, wanted.map_or(lane.packets(), |deed| deed.first));
+        let wanted = lane.requests.get(wanted);
+        prop_assert_eq!(outcome.executed_psns, wanted.map_or(lane.packets(), |deed| deed.first_psn));
         let failed =
             outcome.sends.iter().map(|completion| completion.status).find(|status| !status.is_success());
         prop_assert_eq!(failed, wanted.and_then(|deed| deed.failure));
     }
-    let acknowledged = lane.deeds[..done].last().map_or(0, |deed| deed.end());
-    prop_assert!(acknowledged <= outcome.reached, "a request succeeded that was not executed");
+    let acknowledged = lane.requests[..done].last().map_or(0, |deed| deed.end_psn());
+    prop_assert!(acknowledged <= outcome.executed_psns, "a request succeeded that was not executed");
     // Going back to the start of a message forgets it, not what it has stored.
     let touched = outcome.stored.iter().map(|(psn, _)| psn + 1).max().unwrap_or(0);
-    let reached = outcome.reached.max(touched);
-    let effect = lane.after(index, |psn| psn < reached);
+    let reached = outcome.executed_psns.max(touched);
+    let effect = lane.state_after(index, |psn| psn < reached);
     prop_assert!(outcome.target == effect.target, "the target is not what the model says");
-    check_receives(lane, outcome, &lane.after(index, |psn| psn < outcome.reached).received)?;
+    check_receives(lane, outcome, &lane.state_after(index, |psn| psn < outcome.executed_psns).received)?;
     check_once(walk, lane, outcome)?;
-    for deed in lane.deeds[..done].iter().filter(|deed| deed.request.verb != Verb::Send) {
-        for (at, length) in &deed.pieces {
+    for deed in lane.requests[..done].iter().filter(|deed| deed.request.verb != Verb::Send) {
+        for (at, length) in &deed.sges {
             let range = *at as usize..*at as usize + *length as usize;
             prop_assert!(
                 outcome.sender[range.clone()] == effect.sender[range],
@@ -73,75 +80,85 @@ fn check_lane(walk: &Walk, index: usize, lane: &Lane, outcome: &Outcome, demand:
 }
 
 /// Successes in order, then one failure, then everything else flushed in order. Returns the successes.
-fn check_sends(lane: &Lane, outcome: &Outcome) -> Result<usize, TestCaseError> {
+fn check_sends(lane: &DirectionModel, outcome: &Outcome) -> Result<usize, TestCaseError> {
     let sends = &outcome.sends;
     let failure = sends.iter().find(|completion| !completion.status.is_success());
-    let done = failure.map_or(lane.deeds.len(), |completion| completion.id as usize);
-    let signalled = (0..done).filter(|number| lane.deeds[*number].request.signalled);
-    let expected: Vec<u64> = signalled.chain(done..lane.deeds.len()).map(|number| number as u64).collect();
-    let found: Vec<u64> = sends.iter().map(|completion| completion.id).collect();
+    let done = failure.map_or(lane.requests.len(), |completion| completion.wr_id as usize);
+    let signalled = (0..done).filter(|number| lane.requests[*number].request.signalled);
+    let expected: Vec<u64> = signalled.chain(done..lane.requests.len()).map(|number| number as u64).collect();
+    let found: Vec<u64> = sends.iter().map(|completion| completion.wr_id).collect();
     prop_assert_eq!(found, expected, "{:?} {:?}", sends, outcome.sender_state);
     for completion in sends {
-        let allowed: &[Status] = match completion.id as usize {
-            id if id < done => &[Status::Success],
-            id if id == done => match lane.deeds[id].failure {
-                Some(Status::LocalProtection) => {
-                    &[Status::LocalProtection, Status::RetryExceeded, Status::Flushed]
-                }
-                Some(_) => &[Status::RemoteAccess, Status::RetryExceeded, Status::Flushed],
-                None => &[Status::RetryExceeded, Status::Flushed],
+        let allowed: &[CompletionStatus] = match completion.wr_id as usize {
+            id if id < done => &[CompletionStatus::Success],
+            id if id == done => match lane.requests[id].failure {
+                Some(CompletionStatus::LocalProtectionError) => &[
+                    CompletionStatus::LocalProtectionError,
+                    CompletionStatus::RetryExceededError,
+                    CompletionStatus::WrFlushError,
+                ],
+                Some(_) => &[
+                    CompletionStatus::RemoteAccessError,
+                    CompletionStatus::RetryExceededError,
+                    CompletionStatus::WrFlushError,
+                ],
+                None => &[CompletionStatus::RetryExceededError, CompletionStatus::WrFlushError],
             },
-            _ => &[Status::Flushed],
+            _ => &[CompletionStatus::WrFlushError],
         };
         prop_assert!(allowed.contains(&completion.status), "{:?}", completion);
     }
     if failure.is_some() {
-        prop_assert_eq!(outcome.sender_state, State::Error);
+        prop_assert_eq!(outcome.sender_state, QpState::Error);
     }
     Ok(done)
 }
 
 /// Every executed message took the next receive; what remains is flushed in order if the queue pair failed.
-fn check_receives(lane: &Lane, outcome: &Outcome, received: &[(usize, Vec<u8>)]) -> Verdict {
+fn check_receives(lane: &DirectionModel, outcome: &Outcome, received: &[(usize, Vec<u8>)]) -> CheckResult {
     let flushed = match outcome.receiver_state {
-        State::Error => lane.receives,
+        QpState::Error => lane.receives,
         _ => received.len(),
     };
-    let ids: Vec<u64> = outcome.receives.iter().map(|completion| completion.id).collect();
+    let ids: Vec<u64> = outcome.receives.iter().map(|completion| completion.wr_id).collect();
     prop_assert_eq!(ids, (0..flushed as u64).collect::<Vec<_>>(), "{:?}", outcome.receives);
     for (number, completion) in outcome.receives.iter().enumerate() {
         match received.get(number) {
             Some((deed, data)) => check_received(lane, outcome, completion, *deed, data, 0)?,
-            None => prop_assert_eq!(completion.status, Status::Flushed),
+            None => prop_assert_eq!(completion.status, CompletionStatus::WrFlushError),
         }
     }
     Ok(())
 }
 
 fn check_received(
-    lane: &Lane,
+    lane: &DirectionModel,
     outcome: &Outcome,
     completion: &Completion,
     deed: usize,
     data: &[u8],
     header: u32,
-) -> Verdict {
-    let deed = &lane.deeds[deed];
-    prop_assert_eq!(completion.status, Status::Success);
-    prop_assert_eq!(completion.bytes, deed.length + header);
-    prop_assert_eq!(completion.immediate, deed.immediate.unwrap_or(0));
-    let at = completion.id as usize * lane.room as usize + header as usize;
-    prop_assert!(outcome.inbox[at..at + data.len()] == *data, "{:?} received other bytes", completion);
+) -> CheckResult {
+    let deed = &lane.requests[deed];
+    prop_assert_eq!(completion.status, CompletionStatus::Success);
+    prop_assert_eq!(completion.byte_len, deed.length + header);
+    prop_assert_eq!(completion.imm_data, deed.immediate.unwrap_or(0));
+    let at = completion.wr_id as usize * lane.receive_bytes as usize + header as usize;
+    prop_assert!(
+        outcome.receive_memory[at..at + data.len()] == *data,
+        "{:?} received other bytes",
+        completion
+    );
     Ok(())
 }
 
 /// Nothing is stored twice, and everything in the order of PSNs. Going back to the start of a message
 /// stores its parts again, but never after its end.
-fn check_once(walk: &Walk, lane: &Lane, outcome: &Outcome) -> Verdict {
+fn check_once(walk: &Walk, lane: &DirectionModel, outcome: &Outcome) -> CheckResult {
     let stored = &outcome.stored;
     if walk.recovery == Recovery::GoBack0 {
-        for deed in &lane.deeds {
-            let (last, range) = (deed.end() - 1, deed.first..deed.end());
+        for deed in &lane.requests {
+            let (last, range) = (deed.end_psn() - 1, deed.first_psn..deed.end_psn());
             let Some(end) = stored.iter().position(|(psn, _)| *psn == last) else { continue };
             let later = stored[end..].iter().filter(|(psn, _)| *psn != last && range.contains(psn));
             prop_assert_eq!(later.count(), 0, "{:?} was executed again", deed);
@@ -156,26 +173,26 @@ fn check_once(walk: &Walk, lane: &Lane, outcome: &Outcome) -> Verdict {
 }
 
 /// Unreliable connections: whole messages or nothing of their completion, once, in order.
-pub fn check_unreliable(walk: &Walk) -> Verdict {
-    let mut play = Play::new(walk);
+pub fn check_unreliable(walk: &Walk) -> CheckResult {
+    let mut play = WalkRun::new(walk);
     play.run();
     // A message that comes again, or late, is taken again: only what stays in line is taken once and in order.
-    let in_line = |trouble: &Trouble| {
+    let in_line = |trouble: &RandomFault| {
         !matches!(trouble.action, Action::Reorder { .. } | Action::Delay { .. } | Action::Duplicate { .. })
     };
-    let is_straight = walk.troubles.iter().all(in_line);
-    for index in 0..play.lanes.len() {
+    let is_straight = walk.faults.iter().all(in_line);
+    for index in 0..play.directions.len() {
         let outcome = play.outcome(index);
-        let lane = &play.lanes[index];
-        prop_assert_eq!(check_sends(lane, &outcome)?, lane.deeds.len());
-        prop_assert_eq!(outcome.receiver_state, State::ReadyToSend);
+        let lane = &play.directions[index];
+        prop_assert_eq!(check_sends(lane, &outcome)?, lane.requests.len());
+        prop_assert_eq!(outcome.receiver_state, QpState::ReadyToSend);
         let delivered = check_delivered(lane, &outcome, 0, index)?;
         if !is_straight {
             continue;
         }
         check_once(walk, lane, &outcome)?;
         let executed = |psn| outcome.stored.iter().any(|(stored, _)| *stored == psn);
-        let effect = lane.after(index, executed);
+        let effect = lane.state_after(index, executed);
         prop_assert!(outcome.target == effect.target, "the target is not what the packets carried");
         prop_assert!(delivered.is_sorted_by(|a, b| a < b), "{:?}", delivered);
     }
@@ -183,20 +200,20 @@ pub fn check_unreliable(walk: &Walk) -> Verdict {
 }
 
 /// Datagrams: each at most once unless the cable copied it, in order unless the cable changed that.
-pub fn check_datagrams(walk: &Walk) -> Verdict {
-    let mut play = Play::new(walk);
+pub fn check_datagrams(walk: &Walk) -> CheckResult {
+    let mut play = WalkRun::new(walk);
     play.run();
     let is_straight = |action: &Action| !matches!(action, Action::Reorder { .. } | Action::Delay { .. });
-    for index in 0..play.lanes.len() {
+    for index in 0..play.directions.len() {
         let outcome = play.outcome(index);
-        let lane = &play.lanes[index];
-        prop_assert_eq!(check_sends(lane, &outcome)?, lane.deeds.len());
-        let delivered = check_delivered(lane, &outcome, GRH, index)?;
-        for deed in 0..lane.deeds.len() {
+        let lane = &play.directions[index];
+        prop_assert_eq!(check_sends(lane, &outcome)?, lane.requests.len());
+        let delivered = check_delivered(lane, &outcome, GRH_BYTES, index)?;
+        for deed in 0..lane.requests.len() {
             let times = delivered.iter().filter(|number| **number == deed).count() as u64;
             prop_assert!(times <= 1 + outcome.copies, "{} was delivered {} times", deed, times);
         }
-        if walk.troubles.iter().all(|trouble| is_straight(&trouble.action)) {
+        if walk.faults.iter().all(|trouble| is_straight(&trouble.action)) {
             prop_assert!(delivered.is_sorted(), "{:?}", delivered);
         }
     }
@@ -205,18 +222,18 @@ pub fn check_datagrams(walk: &Walk) -> Verdict {
 
 /// The requests that took a receive, in the order of their completions.
 fn check_delivered(
-    lane: &Lane,
+    lane: &DirectionModel,
     outcome: &Outcome,
     header: u32,
     index: usize,
 ) -> Result<Vec<usize>, TestCaseError> {
-    let sender = lane.sender(index);
+    let sender = lane.initial_sender(index);
     let mut delivered = Vec::new();
     for (number, completion) in outcome.receives.iter().enumerate() {
-        prop_assert_eq!(completion.id, number as u64);
-        let deed = completion.immediate as usize - 1;
-        let is_send = lane.deeds[deed].request.verb == Verb::Send;
-        let data = if is_send { lane.data(&lane.deeds[deed], &sender) } else { Vec::new() };
+        prop_assert_eq!(completion.wr_id, number as u64);
+        let deed = completion.imm_data as usize - 1;
+        let is_send = lane.requests[deed].request.verb == Verb::Send;
+        let data = if is_send { lane.data(&lane.requests[deed], &sender) } else { Vec::new() };
         check_received(lane, outcome, completion, deed, &data, header)?;
         delivered.push(deed);
     }

@@ -6,15 +6,15 @@
 
 mod check;
 mod model;
-mod play;
+mod runner;
 mod walk;
 
-use check::{Demand, check_datagrams, check_reliable, check_unreliable};
-use play::Play;
+use check::{Expected, check_datagrams, check_reliable, check_unreliable};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use softhca_engine::{QpKind, Recovery};
-use walk::{Weather, any_walk};
+use runner::WalkRun;
+use softhca_engine::{QpType, Recovery};
+use walk::{FaultLevel, any_walk};
 
 fn config() -> ProptestConfig {
     let kept = concat!(env!("CARGO_MANIFEST_DIR"), "/random_walk/regressions.txt");
@@ -29,18 +29,18 @@ fn any_recovery() -> impl Strategy<Value = Recovery> {
     prop::sample::select(vec![Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0])
 }
 
-fn any_weather() -> impl Strategy<Value = Weather> {
+fn any_fault_level() -> impl Strategy<Value = FaultLevel> {
     prop::sample::select(vec![
-        Weather::Fair,
-        Weather::Echoes,
-        Weather::Showers,
-        Weather::Drizzle,
-        Weather::Storm,
+        FaultLevel::None,
+        FaultLevel::Duplicates,
+        FaultLevel::Few,
+        FaultLevel::Rare,
+        FaultLevel::Many,
     ])
 }
 
-fn reliable(recovery: Recovery, weather: Weather) -> impl Strategy<Value = walk::Walk> {
-    any_walk(QpKind::Rc, recovery, weather)
+fn reliable(recovery: Recovery, weather: FaultLevel) -> impl Strategy<Value = walk::Walk> {
+    any_walk(QpType::Rc, recovery, weather)
 }
 
 proptest! {
@@ -48,75 +48,75 @@ proptest! {
 
     #[test]
     fn without_faults_everything_succeeds_in_every_mode(
-        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, Weather::Fair)),
+        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, FaultLevel::None)),
     ) {
-        check_reliable(&walk, Demand::Success)?;
+        check_reliable(&walk, Expected::Success)?;
     }
 
     #[test]
     fn duplicates_are_no_loss_in_any_mode(
-        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, Weather::Echoes)),
+        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, FaultLevel::Duplicates)),
     ) {
-        check_reliable(&walk, Demand::Success)?;
+        check_reliable(&walk, Expected::Success)?;
     }
 
     #[test]
     fn fatal_executes_nothing_twice_and_flushes_in_order(
-        walk in prop_oneof![reliable(Recovery::Fatal, Weather::Showers), reliable(Recovery::Fatal, Weather::Storm)],
+        walk in prop_oneof![reliable(Recovery::Fatal, FaultLevel::Few), reliable(Recovery::Fatal, FaultLevel::Many)],
     ) {
-        check_reliable(&walk, Demand::Order)?;
+        check_reliable(&walk, Expected::OrderedFailure)?;
     }
 
     #[test]
     fn go_back_n_executes_everything_exactly_once_within_its_retries(
-        walk in prop_oneof![reliable(Recovery::GoBackN, Weather::Showers), reliable(Recovery::GoBackN, Weather::Drizzle)],
+        walk in prop_oneof![reliable(Recovery::GoBackN, FaultLevel::Few), reliable(Recovery::GoBackN, FaultLevel::Rare)],
     ) {
-        check_reliable(&walk, Demand::Success)?;
+        check_reliable(&walk, Expected::Success)?;
     }
 
     #[test]
     fn go_back_n_beyond_its_retries_executes_nothing_twice_and_flushes_in_order(
-        walk in reliable(Recovery::GoBackN, Weather::Storm),
+        walk in reliable(Recovery::GoBackN, FaultLevel::Many),
     ) {
-        check_reliable(&walk, Demand::Order)?;
+        check_reliable(&walk, Expected::OrderedFailure)?;
     }
 
     #[test]
     fn go_back_0_completes_everything_exactly_once_within_its_retries(
-        walk in prop_oneof![reliable(Recovery::GoBack0, Weather::Showers), reliable(Recovery::GoBack0, Weather::Drizzle)],
+        walk in prop_oneof![reliable(Recovery::GoBack0, FaultLevel::Few), reliable(Recovery::GoBack0, FaultLevel::Rare)],
     ) {
-        check_reliable(&walk, Demand::Success)?;
+        check_reliable(&walk, Expected::Success)?;
     }
 
     #[test]
     fn go_back_0_beyond_its_retries_completes_nothing_twice_and_flushes_in_order(
-        walk in reliable(Recovery::GoBack0, Weather::Storm),
+        walk in reliable(Recovery::GoBack0, FaultLevel::Many),
     ) {
-        check_reliable(&walk, Demand::Order)?;
+        check_reliable(&walk, Expected::OrderedFailure)?;
     }
 
     #[test]
     fn an_unreliable_connection_delivers_whole_messages_and_once_if_they_stay_in_line(
-        walk in any_weather().prop_flat_map(|weather| any_walk(QpKind::Uc, Recovery::Fatal, weather)),
+        walk in any_fault_level().prop_flat_map(|weather| any_walk(QpType::Uc, Recovery::Fatal, weather)),
     ) {
         check_unreliable(&walk)?;
     }
 
     #[test]
     fn a_datagram_arrives_once_unless_a_cable_copied_it(
-        walk in any_weather().prop_flat_map(|weather| any_walk(QpKind::Ud, Recovery::Fatal, weather)),
+        walk in any_fault_level().prop_flat_map(|weather| any_walk(QpType::Ud, Recovery::Fatal, weather)),
     ) {
         check_datagrams(&walk)?;
     }
 
     #[test]
     fn the_same_walk_gives_the_same_frames_and_events(
-        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, Weather::Storm)),
+        walk in any_recovery().prop_flat_map(|recovery| reliable(recovery, FaultLevel::Many)),
     ) {
         let [first, second] = [(), ()].map(|()| {
-            let mut play = Play::new(&walk);
+            let mut play = WalkRun::new(&walk);
             play.run();
-            play.record.take()
+            play.recording.take()
         });
         prop_assert!(first.sent == second.sent);
         prop_assert!(first.events == second.events);

@@ -3,71 +3,71 @@
 //! A lane is one direction of a connection. It has memory of its own at both ends, so lanes do not depend
 //! on each other, and within a lane the order of execution is the order of posting.
 
-use crate::walk::{Flaw, Request, Step, Verb, Walk};
-use softhca_engine::QpKind;
-use softhca_queue::Status;
+use crate::walk::{BadKey, Request, Step, Verb, Walk};
+use softhca_engine::QpType;
+use softhca_queue::CompletionStatus;
 use softhca_tests::pair::pattern;
 
 /// Bytes at the sender that are sent and never change.
-pub const SOURCE: u64 = 64 << 10;
+pub const SOURCE_BYTES: u64 = 64 << 10;
 /// Bytes at the receiver that WRITEs, READs and atomics are about.
-pub const TARGET: u64 = 32 << 10;
+pub const TARGET_BYTES: u64 = 32 << 10;
 /// Bytes that a queue pair takes inline.
-pub const INLINE: u32 = 64;
+pub const MAX_INLINE: u32 = 64;
 /// Bytes before the data of a datagram.
-pub const GRH: u32 = 40;
+pub const GRH_BYTES: u32 = 40;
 
 /// A request with everything decided.
 #[derive(Clone, Debug)]
-pub struct Deed {
+pub struct ModelRequest {
     pub request: Request,
     pub length: u32,
     /// The first of its PSNs, counted from the lane's first.
-    pub first: u32,
+    pub first_psn: u32,
     pub packets: u32,
     /// Where in the receiver's target.
-    pub remote: u64,
+    pub remote_offset: u64,
     /// Pieces in the sender's memory: gathered from, or scattered to.
-    pub pieces: Vec<(u64, u32)>,
+    pub sges: Vec<(u64, u32)>,
     pub immediate: Option<u32>,
     pub fence: bool,
     pub inline: bool,
     /// How it fails, if something is wrong with it.
-    pub failure: Option<Status>,
+    pub failure: Option<CompletionStatus>,
 }
 
-impl Deed {
-    pub fn end(&self) -> u32 {
-        self.first + self.packets
+impl ModelRequest {
+    pub fn end_psn(&self) -> u32 {
+        self.first_psn + self.packets
     }
 
     /// Whether it takes a receive from the peer's queue.
-    pub fn takes_receive(&self) -> bool {
+    pub fn consumes_receive(&self) -> bool {
         self.request.verb == Verb::Send || self.request.verb == Verb::Write && self.immediate.is_some()
     }
 
     pub fn operands(&self) -> (u64, u64) {
-        let compare = if self.request.place.is_multiple_of(2) { 0 } else { self.request.place };
-        (compare, u64::from(self.first) * 0x0101_0101_0101 + 1)
+        let compare = if self.request.remote_slot.is_multiple_of(2) { 0 } else { self.request.remote_slot };
+        (compare, u64::from(self.first_psn) * 0x0101_0101_0101 + 1)
     }
 }
 
 /// One direction of a connection.
 #[derive(Debug)]
-pub struct Lane {
+pub struct DirectionModel {
     pub mtu: u32,
-    pub kind: QpKind,
-    pub deeds: Vec<Deed>,
+    pub kind: QpType,
+    pub requests: Vec<ModelRequest>,
     /// Bytes at the sender: the source, then where READs and atomics land.
-    pub sender: u64,
+    pub sender_bytes: u64,
     /// Bytes of each receive.
-    pub room: u32,
+    pub receive_bytes: u32,
     /// Receives that the script posts, or that are needed if these are more.
     pub receives: usize,
 }
 
 /// What a lane has done.
-pub struct Effect {
+pub struct ModelState {
     /// The receiver's target.
     pub target: Vec<u8>,
     /// Each request that took a receive, and the bytes that landed there.
@@ -76,97 +76,108 @@ pub struct Effect {
     pub sender: Vec<u8>,
 }
 
-impl Lane {
+impl DirectionModel {
     /// What the sender's memory holds at the start.
-    pub fn source(index: usize) -> Vec<u8> {
-        pattern(index as u64 * 1_000_003, SOURCE as usize)
+    pub fn initial_source(index: usize) -> Vec<u8> {
+        pattern(index as u64 * 1_000_003, SOURCE_BYTES as usize)
     }
 
     /// What the receiver's target holds at the start.
-    pub fn target(index: usize) -> Vec<u8> {
-        pattern(index as u64 * 1_000_003 + 77, TARGET as usize)
+    pub fn initial_target(index: usize) -> Vec<u8> {
+        pattern(index as u64 * 1_000_003 + 77, TARGET_BYTES as usize)
     }
 
-    fn new(walk: &Walk) -> Lane {
+    fn new(walk: &Walk) -> DirectionModel {
         let mtu = walk.mtu.bytes();
-        let header = if walk.kind == QpKind::Ud { GRH } else { 0 };
+        let header = if walk.kind == QpType::Ud { GRH_BYTES } else { 0 };
         let room = 4 * mtu + 8 + header;
-        Lane { mtu, kind: walk.kind, deeds: Vec::new(), sender: SOURCE, room, receives: 0 }
+        DirectionModel {
+            mtu,
+            kind: walk.kind,
+            requests: Vec::new(),
+            sender_bytes: SOURCE_BYTES,
+            receive_bytes: room,
+            receives: 0,
+        }
     }
 
     fn add(&mut self, request: &Request) {
-        let number = self.deeds.len();
-        let mut length = (request.packets * self.mtu).saturating_add_signed(request.odd);
+        let number = self.requests.len();
+        let mut length = (request.packets * self.mtu).saturating_add_signed(request.extra_bytes);
         let verb = request.verb;
         let brings = matches!(verb, Verb::Read | Verb::CompareSwap | Verb::FetchAdd);
         let is_atomic = brings && verb != Verb::Read;
         if is_atomic {
             length = 8;
-        } else if self.kind == QpKind::Ud {
+        } else if self.kind == QpType::Ud {
             length = length.min(self.mtu);
         }
-        let inline = request.inline && !brings && length <= INLINE;
-        let last_read = self.deeds.iter().rev().find(|deed| deed.request.verb == Verb::Read);
-        let relayed = last_read.filter(|read| request.relay && !brings && !inline && read.length >= length);
+        let inline = request.inline && !brings && length <= MAX_INLINE;
+        let last_read = self.requests.iter().rev().find(|deed| deed.request.verb == Verb::Read);
+        let relayed =
+            last_read.filter(|read| request.forwards_read && !brings && !inline && read.length >= length);
         let start = match relayed {
-            Some(read) => read.pieces[0].0,
-            None if brings => self.sender,
-            None => (number as u64 * 1237) % (SOURCE - u64::from(length)),
+            Some(read) => read.sges[0].0,
+            None if brings => self.sender_bytes,
+            None => (number as u64 * 1237) % (SOURCE_BYTES - u64::from(length)),
         };
-        let remote = if is_atomic { request.place * 8 } else { request.place * 8 + request.pieces as u64 };
+        let remote =
+            if is_atomic { request.remote_slot * 8 } else { request.remote_slot * 8 + request.sges as u64 };
         // READs may be answered late and again: whoever changes what they read has to wait for them.
         let changes = matches!(verb, Verb::Write | Verb::CompareSwap | Verb::FetchAdd);
-        let overlaps = self.deeds.iter().any(|earlier| {
+        let overlaps = self.requests.iter().any(|earlier| {
             earlier.request.verb == Verb::Read
-                && earlier.remote < remote + u64::from(length)
-                && remote < earlier.remote + u64::from(earlier.length)
+                && earlier.remote_offset < remote + u64::from(length)
+                && remote < earlier.remote_offset + u64::from(earlier.length)
         });
-        let reliable = self.kind == QpKind::Rc;
+        let reliable = self.kind == QpType::Rc;
         let immediate = (request.immediate || !reliable) && matches!(verb, Verb::Send | Verb::Write);
-        let first = self.deeds.last().map_or(0, Deed::end);
+        let first = self.requests.last().map_or(0, ModelRequest::end_psn);
         let packets = if is_atomic { 1 } else { length.div_ceil(self.mtu).max(1) };
-        let pieces = split(start, length, if is_atomic { 1 } else { request.pieces });
+        let pieces = split(start, length, if is_atomic { 1 } else { request.sges });
         if brings {
-            self.sender += u64::from(length);
+            self.sender_bytes += u64::from(length);
         }
         let fence = reliable && (request.fence || relayed.is_some() || changes && overlaps);
         // Nobody looks at the key of no bytes.
         let is_empty = length == 0;
-        let failure = match request.flaw {
-            Some(Flaw::LocalKey) if reliable && !is_empty && !inline => Some(Status::LocalProtection),
-            Some(Flaw::RemoteKey) if reliable && !is_empty && verb != Verb::Send => {
-                Some(Status::RemoteAccess)
+        let failure = match request.bad_key {
+            Some(BadKey::Lkey) if reliable && !is_empty && !inline => {
+                Some(CompletionStatus::LocalProtectionError)
+            }
+            Some(BadKey::Rkey) if reliable && !is_empty && verb != Verb::Send => {
+                Some(CompletionStatus::RemoteAccessError)
             }
             _ => None,
         };
-        let deed = Deed {
+        let deed = ModelRequest {
             request: request.clone(),
             length,
-            first,
+            first_psn: first,
             packets,
-            remote,
-            pieces,
+            remote_offset: remote,
+            sges: pieces,
             immediate: immediate.then_some(number as u32 + 1),
             fence,
             inline,
             failure,
         };
-        self.deeds.push(deed);
+        self.requests.push(deed);
     }
 
     /// The first request that cannot succeed.
-    pub fn flawed(&self) -> Option<usize> {
-        self.deeds.iter().position(|deed| deed.failure.is_some())
+    pub fn first_failing(&self) -> Option<usize> {
+        self.requests.iter().position(|deed| deed.failure.is_some())
     }
 
     /// PSNs of all requests together.
     pub fn packets(&self) -> u32 {
-        self.deeds.last().map_or(0, Deed::end)
+        self.requests.last().map_or(0, ModelRequest::end_psn)
     }
 
     /// The bytes that a request sends, given the sender's memory.
-    pub fn data(&self, deed: &Deed, sender: &[u8]) -> Vec<u8> {
-        deed.pieces
+    pub fn data(&self, deed: &ModelRequest, sender: &[u8]) -> Vec<u8> {
+        deed.sges
             .iter()
             .flat_map(|(at, length)| &sender[*at as usize..][..*length as usize])
             .copied()
@@ -174,35 +185,38 @@ impl Lane {
     }
 
     /// The sender's memory before anything came.
-    pub fn sender(&self, index: usize) -> Vec<u8> {
-        let mut sender = Lane::source(index);
-        sender.resize(self.sender as usize, 0);
+    pub fn initial_sender(&self, index: usize) -> Vec<u8> {
+        let mut sender = DirectionModel::initial_source(index);
+        sender.resize(self.sender_bytes as usize, 0);
         sender
     }
 
     /// What the receiver has done when it executed the packets that `executed` says, in their order.
-    pub fn after(&self, index: usize, executed: impl Fn(u32) -> bool) -> Effect {
-        let mut effect =
-            Effect { target: Lane::target(index), received: Vec::new(), sender: self.sender(index) };
-        for (number, deed) in self.deeds.iter().enumerate() {
-            let at = deed.remote as usize;
+    pub fn state_after(&self, index: usize, executed: impl Fn(u32) -> bool) -> ModelState {
+        let mut effect = ModelState {
+            target: DirectionModel::initial_target(index),
+            received: Vec::new(),
+            sender: self.initial_sender(index),
+        };
+        for (number, deed) in self.requests.iter().enumerate() {
+            let at = deed.remote_offset as usize;
             match deed.request.verb {
                 Verb::Send | Verb::Write => {
                     let data = self.data(deed, &effect.sender);
                     let is_send = deed.request.verb == Verb::Send;
-                    for packet in (0..deed.packets).filter(|n| !is_send && executed(deed.first + n)) {
+                    for packet in (0..deed.packets).filter(|n| !is_send && executed(deed.first_psn + n)) {
                         let from = (packet * self.mtu) as usize;
                         let to = data.len().min(from + self.mtu as usize);
                         effect.target[at + from..at + to].copy_from_slice(&data[from..to]);
                     }
-                    if deed.takes_receive() && (deed.first..deed.end()).all(&executed) {
+                    if deed.consumes_receive() && (deed.first_psn..deed.end_psn()).all(&executed) {
                         effect.received.push((number, if is_send { data } else { Vec::new() }));
                     }
                 }
-                _ if !executed(deed.first) => {}
+                _ if !executed(deed.first_psn) => {}
                 Verb::Read => {
                     let data = effect.target[at..at + deed.length as usize].to_vec();
-                    let place = deed.pieces[0].0 as usize;
+                    let place = deed.sges[0].0 as usize;
                     effect.sender[place..place + data.len()].copy_from_slice(&data);
                 }
                 Verb::CompareSwap | Verb::FetchAdd => {
@@ -215,7 +229,7 @@ impl Lane {
                         _ => found,
                     };
                     word.copy_from_slice(&new.to_ne_bytes());
-                    let place = deed.pieces[0].0 as usize;
+                    let place = deed.sges[0].0 as usize;
                     effect.sender[place..place + 8].copy_from_slice(&found.to_ne_bytes());
                 }
             }
@@ -239,8 +253,9 @@ pub fn split(start: u64, length: u32, pieces: usize) -> Vec<(u64, u32)> {
 }
 
 /// The lanes of a walk: two for each connection, there and back.
-pub fn lanes(walk: &Walk) -> Vec<Lane> {
-    let mut lanes: Vec<Lane> = (0..walk.psns.len() * 2).map(|_| Lane::new(walk)).collect();
+pub fn directions(walk: &Walk) -> Vec<DirectionModel> {
+    let mut lanes: Vec<DirectionModel> =
+        (0..walk.psns.len() * 2).map(|_| DirectionModel::new(walk)).collect();
     let count = lanes.len();
     for step in &walk.steps {
         match step {
@@ -251,8 +266,8 @@ pub fn lanes(walk: &Walk) -> Vec<Lane> {
     }
     for lane in &mut lanes {
         // What comes behind it at that host may be the target of atomics.
-        lane.sender = lane.sender.next_multiple_of(8);
-        let needed = lane.deeds.iter().filter(|deed| deed.takes_receive()).count();
+        lane.sender_bytes = lane.sender_bytes.next_multiple_of(8);
+        let needed = lane.requests.iter().filter(|deed| deed.consumes_receive()).count();
         lane.receives = lane.receives.max(needed);
     }
     lanes

@@ -5,11 +5,11 @@
 //! work requests and fed the replies, and the first transmission of each request has to be rxe's. Every
 //! difference is in [`DIFFERENCES`] with its reason; one that no longer occurs has to leave the list.
 
-mod dialogue;
+mod captured_flow;
 mod replay;
 
-use dialogue::{Packet, dialogues, names};
-use replay::{Priming, request, respond};
+use captured_flow::{Packet, flows, names};
+use replay::{FlowAssumptions, request, respond};
 use softhca_wire::Mtu;
 use std::collections::BTreeMap;
 
@@ -73,19 +73,20 @@ const FAILURES: &[(&str, &[&str])] = &[
 ];
 
 /// What the captures do not tell about their queue pairs.
-fn priming(name: &str) -> Priming {
+fn flow_assumptions(name: &str) -> FlowAssumptions {
     match name {
-        "vt_bad_psn" => Priming { expected: Some(1_048_571), ..Priming::default() },
-        "vt_bad_psn2" => Priming { expected: Some(1_048_581), ..Priming::default() },
-        "vt_mtu_mismatch" => Priming { mtu: Some(Mtu::B512), ..Priming::default() },
-        "vt_toobig" => Priming { room: Some(100), ..Priming::default() },
-        "vt_oob" => {
-            Priming { short: Some((0x34fd, 0x7fd4_42fe_f000, 0x7fd4_42ff_0000)), ..Priming::default() }
-        }
-        "vt_rnr_fail" => Priming { rnr_retry: Some(2), ..Priming::default() },
-        "vt_send_inv" => Priming { window: Some(0x0800_0190), ..Priming::default() },
-        "vt_dead" => Priming { gone: true, ..Priming::default() },
-        _ => Priming::default(),
+        "vt_bad_psn" => FlowAssumptions { expected_psn: Some(1_048_571), ..FlowAssumptions::default() },
+        "vt_bad_psn2" => FlowAssumptions { expected_psn: Some(1_048_581), ..FlowAssumptions::default() },
+        "vt_mtu_mismatch" => FlowAssumptions { mtu: Some(Mtu::B512), ..FlowAssumptions::default() },
+        "vt_toobig" => FlowAssumptions { receive_bytes: Some(100), ..FlowAssumptions::default() },
+        "vt_oob" => FlowAssumptions {
+            short_region: Some((0x34fd, 0x7fd4_42fe_f000, 0x7fd4_42ff_0000)),
+            ..FlowAssumptions::default()
+        },
+        "vt_rnr_fail" => FlowAssumptions { rnr_retry: Some(2), ..FlowAssumptions::default() },
+        "vt_send_inv" => FlowAssumptions { window: Some(0x0800_0190), ..FlowAssumptions::default() },
+        "vt_dead" => FlowAssumptions { responder_absent: true, ..FlowAssumptions::default() },
+        _ => FlowAssumptions::default(),
     }
 }
 
@@ -118,9 +119,9 @@ fn differences(rxe: &[Packet], ours: &[Packet]) -> Vec<String> {
 }
 
 /// Counts the differences of all captures.
-fn count(compare: impl Fn(&dialogue::Dialogue) -> Vec<String>) -> BTreeMap<(String, String), usize> {
+fn count(compare: impl Fn(&captured_flow::CapturedFlow) -> Vec<String>) -> BTreeMap<(String, String), usize> {
     let mut counts = BTreeMap::new();
-    for dialogue in names().iter().flat_map(|name| dialogues(name)) {
+    for dialogue in names().iter().flat_map(|name| flows(name)) {
         for line in compare(&dialogue) {
             *counts.entry((dialogue.name.clone(), line)).or_insert(0) += 1;
         }
@@ -135,8 +136,8 @@ fn listed(differences: &[(&str, &str, usize, &str)]) -> BTreeMap<(String, String
 #[test]
 fn our_replies_are_those_of_rxe_except_for_the_listed_differences() {
     let found = count(|dialogue| {
-        let rxe: Vec<Packet> = dialogue.replies().cloned().collect();
-        differences(&rxe, &respond(dialogue, priming(&dialogue.name)))
+        let rxe: Vec<Packet> = dialogue.responses().cloned().collect();
+        differences(&rxe, &respond(dialogue, flow_assumptions(&dialogue.name)))
     });
     assert_eq!(found, listed(DIFFERENCES), "left: found, right: listed");
 }
@@ -144,8 +145,8 @@ fn our_replies_are_those_of_rxe_except_for_the_listed_differences() {
 #[test]
 fn our_requests_are_those_of_rxe() {
     let found = count(|dialogue| {
-        let rxe: Vec<Packet> = dialogue.distinct().into_iter().cloned().collect();
-        differences(&rxe, &request(dialogue, priming(&dialogue.name)).0)
+        let rxe: Vec<Packet> = dialogue.without_retransmissions().into_iter().cloned().collect();
+        differences(&rxe, &request(dialogue, flow_assumptions(&dialogue.name)).0)
     });
     assert_eq!(found, BTreeMap::new());
 }
@@ -153,8 +154,8 @@ fn our_requests_are_those_of_rxe() {
 #[test]
 fn the_replies_of_rxe_end_our_work_requests_as_they_ended_its_own() {
     let mut failures = BTreeMap::new();
-    for dialogue in names().iter().flat_map(|name| dialogues(name)) {
-        let mut statuses = request(&dialogue, priming(&dialogue.name)).1;
+    for dialogue in names().iter().flat_map(|name| flows(name)) {
+        let mut statuses = request(&dialogue, flow_assumptions(&dialogue.name)).1;
         statuses.dedup();
         if statuses != ["success"] {
             failures.insert(dialogue.name, statuses);
@@ -167,8 +168,8 @@ fn the_replies_of_rxe_end_our_work_requests_as_they_ended_its_own() {
 #[test]
 fn every_capture_is_replayed_in_every_direction_in_which_something_is_asked_for() {
     let names = names();
-    let all: Vec<_> = names.iter().flat_map(|name| dialogues(name)).collect();
+    let all: Vec<_> = names.iter().flat_map(|name| flows(name)).collect();
     let requests: usize = all.iter().map(|dialogue| dialogue.requests().count()).sum();
-    let replies: usize = all.iter().map(|dialogue| dialogue.replies().count()).sum();
+    let replies: usize = all.iter().map(|dialogue| dialogue.responses().count()).sum();
     assert_eq!((names.len(), all.len(), requests, replies), (43, 54, 2047, 549));
 }

@@ -1,13 +1,16 @@
 //! Lets our card take the part of one of the two rxe hosts of a capture.
 
-use crate::dialogue::{Dialogue, Packet};
-use softhca_engine::{AddressVector, CqId, PdId, QpKind, Recovery, Settings, WindowKind};
-use softhca_fabric::{Connection, HostId, Line, QpOptions, World};
+use crate::captured_flow::{CapturedFlow, Packet};
+use softhca_engine::{AddressVector, CqId, MemoryWindowType, PdId, QpType, Recovery, Settings};
+use softhca_fabric::{ConnectOptions, HostId, LinkSettings, QpOptions, World};
 use softhca_queue::{
-    BindWindow, Datagram, Operation, Receive, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
+    MemoryWindowBind, Operation, ReceiveWorkRequest, RemoteAddress, SendFlags, SendImmOrInvalidate,
+    SendWorkRequest, Sge, UdDestination,
 };
-use softhca_tests::pair::{ALL, Record, Recorder};
-use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Syndrome, Trailer};
+use softhca_tests::pair::{ALL_ACCESS, Recorder, Recording};
+use softhca_wire::{
+    Gid, Icrc, ImmOrInvalidate, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer, Syndrome,
+};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -16,105 +19,114 @@ use std::time::Duration;
 
 /// What a capture does not tell about its queue pairs, or tells only through a refusal.
 #[derive(Clone, Copy, Default)]
-pub struct Priming {
+pub struct FlowAssumptions {
     /// The responder expects another PSN than the first one that comes.
-    pub expected: Option<u32>,
+    pub expected_psn: Option<u32>,
     pub mtu: Option<Mtu>,
     /// Bytes of a receive.
-    pub room: Option<u32>,
+    pub receive_bytes: Option<u32>,
     /// A region that ends too early: key, first and last byte.
-    pub short: Option<(u32, u64, u64)>,
+    pub short_region: Option<(u32, u64, u64)>,
     /// The key is that of a window.
     pub window: Option<u32>,
     /// The responder is gone.
-    pub gone: bool,
+    pub responder_absent: bool,
     /// How often the requester tries again when no receive is posted.
     pub rnr_retry: Option<u8>,
 }
 
 /// Our card in a world where the other host only exists as an address.
-struct Stage {
+struct ReplayHost {
     world: World,
-    record: Rc<RefCell<Record>>,
+    recording: Rc<RefCell<Recording>>,
     host: HostId,
-    ghost: HostId,
+    peer: HostId,
     domain: PdId,
     cq: CqId,
     qp: Qpn,
 }
 
-impl Stage {
-    fn new(dialogue: &Dialogue, (address, number): (IpAddr, Qpn), ghost: IpAddr) -> Stage {
+impl ReplayHost {
+    fn new(dialogue: &CapturedFlow, (address, number): (IpAddr, Qpn), ghost: IpAddr) -> ReplayHost {
         let mut world = World::new(1);
-        let record = Rc::new(RefCell::new(Record::default()));
-        world.observe(Recorder(record.clone()));
+        let record = Rc::new(RefCell::new(Recording::default()));
+        world.set_sink(Recorder(record.clone()));
         // rxe asks for an acknowledgement with the 66th packet since the last time.
-        let settings = Settings { recovery: Recovery::GoBackN, ack_request_every: 66, ..Settings::default() };
+        let settings =
+            Settings { recovery: Recovery::GoBackN, ack_request_interval: 66, ..Settings::default() };
         let host = world.add_host_at("we", address, settings);
         let ghost = world.add_host_at("rxe", ghost, settings);
-        world.add_cable(host, ghost, Line::default());
-        let mut verbs = world.on(host);
-        let domain = verbs.allocate_domain().unwrap();
+        world.add_link(host, ghost, LinkSettings::default());
+        let mut verbs = world.verbs(host);
+        let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(4096).unwrap();
-        let options = QpOptions { sends: 256, receives: 256, ..QpOptions::default() };
+        let options = QpOptions { max_send_wr: 256, max_recv_wr: 256, ..QpOptions::default() };
         let qp =
             verbs.create_queue_pair_with(dialogue.kind, domain, [cq, cq], options, Some(number)).unwrap();
-        Stage { world, record, host, ghost, domain, cq, qp }
+        ReplayHost { world, recording: record, host, peer: ghost, domain, cq, qp }
     }
 
-    fn connect(&mut self, dialogue: &Dialogue, priming: Priming, peer: Qpn, mtu: Mtu, psns: [Psn; 2]) {
-        let mut verbs = self.world.on(self.host);
-        if dialogue.kind == QpKind::Ud {
+    fn connect(
+        &mut self,
+        dialogue: &CapturedFlow,
+        priming: FlowAssumptions,
+        peer: Qpn,
+        mtu: Mtu,
+        psns: [Psn; 2],
+    ) {
+        let mut verbs = self.world.verbs(self.host);
+        if dialogue.kind == QpType::Ud {
             return verbs.start_datagrams(self.qp, dialogue.queue_key(), psns[0]).unwrap();
         }
         let min_rnr_timer = dialogue.rnr_timer().unwrap_or(RnrTimer::new(12));
         let rnr_retry = priming.rnr_retry.unwrap_or(7);
-        let connection = Connection { mtu, min_rnr_timer, rnr_retry, ..Connection::default() };
-        verbs.connect(self.qp, (self.ghost, peer), &connection, psns).unwrap();
+        let connection =
+            ConnectOptions { path_mtu: mtu, min_rnr_timer, rnr_retry, ..ConnectOptions::default() };
+        verbs.connect(self.qp, (self.peer, peer), &connection, psns).unwrap();
     }
 
     /// Registers memory of our own choice for the data of the application.
     fn register(&mut self, length: u64) -> (RemoteKey, u64) {
-        self.world.on(self.host).register(self.domain, length.max(1), ALL).unwrap()
+        self.world.verbs(self.host).register_memory(self.domain, length.max(1), ALL_ACCESS).unwrap()
     }
 
     fn sent(&self) -> Vec<Packet> {
-        self.record.borrow().sent.iter().map(|(_, frame)| Packet::new(frame.clone())).collect()
+        self.recording.borrow().sent.iter().map(|(_, frame)| Packet::new(frame.clone())).collect()
     }
 }
 
 /// Feeds the requests of a capture to our card and returns its replies.
-pub fn respond(dialogue: &Dialogue, priming: Priming) -> Vec<Packet> {
-    let Dialogue { requester, responder, .. } = dialogue;
-    let mut stage = Stage::new(dialogue, *responder, requester.0);
-    let expected = priming.expected.map_or(dialogue.first_psn(), Psn::new);
+pub fn respond(dialogue: &CapturedFlow, priming: FlowAssumptions) -> Vec<Packet> {
+    let CapturedFlow { requester, responder, .. } = dialogue;
+    let mut stage = ReplayHost::new(dialogue, *responder, requester.0);
+    let expected = priming.expected_psn.map_or(dialogue.first_psn(), Psn::new);
     let mtu = priming.mtu.unwrap_or(dialogue.mtu());
     stage.connect(dialogue, priming, requester.1, mtu, [Psn::new(0), expected]);
-    let window = register_named(&mut stage, dialogue, priming);
-    let room = priming.room.unwrap_or(1 << 20);
+    let window = register_remote_ranges(&mut stage, dialogue, priming);
+    let room = priming.receive_bytes.unwrap_or(1 << 20);
     let (key, base) = stage.register(u64::from(room));
-    let scatter = [Sge { address: base, length: room, key: LocalKey(key.0) }];
-    if priming.gone {
-        stage.world.on(stage.host).destroy_queue_pair(stage.qp).unwrap();
+    let scatter = [Sge { address: base, length: room, lkey: LocalKey(key.0) }];
+    if priming.responder_absent {
+        stage.world.verbs(stage.host).destroy_queue_pair(stage.qp).unwrap();
     }
     let mut missing = dialogue.rnr_naks();
     let mut given = HashSet::new();
     for packet in dialogue.requests() {
         let psn = packet.psn();
-        if takes_receive(packet) && !priming.gone && !given.contains(&psn) {
+        if consumes_receive(packet) && !priming.responder_absent && !given.contains(&psn) {
             match missing.get_mut(&psn).filter(|count| **count > 0) {
                 Some(count) => *count -= 1,
                 None => {
                     given.insert(psn);
-                    let receive = Receive { id: 0, scatter: &scatter };
-                    stage.world.on(stage.host).post_receive(stage.qp, &receive).unwrap();
+                    let receive = ReceiveWorkRequest { wr_id: 0, sg_list: &scatter };
+                    stage.world.verbs(stage.host).post_receive(stage.qp, &receive).unwrap();
                 }
             }
         }
         let mut frame = packet.frame.clone();
         if let (Some(theirs), Some(ours)) = (priming.window, window) {
             replace(&mut frame.bytes, theirs, ours.0);
-            Icrc::seal(&frame.envelope, &mut frame.bytes);
+            Icrc::write(&frame.addressing, &mut frame.bytes);
         }
         stage.world.inject(stage.host, frame);
     }
@@ -122,41 +134,47 @@ pub fn respond(dialogue: &Dialogue, priming: Priming) -> Vec<Packet> {
 }
 
 /// Whether a packet is the one that takes a receive.
-fn takes_receive(packet: &Packet) -> bool {
+fn consumes_receive(packet: &Packet) -> bool {
     let opcode = packet.header.bth.opcode;
     match packet.operation() {
-        softhca_wire::Operation::Send => opcode.position().starts(),
+        softhca_wire::Operation::Send => opcode.position().starts_message(),
         _ => packet.header.immediate.is_some(),
     }
 }
 
 /// Registers what the requests name, with the bytes that rxe's memory held.
-fn register_named(stage: &mut Stage, dialogue: &Dialogue, priming: Priming) -> Option<RemoteKey> {
+fn register_remote_ranges(
+    stage: &mut ReplayHost,
+    dialogue: &CapturedFlow,
+    priming: FlowAssumptions,
+) -> Option<RemoteKey> {
     let mut regions = dialogue.regions();
-    if let Some((key, from, to)) = priming.short {
+    if let Some((key, from, to)) = priming.short_region {
         regions.insert(RemoteKey(key), (from, to));
     }
     let memory = dialogue.memory();
     let mut window = None;
     for (key, (from, to)) in regions {
-        let mut verbs = stage.world.on(stage.host);
+        let mut verbs = stage.world.verbs(stage.host);
         // A window needs a region under another key.
         let region = if priming.window == Some(key.0) { RemoteKey(0x7f00) } else { key };
-        verbs.register_as(stage.domain, from, to - from, ALL, region).unwrap();
+        verbs.register_memory_with_key(stage.domain, from, to - from, ALL_ACCESS, region).unwrap();
         for (address, byte) in memory.range(from..to) {
-            verbs.write(region, *address, &[*byte]);
+            verbs.write_memory(region, *address, &[*byte]);
         }
         if priming.window == Some(key.0) {
-            let unbound = verbs.allocate_window(stage.domain, WindowKind::Type2).unwrap();
-            let bind = BindWindow {
-                window: unbound,
-                new_key: unbound,
-                region: LocalKey(region.0),
+            let unbound = verbs.allocate_memory_window(stage.domain, MemoryWindowType::Type2).unwrap();
+            let bind = MemoryWindowBind {
+                mw_rkey: unbound,
+                new_rkey: unbound,
+                mr_lkey: LocalKey(region.0),
                 address: from,
                 length: to - from,
-                access: ALL & !softhca_queue::Access::WINDOW_BIND,
+                access: ALL_ACCESS & !softhca_queue::AccessFlags::MW_BIND,
             };
-            verbs.post_send(stage.qp, &SendRequest::new(0, Operation::BindWindow(bind), &[])).unwrap();
+            verbs
+                .post_send(stage.qp, &SendWorkRequest::new(0, Operation::BindMemoryWindow(bind), &[]))
+                .unwrap();
             let bound = verbs.poll(stage.cq).expect("a bind completes at once");
             assert!(bound.status.is_success(), "{bound:?}");
             window = Some(unbound);
@@ -185,27 +203,27 @@ struct Message {
 
 /// Posts the work requests of a capture to our card, feeds it the replies, and returns the first
 /// transmission of each request, and how the work requests ended.
-pub fn request(dialogue: &Dialogue, priming: Priming) -> (Vec<Packet>, Vec<&'static str>) {
-    let Dialogue { requester, responder, .. } = dialogue;
-    let mut stage = Stage::new(dialogue, *requester, responder.0);
+pub fn request(dialogue: &CapturedFlow, priming: FlowAssumptions) -> (Vec<Packet>, Vec<&'static str>) {
+    let CapturedFlow { requester, responder, .. } = dialogue;
+    let mut stage = ReplayHost::new(dialogue, *requester, responder.0);
     stage.connect(dialogue, priming, responder.1, dialogue.mtu(), [dialogue.first_psn(), Psn::new(0)]);
     let destination = Gid::from(responder.0);
     let vector = AddressVector::to(destination);
-    let handle = stage.world.on(stage.host).create_address_handle(stage.domain, vector).unwrap().0;
+    let handle = stage.world.verbs(stage.host).create_address_handle(stage.domain, vector).unwrap().0;
     for message in messages(dialogue) {
         let length = message.data.len() as u32 + message.back;
         let (key, base) = stage.register(u64::from(length));
-        let gather = [Sge { address: base, length, key: LocalKey(key.0) }];
-        let mut request = SendRequest::new(0, message.operation, &gather);
+        let gather = [Sge { address: base, length, lkey: LocalKey(key.0) }];
+        let mut request = SendWorkRequest::new(0, message.operation, &gather);
         request.flags |= message.flags;
         if let Some((queue_pair, queue_key)) = message.datagram {
-            request.datagram = Datagram { address_handle: handle, queue_pair, queue_key };
+            request.ud = UdDestination { ah: handle, remote_qpn: queue_pair, remote_qkey: queue_key };
         }
-        let mut verbs = stage.world.on(stage.host);
-        verbs.write(key, base, &message.data);
+        let mut verbs = stage.world.verbs(stage.host);
+        verbs.write_memory(key, base, &message.data);
         verbs.post_send(stage.qp, &request).unwrap();
     }
-    for packet in dialogue.replies() {
+    for packet in dialogue.responses() {
         // A receiver that is not ready again was asked again, after the wait that it imposed before.
         if let Some(Syndrome::RnrNak(timer)) = packet.header.aeth.map(|aeth| aeth.syndrome) {
             stage.world.run_for(Duration::from_nanos(timer.nanoseconds()));
@@ -217,22 +235,23 @@ pub fn request(dialogue: &Dialogue, priming: Priming) -> (Vec<Packet>, Vec<&'sta
     let mut seen = HashSet::new();
     let mut sent = stage.sent();
     sent.retain(|packet| seen.insert(packet.psn()));
-    let completions = stage.world.on(stage.host).poll_all(stage.cq);
+    let completions = stage.world.verbs(stage.host).poll_all(stage.cq);
     (sent, completions.iter().map(|completion| completion.status.name()).collect())
 }
 
 /// The work requests that made the requests of a capture.
-fn messages(dialogue: &Dialogue) -> Vec<Message> {
+fn messages(dialogue: &CapturedFlow) -> Vec<Message> {
     let mut messages: Vec<Message> = Vec::new();
-    for packet in dialogue.distinct() {
+    for packet in dialogue.without_retransmissions() {
         let header = &packet.header;
         let opcode = header.bth.opcode;
-        let reth = header.reth.map(|reth| RemoteAddress { address: reth.address, key: reth.key });
-        let atomic = header.atomic.map(|eth| (RemoteAddress { address: eth.address, key: eth.key }, eth));
-        if opcode.position().starts() {
+        let reth = header.reth.map(|reth| RemoteAddress { address: reth.virtual_address, rkey: reth.rkey });
+        let atomic =
+            header.atomic.map(|eth| (RemoteAddress { address: eth.virtual_address, rkey: eth.rkey }, eth));
+        if opcode.position().starts_message() {
             let operation = match (packet.operation(), reth, atomic) {
                 (softhca_wire::Operation::Write, Some(remote), _) => {
-                    Operation::Write { remote, immediate: None }
+                    Operation::Write { remote, imm_data: None }
                 }
                 (softhca_wire::Operation::ReadRequest, Some(remote), _) => Operation::Read { remote },
                 (softhca_wire::Operation::CompareSwap, _, Some((remote, eth))) => {
@@ -241,29 +260,29 @@ fn messages(dialogue: &Dialogue) -> Vec<Message> {
                 (softhca_wire::Operation::FetchAdd, _, Some((remote, eth))) => {
                     Operation::FetchAdd { remote, add: eth.swap_or_add }
                 }
-                _ => Operation::Send(SendTrailer::None),
+                _ => Operation::Send(SendImmOrInvalidate::None),
             };
             let back = match operation {
-                Operation::Read { .. } => header.reth.map_or(0, |reth| reth.length),
+                Operation::Read { .. } => header.reth.map_or(0, |reth| reth.dma_length),
                 Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => 8,
                 _ => 0,
             };
-            let datagram = header.deth.map(|deth| (header.bth.destination, deth.queue_key));
+            let datagram = header.deth.map(|deth| (header.bth.destination_qp, deth.qkey));
             let flags = SendFlags::empty();
             messages.push(Message { operation, flags, data: Vec::new(), back, datagram });
         }
         let message = messages.last_mut().expect("a message starts with its start");
         message.data.extend(&packet.payload);
-        message.flags.set(SendFlags::SOLICITED, header.bth.solicited);
-        match (opcode.trailer(), &mut message.operation) {
-            (Trailer::Immediate, Operation::Send(trailer)) => {
-                *trailer = SendTrailer::Immediate(header.immediate.expect("immediate data").0);
+        message.flags.set(SendFlags::SOLICITED, header.bth.solicited_event);
+        match (opcode.imm_or_invalidate(), &mut message.operation) {
+            (ImmOrInvalidate::Immediate, Operation::Send(trailer)) => {
+                *trailer = SendImmOrInvalidate::Immediate(header.immediate.expect("immediate data").0);
             }
-            (Trailer::Immediate, Operation::Write { immediate, .. }) => {
+            (ImmOrInvalidate::Immediate, Operation::Write { imm_data: immediate, .. }) => {
                 *immediate = header.immediate.map(|immediate| immediate.0);
             }
-            (Trailer::Invalidate, Operation::Send(trailer)) => {
-                *trailer = SendTrailer::Invalidate(RemoteKey(header.ieth.expect("a key").0));
+            (ImmOrInvalidate::Invalidate, Operation::Send(trailer)) => {
+                *trailer = SendImmOrInvalidate::Invalidate(RemoteKey(header.ieth.expect("a key").0));
             }
             _ => {}
         }

@@ -6,7 +6,7 @@ mod pyverbs;
 #[allow(dead_code)]
 #[path = "../programs/rig.rs"]
 mod rig;
-mod view;
+mod sysfs;
 
 use libtest_mimic::Trial;
 use rig::{Rig, Running, free_port};
@@ -18,37 +18,47 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut tests = vec![
-        seeing("sh", "the_card_is_shown_in_sys_and_dev", view::the_card_is_shown_in_sys_and_dev),
-        seeing("sh", "everything_else_is_as_it_was", view::everything_else_is_as_it_was),
-        seeing("sh", "nothing_is_shown_if_nobody_wants_it", view::nothing_is_shown_if_nobody_wants_it),
-        seeing("setpriv", "it_takes_no_rights", view::it_takes_no_rights),
-        seeing("/usr/bin/python3", "rdma_core_tests_itself", pyverbs::rdma_core_tests_itself),
+        needs_sysfs_view("sh", "the_card_is_shown_in_sys_and_dev", sysfs::the_card_is_shown_in_sys_and_dev),
+        needs_sysfs_view("sh", "everything_else_is_as_it_was", sysfs::everything_else_is_as_it_was),
+        needs_sysfs_view(
+            "sh",
+            "nothing_is_shown_if_nobody_wants_it",
+            sysfs::nothing_is_shown_if_nobody_wants_it,
+        ),
+        needs_sysfs_view("setpriv", "it_takes_no_rights", sysfs::it_takes_no_rights),
+        needs_sysfs_view("/usr/bin/python3", "rdma_core_tests_itself", pyverbs::rdma_core_tests_itself),
     ];
     for (transports, test) in UCX {
         let name = format!("ucx_perftest_{transports}_{test}").replace([',', ':'], "_");
-        tests.push(seeing("ucx_perftest", &name, move || ucx(transports, test)));
+        tests.push(needs_sysfs_view("ucx_perftest", &name, move || ucx(transports, test)));
     }
     for kind in ["dgram", "rdm"] {
         tests.push(tools::needs_with("fi_pingpong", &format!("fi_pingpong_{kind}"), move || libfabric(kind)));
     }
     for (provider, kind) in [("verbs", "msg"), ("verbs;ofi_rxm", "rdm")] {
         let name = format!("fi_pingpong_{kind}_on_a_network");
-        tests.push(networked("fi_pingpong", &name, move || connected(provider, kind)));
+        tests.push(needs_network("fi_pingpong", &name, move || connected(provider, kind)));
     }
     tools::run(tests)
 }
 
 /// A test that needs a program, and the view.
-fn seeing(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    allowed(view::is_allowed(), "no mount namespace: `softhca doctor` says why", program, name, test)
+fn needs_sysfs_view(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+    needs_permission(
+        sysfs::is_allowed(),
+        "no mount namespace: `softhca doctor` says why",
+        program,
+        name,
+        test,
+    )
 }
 
 /// A test that needs a program, and a network of its own.
-fn networked(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
-    allowed(namespace::wrapper().is_some(), namespace::NOT_ALLOWED, program, name, test)
+fn needs_network(program: &'static str, name: &str, test: impl FnOnce() + Send + 'static) -> Trial {
+    needs_permission(namespace::wrapper().is_some(), namespace::NOT_ALLOWED, program, name, test)
 }
 
-fn allowed(
+fn needs_permission(
     is_allowed: bool,
     reason: &'static str,
     program: &'static str,
@@ -78,7 +88,7 @@ const UCX: [(&str, &str); 8] = [
 ];
 
 /// Runs both ends of a program, the client with more words.
-fn both(rig: &mut Rig, variables: &[String], shared: &[&str], client: &[&str], port: u16) {
+fn run_both(rig: &mut Rig, variables: &[String], shared: &[&str], client: &[&str], port: u16) {
     let with = |words: &[&str]| {
         let mut all = vec!["env".to_string()];
         all.extend(variables.iter().cloned());
@@ -102,7 +112,7 @@ fn ucx(transports: &str, test: &str) {
     let variables = [format!("UCX_TLS={transports}"), "UCX_NET_DEVICES=softhca0:1".into()];
     let number = port.to_string();
     let shared = ["ucx_perftest", "-p", &number];
-    both(
+    run_both(
         &mut rig,
         &variables,
         &shared,

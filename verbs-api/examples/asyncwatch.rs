@@ -3,7 +3,7 @@
 //! An embedded card serves this process alone, so the example makes something happen: a shared receive
 //! queue that runs low, and a peer that asks for memory it has no right to.
 
-use softhca::{Access, Context, Device, Error, Path, QpKind, ReceiveRequest, SendRequest};
+use softhca::{AccessFlags, ConnectOptions, Context, Device, Error, QpType, ReceiveRequest, SendRequest};
 use std::time::Duration;
 
 fn main() -> Result<(), Error> {
@@ -15,7 +15,7 @@ fn main() -> Result<(), Error> {
     let watcher = std::thread::spawn({
         let context = context.clone();
         move || {
-            while let Some(event) = context.wait_event(Duration::from_secs(1)) {
+            while let Some(event) = context.wait_async_event(Duration::from_secs(1)) {
                 println!("  event {event:?}");
             }
         }
@@ -26,30 +26,30 @@ fn main() -> Result<(), Error> {
 }
 
 fn provoke(watched: &Context, peer: &Context) -> Result<(), Error> {
-    let domain = watched.allocate_domain()?;
+    let domain = watched.allocate_protection_domain()?;
     let queue = watched.create_completion_queue(16)?;
-    let region = domain.register(64, Access::LOCAL_WRITE)?;
+    let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
     let shared = domain.create_shared_receive_queue(8, 1)?;
-    let pair = domain.queue_pair(QpKind::Rc, &queue).shared_receive_queue(&shared).create()?;
+    let pair = domain.create_queue_pair(QpType::Rc, &queue).shared_receive_queue(&shared).build()?;
 
     let peer_queue = peer.create_completion_queue(16)?;
-    let peer_domain = peer.allocate_domain()?;
-    let peer_region = peer_domain.register(64, Access::LOCAL_WRITE)?;
-    let peer_pair = peer_domain.queue_pair(QpKind::Rc, &peer_queue).create()?;
-    pair.connect_both(&peer_pair, &Path::default())?;
+    let peer_domain = peer.allocate_protection_domain()?;
+    let peer_region = peer_domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
+    let peer_pair = peer_domain.create_queue_pair(QpType::Rc, &peer_queue).build()?;
+    pair.connect_both(&peer_pair, &ConnectOptions::default())?;
 
     // SRQ_LIMIT_REACHED: fewer than two receives are left when the second message takes one.
     for id in 0..3 {
-        shared.post(&ReceiveRequest { id, scatter: &[region.entry(0, 64)] })?;
+        shared.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[region.sge(0, 64)] })?;
     }
-    shared.arm(2)?;
+    shared.set_limit(2)?;
     for id in 0..2 {
-        peer_pair.post(&SendRequest::send(id, &[peer_region.entry(0, 64)]))?;
+        peer_pair.post_send(&SendRequest::send(id, &[peer_region.sge(0, 64)]))?;
         peer_queue.wait()?;
     }
 
     // QP_ACCESS_ERR: the region may not be read by peers. Both queue pairs go to the error state.
-    peer_pair.post(&SendRequest::read(9, &[peer_region.entry(0, 8)], region.remote(0)))?;
+    peer_pair.post_send(&SendRequest::rdma_read(9, &[peer_region.sge(0, 8)], region.remote_address(0)))?;
     println!("the peer's read: {:?}", peer_queue.wait()?.status);
     Ok(())
 }

@@ -12,8 +12,8 @@
 mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
-use softhca::{Device, QpKind, QueuePair};
+use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
+use softhca::{Device, QpType, QueuePair};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -62,30 +62,31 @@ impl Step {
 
 async fn server(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
-    let settings = Settings::of(&options, PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
-    let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
+    let (domain, queue) = (context.allocate_protection_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Tcp)?;
     listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(0)?;
-    common::listening(&device);
+    common::announce_listening(&device);
     let (mut nodes, mut ended) = (Vec::new(), 0);
     while ended < count {
         let event = channel.next().await?;
         match event.kind {
-            EventKind::ConnectRequest => {
-                let pair = domain.queue_pair(QpKind::Rc, &queue).sends(1).receives(1).create()?;
-                event.id.attach(&pair)?;
-                event.id.accept(&Parameters::default())?;
+            EventType::ConnectRequest => {
+                let pair =
+                    domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(1).max_recv_wr(1).build()?;
+                event.id.attach_queue_pair(&pair)?;
+                event.id.accept(&ConnectionParameters::default())?;
                 nodes.push(event.id);
             }
-            EventKind::Disconnected => {
+            EventType::Disconnected => {
                 event.id.disconnect()?;
                 ended += 1;
             }
-            EventKind::TimewaitExit => {}
-            _ => drop(event.expect(EventKind::Established)?),
+            EventType::TimewaitExit => {}
+            _ => drop(event.expect(EventType::Established)?),
         }
     }
     Ok(())
@@ -95,7 +96,7 @@ async fn client(device: Device, options: Options) -> Outcome {
     let count: usize = options.number('c', 100)?;
     let port: u16 = options.number('p', PORT)?;
     let context = device.open();
-    let (domain, queue) = (context.allocate_domain()?, context.create_completion_queue(16)?);
+    let (domain, queue) = (context.allocate_protection_domain()?, context.create_completion_queue(16)?);
     let channel = EventChannel::new(&context)?;
     let address = options.text('s').expect("a client has the server's address");
     let peer = resolve(&context, &format!("{address}:{port}"))?;
@@ -109,23 +110,23 @@ async fn client(device: Device, options: Options) -> Outcome {
         step.end(number);
     }
     // Steps that an event ends are begun for all before the first is waited for.
-    run(&mut steps, "resolve addr", &channel, &ids, EventKind::AddressResolved, |id| {
+    run(&mut steps, "resolve addr", &channel, &ids, EventType::AddressResolved, |id| {
         id.resolve_address(None, peer)
     })
     .await?;
-    run(&mut steps, "resolve route", &channel, &ids, EventKind::RouteResolved, Id::resolve_route).await?;
+    run(&mut steps, "resolve route", &channel, &ids, EventType::RouteResolved, Id::resolve_route).await?;
     let mut pairs: Vec<QueuePair> = Vec::new();
     for id in &ids {
         let step = steps.entry("create qp").or_default();
-        step.start(id.number());
-        let pair = domain.queue_pair(QpKind::Rc, &queue).sends(1).receives(1).create()?;
-        id.attach(&pair)?;
+        step.start(id.handle());
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(1).max_recv_wr(1).build()?;
+        id.attach_queue_pair(&pair)?;
         pairs.push(pair);
-        step.end(id.number());
+        step.end(id.handle());
     }
-    let parameters = Parameters::default();
-    run(&mut steps, "connect", &channel, &ids, EventKind::Established, |id| id.connect(&parameters)).await?;
-    run(&mut steps, "disconnect", &channel, &ids, EventKind::Disconnected, Id::disconnect).await?;
+    let parameters = ConnectionParameters::default();
+    run(&mut steps, "connect", &channel, &ids, EventType::Established, |id| id.connect(&parameters)).await?;
+    run(&mut steps, "disconnect", &channel, &ids, EventType::Disconnected, Id::disconnect).await?;
     for (number, id) in ids.into_iter().enumerate() {
         let step = steps.entry("destroy").or_default();
         step.start(number as u32);
@@ -148,23 +149,23 @@ async fn run(
     name: &'static str,
     channel: &EventChannel,
     ids: &[Id],
-    kind: EventKind,
+    kind: EventType,
     begin: impl Fn(&Id) -> Result<(), softhca::Error>,
 ) -> Outcome {
     let step = steps.entry(name).or_default();
     for id in ids {
-        step.start(id.number());
+        step.start(id.handle());
         begin(id)?;
     }
     let mut left = ids.len();
     while left > 0 {
         let event = channel.next().await?;
         // An earlier connection may be forgotten meanwhile.
-        if event.kind == EventKind::TimewaitExit {
+        if event.kind == EventType::TimewaitExit {
             continue;
         }
         let event = event.expect(kind)?;
-        step.end(event.id.number());
+        step.end(event.id.handle());
         left -= 1;
     }
     Ok(())

@@ -10,8 +10,8 @@
 //! fetched is the card's business.
 
 use softhca::{
-    Access, CompletionQueue, Device, Error, MemoryRegion, Path, QpKind, QueuePair, RemoteAddress, SendFlags,
-    SendRequest,
+    AccessFlags, CompletionQueue, ConnectOptions, Device, Error, MemoryRegion, QpType, QueuePair,
+    RemoteAddress, SendFlags, SendRequest,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -59,13 +59,13 @@ impl Client {
     fn get(&mut self, key: u64) -> Result<Option<[u8; VALUE]>, Error> {
         let remote = RemoteAddress { address: self.table.address + Store::slot(key), ..self.table };
         let [before, slot, after] =
-            [(0, 8), (8, SLOT as u32), (8 + SLOT, 8)].map(|(at, length)| [self.buffer.entry(at, length)]);
+            [(0, 8), (8, SLOT as u32), (8 + SLOT, 8)].map(|(at, length)| [self.buffer.sge(at, length)]);
         loop {
             // Only the last reports: when it is done, those before it are.
-            self.pair.post_all(&[
-                SendRequest::read(1, &before, remote).flags(SendFlags::empty()),
-                SendRequest::read(2, &slot, remote).flags(SendFlags::empty()),
-                SendRequest::read(3, &after, remote),
+            self.pair.post_send_list(&[
+                SendRequest::rdma_read(1, &before, remote).flags(SendFlags::empty()),
+                SendRequest::rdma_read(2, &slot, remote).flags(SendFlags::empty()),
+                SendRequest::rdma_read(3, &after, remote),
             ])?;
             let completion = self.queue.wait()?;
             assert!(completion.status.is_success(), "READ: {:?}", completion.status);
@@ -94,17 +94,18 @@ fn main() -> Result<(), Error> {
     let [server, client] = [Device::embedded()?.open(), Device::embedded()?.open()];
 
     // The server registers its table and lets peers read it, nothing else.
-    let domain = server.allocate_domain()?;
-    let table = domain.register((SLOT * SLOTS) as usize, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-    let listening = domain.queue_pair(QpKind::Rc, &server.create_completion_queue(4)?).create()?;
+    let domain = server.allocate_protection_domain()?;
+    let table = domain
+        .allocate_region((SLOT * SLOTS) as usize, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ)?;
+    let listening = domain.create_queue_pair(QpType::Rc, &server.create_completion_queue(4)?).build()?;
 
-    let client_domain = client.allocate_domain()?;
+    let client_domain = client.allocate_protection_domain()?;
     let queue = client.create_completion_queue(4)?;
-    let pair = client_domain.queue_pair(QpKind::Rc, &queue).create()?;
-    pair.connect_both(&listening, &Path::default())?;
-    let buffer = client_domain.register(SLOT as usize + 16, Access::LOCAL_WRITE)?;
+    let pair = client_domain.create_queue_pair(QpType::Rc, &queue).build()?;
+    pair.connect_both(&listening, &ConnectOptions::default())?;
+    let buffer = client_domain.allocate_region(SLOT as usize + 16, AccessFlags::LOCAL_WRITE)?;
     // The client knows the table by address and key: in real life the server sends them once.
-    let mut client = Client { pair, queue, buffer, table: table.remote(0), retries: 0 };
+    let mut client = Client { pair, queue, buffer, table: table.remote_address(0), retries: 0 };
 
     let store = Store { table };
     store.put(1, &[b'a'; VALUE]);

@@ -12,9 +12,9 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{Detail, Id, PortSpace};
+use softhca::rdma_cm::{EventParameters, Id, PortSpace};
 use softhca::{
-    Access, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpKind, QueuePair, ReceiveRequest,
+    AccessFlags, CompletionQueue, Context, MemoryRegion, ProtectionDomain, QpType, QueuePair, ReceiveRequest,
 };
 use softhca::{Gid, SendRequest};
 use std::net::IpAddr;
@@ -65,14 +65,18 @@ impl Member {
         let (messages, size): (u32, u32) = (options.number('C', 10)?, options.number('S', 100)?);
         let id = Id::synchronous(context, PortSpace::Udp)?;
         id.bind("0.0.0.0:0".parse()?)?;
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let queue = context.create_completion_queue(2 * messages.max(1))?;
-        let pair = domain.queue_pair(QpKind::Ud, &queue).sends(messages).receives(messages).create()?;
-        let region = domain.register((size + GRH) as usize, Access::LOCAL_WRITE)?;
-        id.attach(&pair)?;
+        let pair = domain
+            .create_queue_pair(QpType::Ud, &queue)
+            .max_send_wr(messages)
+            .max_recv_wr(messages)
+            .build()?;
+        let region = domain.allocate_region((size + GRH) as usize, AccessFlags::LOCAL_WRITE)?;
+        id.attach_queue_pair(&pair)?;
         for message in 0..u64::from(messages) {
-            let scatter = [region.entry(0, size + GRH)];
-            pair.post_receive(&ReceiveRequest { id: message, scatter: &scatter })?;
+            let scatter = [region.sge(0, size + GRH)];
+            pair.post_recv(&ReceiveRequest { wr_id: message, sg_list: &scatter })?;
         }
         println!("mckey: joining");
         id.join_multicast(group)?;
@@ -82,13 +86,15 @@ impl Member {
 
     fn send(self, options: &Options) -> Outcome {
         let (messages, size): (u64, u32) = (options.number('C', 10)?, options.number('S', 100)?);
-        let Detail::Datagram(target) = self.id.detail() else { return Err("the join named no group".into()) };
-        let handle = self.domain.create_address_handle(target.path)?;
+        let EventParameters::Ud(target) = self.id.detail() else {
+            return Err("the join named no group".into());
+        };
+        let handle = self.domain.create_address_handle(target.address_vector)?;
         println!("initiating data transfers");
         for message in 0..messages {
-            let gather = [self.region.entry(u64::from(GRH), size)];
-            let send = SendRequest::send_immediate(message, &gather, self.pair.number().value());
-            self.pair.post(&send.to(&handle, target.queue_pair, target.queue_key))?;
+            let gather = [self.region.sge(u64::from(GRH), size)];
+            let send = SendRequest::send_with_imm(message, &gather, self.pair.qpn().value());
+            self.pair.post_send(&send.ud_address(&handle, target.qpn, target.qkey))?;
         }
         self.complete(messages)?;
         println!("data transfers complete");

@@ -8,8 +8,8 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{Hints, Parameters, address_info, create_endpoint};
-use softhca::{Access, ReceiveRequest, SendRequest};
+use softhca::rdma_cm::{ConnectionParameters, Hints, address_info, create_endpoint};
+use softhca::{AccessFlags, ReceiveRequest, SendRequest};
 
 fn main() -> Outcome {
     let options = Options::read("p:s:")?;
@@ -26,12 +26,16 @@ fn run(options: &Options) -> Outcome {
     let info = address_info(&context, Some(server), port, &Hints::default())?;
     let endpoint = create_endpoint(&context, &info, 1)?;
     let pair = endpoint.queue_pair.as_ref().expect("an endpoint that connects has a queue pair");
-    let region = endpoint.domain.register(32, Access::LOCAL_WRITE)?;
-    pair.post_receive(&ReceiveRequest { id: 0, scatter: &[region.entry(0, 16)] })?;
-    let all = Parameters { responder_resources: 255, initiator_depth: 255, ..Parameters::default() };
+    let region = endpoint.protection_domain.allocate_region(32, AccessFlags::LOCAL_WRITE)?;
+    pair.post_recv(&ReceiveRequest { wr_id: 0, sg_list: &[region.sge(0, 16)] })?;
+    let all = ConnectionParameters {
+        responder_resources: 255,
+        initiator_depth: 255,
+        ..ConnectionParameters::default()
+    };
     endpoint.id.connect(&all)?;
-    pair.post(&SendRequest::send(0, &[region.entry(16, 16)]))?;
-    for completion in [endpoint.sends.wait()?, endpoint.receives.wait()?] {
+    pair.post_send(&SendRequest::send(0, &[region.sge(16, 16)]))?;
+    for completion in [endpoint.send_cq.wait()?, endpoint.recv_cq.wait()?] {
         if !completion.status.is_success() {
             return Err(format!("a request failed: {:?}", completion.status).into());
         }

@@ -9,8 +9,8 @@
 mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{Endpoint, EventKind, Hints, Parameters, address_info, create_endpoint};
-use softhca::{Access, ReceiveRequest, SendRequest};
+use softhca::rdma_cm::{ConnectionParameters, Endpoint, EventType, Hints, address_info, create_endpoint};
+use softhca::{AccessFlags, ReceiveRequest, SendRequest};
 
 fn main() -> Outcome {
     let options = Options::read("p:s:")?;
@@ -26,18 +26,22 @@ fn run(options: &Options) -> Outcome {
     let info = address_info(&context, options.text('s'), options.text('p').unwrap_or("7471"), &hints)?;
     let listening = create_endpoint(&context, &info, 1)?;
     listening.id.listen(0)?;
-    let endpoint = Endpoint::of_request(listening.id.get_request()?, 1)?;
+    let endpoint = Endpoint::from_request(listening.id.get_request()?, 1)?;
     let pair = endpoint.queue_pair.as_ref().expect("the endpoint of a request has a queue pair");
-    let region = endpoint.domain.register(32, Access::LOCAL_WRITE)?;
-    pair.post_receive(&ReceiveRequest { id: 0, scatter: &[region.entry(0, 16)] })?;
+    let region = endpoint.protection_domain.allocate_region(32, AccessFlags::LOCAL_WRITE)?;
+    pair.post_recv(&ReceiveRequest { wr_id: 0, sg_list: &[region.sge(0, 16)] })?;
     // As many reads as the peer asks for and the card can do.
-    let all = Parameters { responder_resources: 255, initiator_depth: 255, ..Parameters::default() };
+    let all = ConnectionParameters {
+        responder_resources: 255,
+        initiator_depth: 255,
+        ..ConnectionParameters::default()
+    };
     endpoint.id.accept(&all)?;
-    let received = endpoint.receives.wait()?;
+    let received = endpoint.recv_cq.wait()?;
     let sent = match received.status.is_success() {
         true => {
-            pair.post(&SendRequest::send(0, &[region.entry(16, 16)]))?;
-            endpoint.sends.wait()?
+            pair.post_send(&SendRequest::send(0, &[region.sge(16, 16)]))?;
+            endpoint.send_cq.wait()?
         }
         false => received,
     };
@@ -45,7 +49,7 @@ fn run(options: &Options) -> Outcome {
         return Err(format!("a request failed: {:?}", sent.status).into());
     }
     // The client leaves first, or both do at once.
-    endpoint.id.channel().wait()?.expect(EventKind::Disconnected)?;
+    endpoint.id.channel().wait()?.expect(EventType::Disconnected)?;
     let _ = endpoint.id.disconnect();
     Ok(())
 }

@@ -13,10 +13,10 @@
 pub mod common;
 
 use common::{Options, Outcome};
-use softhca::rdma_cm::{Event, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::rdma_cm::{ConnectionParameters, Event, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{
-    Access, CompletionOperation, CompletionQueue, Context, Device, MemoryRegion, QpKind, QueuePair,
-    ReceiveRequest, RemoteAddress, RemoteKey, SendRequest, State, block_on,
+    AccessFlags, CompletionOpcode, CompletionQueue, Context, Device, MemoryRegion, QpState, QpType,
+    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendRequest, block_on,
 };
 
 use std::future::{Future, poll_fn};
@@ -52,7 +52,7 @@ struct Side {
     sink: MemoryRegion,
     size: u32,
     /// What completed before anybody asked for it: the peer's next message may overtake the acknowledgement of ours.
-    early: Mutex<Vec<CompletionOperation>>,
+    early: Mutex<Vec<CompletionOpcode>>,
 }
 
 impl Side {
@@ -62,21 +62,21 @@ impl Side {
         options: &Options,
     ) -> Result<Side, Box<dyn std::error::Error + Send + Sync>> {
         let size: u32 = options.number('S', 64)?;
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let queue = context.create_completion_queue(16)?;
-        let pair = domain.queue_pair(QpKind::Rc, &queue).create()?;
-        let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+        let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE;
         let [advice, source, sink] = [2 * ADVICE, size, size]
-            .map(|bytes| domain.register(bytes as usize, rights))
+            .map(|bytes| domain.allocate_region(bytes as usize, rights))
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?
             .try_into()
             .unwrap_or_else(|_| unreachable!("three regions"));
         if options.has('q') {
             // The identifier tells what takes the queue pair to INIT; the rest follows when the peer is known.
-            pair.modify(&id.attributes(State::Init)?)?;
+            pair.modify(&id.qp_attributes(QpState::Init)?)?;
         } else {
-            id.attach(&pair)?;
+            id.attach_queue_pair(&pair)?;
         }
         let side = Side { queue, pair, advice, source, sink, size, early: Mutex::default() };
         side.expect_advice()?;
@@ -84,16 +84,16 @@ impl Side {
     }
 
     fn expect_advice(&self) -> Result<(), softhca::Error> {
-        self.pair.post_receive(&ReceiveRequest { id: 0, scatter: &[self.advice.entry(0, ADVICE)] })
+        self.pair.post_recv(&ReceiveRequest { wr_id: 0, sg_list: &[self.advice.sge(0, ADVICE)] })
     }
 
     /// Tells the peer where a buffer is.
     fn advise(&self, region: &MemoryRegion) -> Result<(), softhca::Error> {
         let mut bytes = region.address().to_be_bytes().to_vec();
-        bytes.extend(region.remote_key().0.to_be_bytes());
+        bytes.extend(region.rkey().0.to_be_bytes());
         bytes.extend(self.size.to_be_bytes());
         self.advice.write_at(u64::from(ADVICE), &bytes);
-        self.pair.post(&SendRequest::send(1, &[self.advice.entry(u64::from(ADVICE), ADVICE)]))
+        self.pair.post_send(&SendRequest::send(1, &[self.advice.sge(u64::from(ADVICE), ADVICE)]))
     }
 
     /// What the peer said of its buffer.
@@ -101,11 +101,11 @@ impl Side {
         let bytes = self.advice.read_at(0, ADVICE as usize);
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let address = u64::from_be_bytes(bytes[..8].try_into().expect("eight bytes"));
-        (RemoteAddress { address, key: RemoteKey(word(8)) }, word(12))
+        (RemoteAddress { address, rkey: RemoteKey(word(8)) }, word(12))
     }
 
     /// Waits until every one of these has completed; anything that failed is an error.
-    async fn completed(&self, operations: &[CompletionOperation]) -> Outcome {
+    async fn completed(&self, operations: &[CompletionOpcode]) -> Outcome {
         let mut left = operations.to_vec();
         left.retain(|operation| !self.came_early(*operation));
         while !left.is_empty() {
@@ -113,16 +113,16 @@ impl Side {
             if !completion.status.is_success() {
                 return Err(format!("cq completion failed status {:?}", completion.status).into());
             }
-            match left.iter().position(|operation| *operation == completion.operation) {
+            match left.iter().position(|operation| *operation == completion.opcode) {
                 Some(place) => drop(left.swap_remove(place)),
-                None => self.early.lock().expect("no panic").push(completion.operation),
+                None => self.early.lock().expect("no panic").push(completion.opcode),
             }
         }
         Ok(())
     }
 
     /// Whether one of these has completed already; it counts once.
-    fn came_early(&self, operation: CompletionOperation) -> bool {
+    fn came_early(&self, operation: CompletionOpcode) -> bool {
         let mut early = self.early.lock().expect("no panic");
         let place = early.iter().position(|other| *other == operation);
         place.map(|place| early.swap_remove(place)).is_some()
@@ -134,7 +134,7 @@ async fn advice_or_end(
     side: &Side,
     channel: &EventChannel,
 ) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
-    if side.came_early(CompletionOperation::Receive) {
+    if side.came_early(CompletionOpcode::Receive) {
         return Ok(true);
     }
     let (mut advice, mut event) = (pin!(side.queue.next()), pin!(channel.next()));
@@ -142,10 +142,10 @@ async fn advice_or_end(
         if let Poll::Ready(completion) = advice.as_mut().poll(context)
             && completion.status.is_success()
         {
-            return Poll::Ready(Ok(completion.operation == CompletionOperation::Receive));
+            return Poll::Ready(Ok(completion.opcode == CompletionOpcode::Receive));
         }
         match event.as_mut().poll(context) {
-            Poll::Ready(Ok(event)) if event.kind == EventKind::Disconnected => Poll::Ready(Ok(false)),
+            Poll::Ready(Ok(event)) if event.kind == EventType::Disconnected => Poll::Ready(Ok(false)),
             Poll::Ready(Ok(event)) => {
                 Poll::Ready(Err(format!("{}, status {}", event.kind, event.status).into()))
             }
@@ -164,16 +164,16 @@ pub async fn serve(device: Device, options: Options) -> Outcome {
     let address = resolve(&context, &format!("{}:{port}", options.text('a').unwrap_or("0.0.0.0")))?;
     listener.bind(address)?;
     listener.listen(3)?;
-    common::listening(&device);
-    let Event { id, .. } = channel.next().await?.expect(EventKind::ConnectRequest)?;
+    common::announce_listening(&device);
+    let Event { id, .. } = channel.next().await?.expect(EventType::ConnectRequest)?;
     let side = Side::new(&context, &id, &options)?;
-    let parameters = Parameters { queue_pair: side.pair.number(), ..Parameters::default() };
+    let parameters = ConnectionParameters { qpn: side.pair.qpn(), ..ConnectionParameters::default() };
     if options.has('q') {
-        side.pair.modify(&id.attributes(State::ReadyToReceive)?)?;
-        side.pair.modify(&id.attributes(State::ReadyToSend)?)?;
+        side.pair.modify(&id.qp_attributes(QpState::ReadyToReceive)?)?;
+        side.pair.modify(&id.qp_attributes(QpState::ReadyToSend)?)?;
     }
     id.accept(&parameters)?;
-    channel.next().await?.expect(EventKind::Established)?;
+    channel.next().await?.expect(EventType::Established)?;
 
     let mut rounds = 0;
     let most: u64 = options.number('C', 0)?;
@@ -182,25 +182,25 @@ pub async fn serve(device: Device, options: Options) -> Outcome {
         let (remote, length) = side.advised();
         side.expect_advice()?;
         let length = length.min(side.size);
-        side.pair.post(&SendRequest::read(2, &[side.sink.entry(0, length)], remote))?;
-        side.completed(&[CompletionOperation::Read]).await?;
+        side.pair.post_send(&SendRequest::rdma_read(2, &[side.sink.sge(0, length)], remote))?;
+        side.completed(&[CompletionOpcode::Read]).await?;
         let data = side.sink.read_at(0, length as usize);
         if options.has('v') {
             println!("server ping data: {}", text(&data));
         }
         // Go ahead: the client says where its sink is.
         side.advise(&side.sink)?;
-        side.completed(&[CompletionOperation::Send, CompletionOperation::Receive]).await?;
+        side.completed(&[CompletionOpcode::Send, CompletionOpcode::Receive]).await?;
         let (remote, _) = side.advised();
         side.expect_advice()?;
-        side.pair.post(&SendRequest::write(3, &[side.sink.entry(0, length)], remote))?;
-        side.completed(&[CompletionOperation::Write]).await?;
+        side.pair.post_send(&SendRequest::rdma_write(3, &[side.sink.sge(0, length)], remote))?;
+        side.completed(&[CompletionOpcode::Write]).await?;
         side.advise(&side.sink)?;
-        side.completed(&[CompletionOperation::Send]).await?;
+        side.completed(&[CompletionOpcode::Send]).await?;
         rounds += 1;
     }
     if most != 0 && rounds == most {
-        channel.next().await?.expect(EventKind::Disconnected)?;
+        channel.next().await?.expect(EventType::Disconnected)?;
     }
     println!("server DISCONNECT EVENT...");
     id.disconnect()?;
@@ -215,19 +215,19 @@ pub async fn ping(device: Device, options: Options) -> Outcome {
     let port: u16 = options.number('p', 7174)?;
     let address = options.text('a').ok_or("-c needs -a ADDRESS of the server")?;
     id.resolve_address(None, resolve(&context, &format!("{address}:{port}"))?)?;
-    channel.next().await?.expect(EventKind::AddressResolved)?;
+    channel.next().await?.expect(EventType::AddressResolved)?;
     id.resolve_route()?;
-    channel.next().await?.expect(EventKind::RouteResolved)?;
+    channel.next().await?.expect(EventType::RouteResolved)?;
     let side = Side::new(&context, &id, &options)?;
-    let parameters = Parameters { queue_pair: side.pair.number(), ..Parameters::default() };
+    let parameters = ConnectionParameters { qpn: side.pair.qpn(), ..ConnectionParameters::default() };
     id.connect(&parameters)?;
     if options.has('q') {
-        channel.next().await?.expect(EventKind::ConnectResponse)?;
-        side.pair.modify(&id.attributes(State::ReadyToReceive)?)?;
-        side.pair.modify(&id.attributes(State::ReadyToSend)?)?;
+        channel.next().await?.expect(EventType::ConnectResponse)?;
+        side.pair.modify(&id.qp_attributes(QpState::ReadyToReceive)?)?;
+        side.pair.modify(&id.qp_attributes(QpState::ReadyToSend)?)?;
         id.establish()?;
     } else {
-        channel.next().await?.expect(EventKind::Established)?;
+        channel.next().await?.expect(EventType::Established)?;
     }
 
     let count: u64 = options.number('C', 5)?;
@@ -236,10 +236,10 @@ pub async fn ping(device: Device, options: Options) -> Outcome {
         side.source.write_at(0, &data);
         side.advise(&side.source)?;
         // The server has read it, and asks for the place to write to.
-        side.completed(&[CompletionOperation::Send, CompletionOperation::Receive]).await?;
+        side.completed(&[CompletionOpcode::Send, CompletionOpcode::Receive]).await?;
         side.expect_advice()?;
         side.advise(&side.sink)?;
-        side.completed(&[CompletionOperation::Send, CompletionOperation::Receive]).await?;
+        side.completed(&[CompletionOpcode::Send, CompletionOpcode::Receive]).await?;
         side.expect_advice()?;
         let back = side.sink.read_at(0, side.size as usize);
         if options.has('V') && back != data {
@@ -250,7 +250,7 @@ pub async fn ping(device: Device, options: Options) -> Outcome {
         }
     }
     id.disconnect()?;
-    channel.next().await?.expect(EventKind::Disconnected)?;
+    channel.next().await?.expect(EventType::Disconnected)?;
     println!("client DISCONNECT EVENT...");
     Ok(())
 }

@@ -13,7 +13,9 @@
 //! Options: `-s BYTES` per message, `-n COUNT` of round trips of all pairs together, `-q COUNT` of queue pairs, `-e` to sleep until an event says that there
 //! is a completion instead of polling, `-p PORT` for the exchange.
 
-use softhca::{Access, Device, Notify, Path, QpKind, QueuePair, ReceiveRequest, SendRequest};
+use softhca::{
+    AccessFlags, ConnectOptions, CqNotify, Device, QpType, QueuePair, ReceiveRequest, SendRequest,
+};
 use std::error::Error;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
@@ -65,27 +67,27 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     // may reach, a queue where it reports, a queue pair that sends and receives.
     let device = Device::embedded()?;
     let context = device.open();
-    let domain = context.allocate_domain()?;
-    let region = domain.register(options.size as usize, Access::LOCAL_WRITE)?;
+    let domain = context.allocate_protection_domain()?;
+    let region = domain.allocate_region(options.size as usize, AccessFlags::LOCAL_WRITE)?;
     let channel = context.create_completion_channel()?;
-    let queue = context.create_completion_queue_on(256, &channel)?;
+    let queue = context.create_completion_queue_with_channel(256, &channel)?;
     let shared = domain.create_shared_receive_queue(64, 1)?;
     let pairs: Vec<QueuePair> = (0..options.pairs)
-        .map(|_| domain.queue_pair(QpKind::Rc, &queue).shared_receive_queue(&shared).create())
+        .map(|_| domain.create_queue_pair(QpType::Rc, &queue).shared_receive_queue(&shared).build())
         .collect::<Result<_, _>>()?;
 
     // One receive per message that may be under way; every pair draws from them.
-    let buffer = [region.entry(0, options.size)];
-    let receive = ReceiveRequest { id: RECEIVED, scatter: &buffer };
+    let buffer = [region.sge(0, options.size)];
+    let receive = ReceiveRequest { wr_id: RECEIVED, sg_list: &buffer };
     let send = SendRequest::send(SENT, &buffer);
     for _ in &pairs {
-        shared.post(&receive)?;
+        shared.post_recv(&receive)?;
     }
-    queue.request_notification(Notify::Next);
+    queue.request_notification(CqNotify::NextCompletion);
     for pair in &pairs {
-        let peer = pair.connect_over(&mut stream, &Path::default())?;
+        let peer = pair.connect_over_stream(&mut stream, &ConnectOptions::default())?;
         if side == Side::Client {
-            println!("  QPN {} to GID {}, QPN {}", pair.number(), peer.gid, peer.queue_pair);
+            println!("  QPN {} to GID {}, QPN {}", pair.qpn(), peer.gid, peer.qpn);
         }
     }
 
@@ -95,7 +97,7 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     if side == Side::Client {
         // One message on each pair, so that all are under way at once.
         for pair in pairs.iter().take(options.rounds as usize) {
-            pair.post(&send)?;
+            pair.post_send(&send)?;
             started += 1;
         }
     }
@@ -108,21 +110,21 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
                 // Sleep until the channel tells, ask to be told again, and look once more: what came between
                 // the last look and the wish makes no event.
                 channel.wait();
-                queue.request_notification(Notify::Next);
+                queue.request_notification(CqNotify::NextCompletion);
             }
         };
         if !completion.status.is_success() {
-            return Err(format!("request {} failed: {:?}", completion.id, completion.status).into());
+            return Err(format!("request {} failed: {:?}", completion.wr_id, completion.status).into());
         }
-        match completion.id {
+        match completion.wr_id {
             SENT => sent += 1,
             _ => {
                 received += 1;
                 // The buffer goes back to the shared queue before the answer makes the peer send again.
-                shared.post(&receive)?;
+                shared.post_recv(&receive)?;
                 if side == Side::Server || started < options.rounds {
-                    let pair = pairs.iter().find(|pair| pair.number() == completion.queue_pair);
-                    pair.ok_or("a completion of no queue pair of ours")?.post(&send)?;
+                    let pair = pairs.iter().find(|pair| pair.qpn() == completion.qpn);
+                    pair.ok_or("a completion of no queue pair of ours")?.post_send(&send)?;
                     started += 1;
                 }
             }

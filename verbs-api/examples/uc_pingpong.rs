@@ -12,7 +12,7 @@
 //! Options: `-s BYTES` per message, `-n COUNT` of round trips, `-e` to sleep until an event says that there
 //! is a completion instead of polling, `-p PORT` for the exchange.
 
-use softhca::{Access, Device, Notify, Path, QpKind, ReceiveRequest, SendRequest};
+use softhca::{AccessFlags, ConnectOptions, CqNotify, Device, QpType, ReceiveRequest, SendRequest};
 use std::error::Error;
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
@@ -63,31 +63,31 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     // may reach, a queue where it reports, a queue pair that sends and receives.
     let device = Device::embedded()?;
     let context = device.open();
-    let domain = context.allocate_domain()?;
-    let region = domain.register(options.size as usize, Access::LOCAL_WRITE)?;
+    let domain = context.allocate_protection_domain()?;
+    let region = domain.allocate_region(options.size as usize, AccessFlags::LOCAL_WRITE)?;
     let channel = context.create_completion_channel()?;
-    let queue = context.create_completion_queue_on(16, &channel)?;
-    let pair = domain.queue_pair(QpKind::Uc, &queue).create()?;
+    let queue = context.create_completion_queue_with_channel(16, &channel)?;
+    let pair = domain.create_queue_pair(QpType::Uc, &queue).build()?;
 
     // A message needs a receive that waits for it: post one before the peer can send.
-    let buffer = [region.entry(0, options.size)];
-    let receive = ReceiveRequest { id: RECEIVED, scatter: &buffer };
+    let buffer = [region.sge(0, options.size)];
+    let receive = ReceiveRequest { wr_id: RECEIVED, sg_list: &buffer };
     let send = SendRequest::send(SENT, &buffer);
-    pair.post_receive(&receive)?;
-    queue.request_notification(Notify::Next);
+    pair.post_recv(&receive)?;
+    queue.request_notification(CqNotify::NextCompletion);
 
     // UC has neither timeout nor retries to set; the same call leaves them out. It takes the queue pair
     // through RESET, INIT, RTR and RTS towards the peer.
-    let peer = pair.connect_over(&mut stream, &Path::default())?;
+    let peer = pair.connect_over_stream(&mut stream, &ConnectOptions::default())?;
     if side == Side::Client {
-        println!("  local address:  GID {}, QPN {}", pair.endpoint().gid, pair.number());
-        println!("  remote address: GID {}, QPN {}", peer.gid, peer.queue_pair);
+        println!("  local address:  GID {}, QPN {}", pair.endpoint().gid, pair.qpn());
+        println!("  remote address: GID {}, QPN {}", peer.gid, peer.qpn);
     }
 
     let start = Instant::now();
     let (mut sent, mut received) = (0, 0);
     if side == Side::Client {
-        pair.post(&send)?;
+        pair.post_send(&send)?;
     }
     while sent < options.rounds || received < options.rounds {
         let completion = loop {
@@ -98,23 +98,23 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
                 // Sleep until the channel tells, ask to be told again, and look once more: what came between
                 // the last look and the wish makes no event.
                 channel.wait();
-                queue.request_notification(Notify::Next);
+                queue.request_notification(CqNotify::NextCompletion);
             }
         };
         if !completion.status.is_success() {
-            return Err(format!("request {} failed: {:?}", completion.id, completion.status).into());
+            return Err(format!("request {} failed: {:?}", completion.wr_id, completion.status).into());
         }
-        match completion.id {
+        match completion.wr_id {
             SENT => sent += 1,
             _ => {
                 received += 1;
                 // The next receive first, then the answer: the peer's next message may be here at once.
                 if received < options.rounds {
-                    pair.post_receive(&receive)?;
+                    pair.post_recv(&receive)?;
                 }
                 let answers = if side == Side::Server { options.rounds } else { options.rounds - 1 };
                 if received <= answers {
-                    pair.post(&send)?;
+                    pair.post_send(&send)?;
                 }
             }
         }

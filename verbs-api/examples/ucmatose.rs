@@ -13,9 +13,10 @@
 mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{CmOption, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::rdma_cm::{CmOption, ConnectionParameters, EventChannel, EventType, Id, PortSpace, resolve};
 use softhca::{
-    Access, CompletionQueue, Context, Device, MemoryRegion, QpKind, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, CompletionQueue, Context, Device, MemoryRegion, QpType, QueuePair, ReceiveRequest,
+    SendRequest,
 };
 
 fn main() -> Outcome {
@@ -37,22 +38,22 @@ struct Node {
 impl Node {
     fn new(context: &Context, id: Id, settings: &Settings) -> Result<Node, softhca::Error> {
         let slots = (settings.messages as u32).max(1);
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let [sends, receives] =
             [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
-        let pair = domain.queue_pair(QpKind::Rc, &sends).receives_complete_to(&receives);
-        let pair = pair.sends(slots).receives(slots).create()?;
-        let region = domain.register(settings.size.max(1) as usize, Access::LOCAL_WRITE)?;
-        id.attach(&pair)?;
+        let pair = domain.create_queue_pair(QpType::Rc, &sends).recv_cq(&receives);
+        let pair = pair.max_send_wr(slots).max_recv_wr(slots).build()?;
+        let region = domain.allocate_region(settings.size.max(1) as usize, AccessFlags::LOCAL_WRITE)?;
+        id.attach_queue_pair(&pair)?;
         for message in 0..settings.messages {
-            pair.post_receive(&ReceiveRequest { id: message, scatter: &[region.entry(0, settings.size)] })?;
+            pair.post_recv(&ReceiveRequest { wr_id: message, sg_list: &[region.sge(0, settings.size)] })?;
         }
         Ok(Node { id, sends, receives, pair, region })
     }
 
     fn post_sends(&self, settings: &Settings) -> Result<(), softhca::Error> {
         for message in 0..settings.messages {
-            self.pair.post(&SendRequest::send(message, &[self.region.entry(0, settings.size)]))?;
+            self.pair.post_send(&SendRequest::send(message, &[self.region.sge(0, settings.size)]))?;
         }
         Ok(())
     }
@@ -72,7 +73,7 @@ async fn complete(queues: impl Iterator<Item = &CompletionQueue>, count: u64) ->
 }
 
 /// Takes so many events of a kind.
-async fn events(channel: &EventChannel, kind: EventKind, count: usize) -> Outcome {
+async fn events(channel: &EventChannel, kind: EventType, count: usize) -> Outcome {
     for _ in 0..count {
         channel.next().await?.expect(kind)?;
     }
@@ -94,24 +95,24 @@ fn migrate(channel: EventChannel, nodes: &[Node], options: &Options) -> Result<E
 
 async fn server(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting server");
-    let settings = Settings::of(&options, PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Tcp)?;
     listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(100)?;
-    common::listening(&device);
+    common::announce_listening(&device);
     let (mut nodes, mut established) = (Vec::new(), 0);
     while established < settings.connections {
         let event = channel.next().await?;
         match event.kind {
-            EventKind::ConnectRequest => {
+            EventType::ConnectRequest => {
                 let node = Node::new(&context, event.id, &settings)?;
-                node.id.accept(&Parameters::default())?;
+                node.id.accept(&ConnectionParameters::default())?;
                 nodes.push(node);
             }
             _ => {
-                event.expect(EventKind::Established)?;
+                event.expect(EventType::Established)?;
                 established += 1;
             }
         }
@@ -132,14 +133,14 @@ async fn server(device: Device, options: Options) -> Outcome {
     for node in &nodes {
         node.id.disconnect()?;
     }
-    events(&channel, EventKind::Disconnected, nodes.len()).await?;
+    events(&channel, EventType::Disconnected, nodes.len()).await?;
     println!("disconnected");
     Ok(())
 }
 
 async fn client(device: Device, options: Options) -> Outcome {
     println!("cmatose: starting client");
-    let settings = Settings::of(&options, PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("cmatose: connecting");
@@ -152,15 +153,15 @@ async fn client(device: Device, options: Options) -> Outcome {
             id.set_option(CmOption::TypeOfService(options.number('t', 0)?))?;
         }
         id.resolve_address(None, peer)?;
-        events(&channel, EventKind::AddressResolved, 1).await?;
+        events(&channel, EventType::AddressResolved, 1).await?;
         id.resolve_route()?;
-        events(&channel, EventKind::RouteResolved, 1).await?;
+        events(&channel, EventType::RouteResolved, 1).await?;
         nodes.push(Node::new(&context, id, &settings)?);
     }
     for node in &nodes {
-        node.id.connect(&Parameters::default())?;
+        node.id.connect(&ConnectionParameters::default())?;
     }
-    events(&channel, EventKind::Established, nodes.len()).await?;
+    events(&channel, EventType::Established, nodes.len()).await?;
     if settings.messages > 0 {
         println!("receiving data transfers");
         complete(nodes.iter().map(|node| &node.receives), settings.messages).await?;
@@ -172,7 +173,7 @@ async fn client(device: Device, options: Options) -> Outcome {
         println!("data transfers complete");
     }
     let channel = migrate(channel, &nodes, &options)?;
-    events(&channel, EventKind::Disconnected, nodes.len()).await?;
+    events(&channel, EventType::Disconnected, nodes.len()).await?;
     for node in &nodes {
         node.id.disconnect()?;
     }

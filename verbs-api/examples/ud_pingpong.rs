@@ -14,7 +14,7 @@
 //! is a completion instead of polling, `-p PORT` for the exchange.
 
 use softhca::{
-    Access, AddressVector, Device, Endpoint, Notify, QpKind, QueueKey, ReceiveRequest, SendRequest,
+    AccessFlags, AddressVector, CqNotify, Device, Endpoint, QpType, QueueKey, ReceiveRequest, SendRequest,
 };
 use std::error::Error;
 use std::net::{TcpListener, TcpStream};
@@ -72,33 +72,33 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
     // may reach, a queue where it reports, a queue pair that sends and receives.
     let device = Device::embedded()?;
     let context = device.open();
-    let domain = context.allocate_domain()?;
-    let region = domain.register((GRH + options.size) as usize, Access::LOCAL_WRITE)?;
+    let domain = context.allocate_protection_domain()?;
+    let region = domain.allocate_region((GRH + options.size) as usize, AccessFlags::LOCAL_WRITE)?;
     let channel = context.create_completion_channel()?;
-    let queue = context.create_completion_queue_on(16, &channel)?;
-    let pair = domain.queue_pair(QpKind::Ud, &queue).create()?;
+    let queue = context.create_completion_queue_with_channel(16, &channel)?;
+    let pair = domain.create_queue_pair(QpType::Ud, &queue).build()?;
 
     // A datagram without a receive is dropped, so the receive comes first. The header goes before the data.
-    let room = [region.entry(0, GRH + options.size)];
-    let data = [region.entry(GRH.into(), options.size)];
-    let receive = ReceiveRequest { id: RECEIVED, scatter: &room };
-    pair.post_receive(&receive)?;
-    queue.request_notification(Notify::Next);
-    pair.start_datagrams(KEY)?;
+    let room = [region.sge(0, GRH + options.size)];
+    let data = [region.sge(GRH.into(), options.size)];
+    let receive = ReceiveRequest { wr_id: RECEIVED, sg_list: &room };
+    pair.post_recv(&receive)?;
+    queue.request_notification(CqNotify::NextCompletion);
+    pair.start_ud(KEY)?;
 
     // Who are you? A line each way over TCP, then a handle for the peer's host.
     let peer: Endpoint = exchange(&mut stream, &pair.endpoint().to_string())?.parse()?;
     let handle = domain.create_address_handle(AddressVector::to(peer.gid))?;
-    let send = SendRequest::send(SENT, &data).to(&handle, peer.queue_pair, KEY);
+    let send = SendRequest::send(SENT, &data).ud_address(&handle, peer.qpn, KEY);
     if side == Side::Client {
-        println!("  local address:  GID {}, QPN {}", pair.endpoint().gid, pair.number());
-        println!("  remote address: GID {}, QPN {}", peer.gid, peer.queue_pair);
+        println!("  local address:  GID {}, QPN {}", pair.endpoint().gid, pair.qpn());
+        println!("  remote address: GID {}, QPN {}", peer.gid, peer.qpn);
     }
 
     let start = Instant::now();
     let (mut sent, mut received) = (0, 0);
     if side == Side::Client {
-        pair.post(&send)?;
+        pair.post_send(&send)?;
     }
     while sent < options.rounds || received < options.rounds {
         let completion = loop {
@@ -109,23 +109,23 @@ fn play(side: Side, mut stream: TcpStream, options: &Options) -> Outcome {
                 // Sleep until the channel tells, ask to be told again, and look once more: what came between
                 // the last look and the wish makes no event.
                 channel.wait();
-                queue.request_notification(Notify::Next);
+                queue.request_notification(CqNotify::NextCompletion);
             }
         };
         if !completion.status.is_success() {
-            return Err(format!("request {} failed: {:?}", completion.id, completion.status).into());
+            return Err(format!("request {} failed: {:?}", completion.wr_id, completion.status).into());
         }
-        match completion.id {
+        match completion.wr_id {
             SENT => sent += 1,
             _ => {
                 received += 1;
                 // The next receive first, then the answer: the peer's next message may be here at once.
                 if received < options.rounds {
-                    pair.post_receive(&receive)?;
+                    pair.post_recv(&receive)?;
                 }
                 let answers = if side == Side::Server { options.rounds } else { options.rounds - 1 };
                 if received <= answers {
-                    pair.post(&send)?;
+                    pair.post_send(&send)?;
                 }
             }
         }

@@ -12,10 +12,10 @@
 pub mod common;
 
 use common::{Options, Outcome, Settings};
-use softhca::rdma_cm::{DatagramTarget, EventChannel, EventKind, Id, Parameters, PortSpace, resolve};
+use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace, UdParameters, resolve};
 use softhca::{
-    Access, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
-    ProtectionDomain, QpKind, Qpn, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, AddressHandle, AddressVector, CompletionQueue, Context, Device, Gid, MemoryRegion,
+    ProtectionDomain, QpType, Qpn, QueuePair, ReceiveRequest, SendRequest,
 };
 
 /// Bytes of the routing header in front of every datagram.
@@ -41,26 +41,26 @@ struct Node {
 impl Node {
     fn new(context: &Context, id: Id, settings: &Settings) -> Result<Node, softhca::Error> {
         let slots = (settings.messages as u32).max(1);
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let [sends, receives] =
             [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
-        let pair = domain.queue_pair(QpKind::Ud, &sends).receives_complete_to(&receives);
-        let pair = pair.sends(slots).receives(slots).create()?;
-        let region = domain.register((settings.size + GRH) as usize, Access::LOCAL_WRITE)?;
-        id.attach(&pair)?;
+        let pair = domain.create_queue_pair(QpType::Ud, &sends).recv_cq(&receives);
+        let pair = pair.max_send_wr(slots).max_recv_wr(slots).build()?;
+        let region = domain.allocate_region((settings.size + GRH) as usize, AccessFlags::LOCAL_WRITE)?;
+        id.attach_queue_pair(&pair)?;
         for message in 0..settings.messages {
-            let scatter = [region.entry(0, settings.size + GRH)];
-            pair.post_receive(&ReceiveRequest { id: message, scatter: &scatter })?;
+            let scatter = [region.sge(0, settings.size + GRH)];
+            pair.post_recv(&ReceiveRequest { wr_id: message, sg_list: &scatter })?;
         }
         Ok(Node { id, domain, sends, receives, pair, region })
     }
 
     /// Sends every message, with the own queue pair's number as immediate data.
-    fn post_sends(&self, settings: &Settings, handle: &AddressHandle, to: &DatagramTarget) -> Outcome {
+    fn post_sends(&self, settings: &Settings, handle: &AddressHandle, to: &UdParameters) -> Outcome {
         for message in 0..settings.messages {
-            let gather = [self.region.entry(u64::from(GRH), settings.size)];
-            let send = SendRequest::send_immediate(message, &gather, self.pair.number().value());
-            self.pair.post(&send.to(handle, to.queue_pair, to.queue_key))?;
+            let gather = [self.region.sge(u64::from(GRH), settings.size)];
+            let send = SendRequest::send_with_imm(message, &gather, self.pair.qpn().value());
+            self.pair.post_send(&send.ud_address(handle, to.qpn, to.qkey))?;
         }
         Ok(())
     }
@@ -73,7 +73,7 @@ impl Node {
             if !completion.status.is_success() {
                 return Err(format!("udaddy: a receive failed: {:?}", completion.status).into());
             }
-            from = Qpn::new(completion.immediate);
+            from = Qpn::new(completion.imm_data);
         }
         Ok(from)
     }
@@ -104,18 +104,18 @@ impl Node {
 /// Names a queue pair to each client, receives, and answers.
 pub async fn server(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting server");
-    let settings = Settings::of(&options, PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     let listener = channel.create_id(PortSpace::Udp)?;
     listener.bind(resolve(&context, &settings.listen_at(&options))?)?;
     listener.listen(100)?;
-    common::listening(&device);
+    common::announce_listening(&device);
     let mut nodes = Vec::new();
     while nodes.len() < settings.connections {
-        let request = channel.next().await?.expect(EventKind::ConnectRequest)?;
+        let request = channel.next().await?.expect(EventType::ConnectRequest)?;
         let node = Node::new(&context, request.id, &settings)?;
-        node.id.accept(&Parameters::default())?;
+        node.id.accept(&ConnectionParameters::default())?;
         nodes.push(node);
     }
     if settings.messages > 0 {
@@ -124,7 +124,8 @@ pub async fn server(device: Device, options: Options) -> Outcome {
         for node in &nodes {
             let queue_pair = node.receive(&settings).await?;
             let path = AddressVector::to(node.sender());
-            let target = DatagramTarget { path, queue_pair, queue_key: softhca::rdma_cm::DATAGRAM_KEY };
+            let target =
+                UdParameters { address_vector: path, qpn: queue_pair, qkey: softhca::rdma_cm::RDMA_UDP_QKEY };
             peers.push((target, node.domain.create_address_handle(path)?));
         }
         println!("sending replies");
@@ -140,7 +141,7 @@ pub async fn server(device: Device, options: Options) -> Outcome {
 /// Asks for queue pairs, sends to them, and receives.
 pub async fn client(device: Device, options: Options) -> Outcome {
     println!("udaddy: starting client");
-    let settings = Settings::of(&options, PORT)?;
+    let settings = Settings::from_options(&options, PORT)?;
     let context = device.open();
     let channel = EventChannel::new(&context)?;
     println!("udaddy: connecting");
@@ -150,14 +151,14 @@ pub async fn client(device: Device, options: Options) -> Outcome {
     for _ in 0..settings.connections {
         let id = channel.create_id(PortSpace::Udp)?;
         id.resolve_address(None, peer)?;
-        channel.next().await?.expect(EventKind::AddressResolved)?;
+        channel.next().await?.expect(EventType::AddressResolved)?;
         id.resolve_route()?;
-        channel.next().await?.expect(EventKind::RouteResolved)?;
+        channel.next().await?.expect(EventType::RouteResolved)?;
         let node = Node::new(&context, id, &settings)?;
-        node.id.connect(&Parameters::default())?;
-        let event = channel.next().await?.expect(EventKind::Established)?;
+        node.id.connect(&ConnectionParameters::default())?;
+        let event = channel.next().await?.expect(EventType::Established)?;
         let target = event.target().ok_or("the server named no queue pair")?;
-        let handle = node.domain.create_address_handle(target.path)?;
+        let handle = node.domain.create_address_handle(target.address_vector)?;
         nodes.push((node, target, handle));
     }
     if settings.messages > 0 {

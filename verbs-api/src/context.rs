@@ -1,8 +1,8 @@
 //! An open device.
 
 use crate::backend::Backend;
-use crate::executor::{Wait, waiting_for};
-use crate::rendezvous::refuse_to_block;
+use crate::endpoint_exchange::assert_may_block;
+use crate::executor::{WaitReason, record_wait_reason};
 use crate::{CompletionChannel, CompletionQueue, Counters, Error, ProtectionDomain, XrcDomain};
 use softhca_engine::{AsyncEvent, PortState};
 use softhca_wire::Gid;
@@ -53,12 +53,12 @@ impl Context {
     }
 
     /// How many entries the port's GID table has.
-    pub fn gids(&self) -> usize {
+    pub fn gid_table_len(&self) -> usize {
         self.backend.gids().len()
     }
 
     /// The entry of the port's table to send from, to a peer or group of this GID: the first of its IP version.
-    pub fn gid_index_towards(&self, peer: Gid) -> u8 {
+    pub fn gid_index_for(&self, peer: Gid) -> u8 {
         let gids = self.backend.gids();
         let same = |gid: &Gid| gid.ip().is_ipv4() == peer.ip().is_ipv4();
         gids.iter().position(same).unwrap_or(0) as u8
@@ -70,7 +70,7 @@ impl Context {
     }
 
     /// Allocates a protection domain.
-    pub fn allocate_domain(&self) -> Result<ProtectionDomain, Error> {
+    pub fn allocate_protection_domain(&self) -> Result<ProtectionDomain, Error> {
         ProtectionDomain::new(self)
     }
 
@@ -80,7 +80,7 @@ impl Context {
     }
 
     /// Creates a completion queue that tells a channel when it has news.
-    pub fn create_completion_queue_on(
+    pub fn create_completion_queue_with_channel(
         &self,
         slots: u32,
         channel: &CompletionChannel,
@@ -99,50 +99,50 @@ impl Context {
     }
 
     /// A descriptor that is readable while an asynchronous event waits, for `poll`, `epoll` or a runtime.
-    pub fn event_descriptor(&self) -> Result<BorrowedFd<'_>, Error> {
-        self.backend.events().descriptor()
+    pub fn async_fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.backend.async_events().descriptor()
     }
 
     /// Takes the oldest asynchronous event, if there is one.
     ///
     /// # Panics
     /// In a child of the process that opened the device.
-    pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.backend.insist_on_process();
-        self.backend.events().take()
+    pub fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.backend.assert_same_process();
+        self.backend.async_events().pop()
     }
 
     /// Waits for an asynchronous event; `None` when the time is over.
     ///
     /// # Panics
     /// In the host code of a `World`, where [`Context::next_event`] is to be awaited.
-    pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
-        self.backend.insist_on_process();
-        refuse_to_block("Context::wait_event", "context.next_event().await");
+    pub fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.backend.assert_same_process();
+        assert_may_block("Context::wait_event", "context.next_event().await");
         let until = self.backend.now().plus(timeout);
         loop {
-            let seen = self.backend.events().news().count();
-            if let Some(event) = self.backend.events().take() {
+            let seen = self.backend.async_events().notifier().count();
+            if let Some(event) = self.backend.async_events().pop() {
                 return Some(event);
             }
-            if !self.backend.wait(self.backend.events().news(), seen, Some(until)) {
-                return self.backend.events().take();
+            if !self.backend.wait(self.backend.async_events().notifier(), seen, Some(until)) {
+                return self.backend.async_events().pop();
             }
         }
     }
 
     /// The next asynchronous event, for async code.
-    pub async fn next_event(&self) -> AsyncEvent {
+    pub async fn next_async_event(&self) -> AsyncEvent {
         poll_fn(|context| {
-            self.backend.insist_on_process();
-            let seen = self.backend.events().news().count();
-            if let Some(event) = self.backend.events().take() {
+            self.backend.assert_same_process();
+            let seen = self.backend.async_events().notifier().count();
+            if let Some(event) = self.backend.async_events().pop() {
                 return Poll::Ready(event);
             }
-            if !self.backend.events().news().register(seen, context.waker()) {
+            if !self.backend.async_events().notifier().register_waker(seen, context.waker()) {
                 context.waker().wake_by_ref();
             }
-            waiting_for(|| Wait::AsyncEvent);
+            record_wait_reason(|| WaitReason::AsyncEvent);
             Poll::Pending
         })
         .await

@@ -2,12 +2,12 @@
 
 use crate::backend::Backend;
 #[cfg(target_os = "linux")]
-use crate::daemon::Daemon;
-use crate::embedded::{self, Embedded};
-use crate::simulated::Simulated;
-use crate::{Context, Entropy, Error, IcrcCheck, Loopback, Rendezvous, Settings, Witness};
-use softhca_engine::{Acks, Answers, Limits, PortState};
-use softhca_fabric::{Flow, Line, Receiver, Rule, SwitchSettings, Tally};
+use crate::daemon::DaemonBackend;
+use crate::embedded::{self, EmbeddedBackend};
+use crate::simulated::SimulatedBackend;
+use crate::{Context, DriverSink, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
+use softhca_engine::{AckPolicy, DeviceLimits, PortState, ResponseOrder};
+use softhca_fabric::{Flow, LinkSettings, ReceiverSettings, Rule, RuleCounters, SwitchSettings};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
 use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
@@ -19,11 +19,11 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortSwitch {
     /// The cables to the card and to whoever sends to it.
-    pub line: Line,
+    pub line: LinkSettings,
     /// When the switch marks and pauses.
     pub settings: SwitchSettings,
     /// How fast the card's port takes what arrives; it pauses the switch before it loses anything.
-    pub receiver: Receiver,
+    pub receiver: ReceiverSettings,
 }
 
 /// What an embedded card may differ in.
@@ -47,7 +47,7 @@ pub struct EmbeddedOptions {
     /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
     pub switch: Option<PortSwitch>,
     /// Sees every event and every packet.
-    pub witness: Box<dyn Witness>,
+    pub event_sink: Box<dyn DriverSink>,
 }
 
 impl Default for EmbeddedOptions {
@@ -58,31 +58,31 @@ impl Default for EmbeddedOptions {
             entropy: Entropy::Off,
             loopback: Loopback::Socket,
             settings: Settings {
-                acks: Acks::Coalesce,
-                answers: Answers::Ahead,
-                least_ack_timeout: Duration::from_millis(500),
+                ack_policy: AckPolicy::Coalesce,
+                response_order: ResponseOrder::ResponseFirst,
+                min_ack_timeout: Duration::from_millis(500),
                 ..Settings::default()
             },
             icrc: IcrcCheck::default(),
             receive_buffer: SocketOptions::default().receive_buffer,
             switch: None,
-            witness: Box::new(()),
+            event_sink: Box::new(()),
         }
     }
 }
 
 #[derive(Clone)]
-enum Card {
-    Embedded(Arc<Embedded>),
-    Simulated(Arc<Simulated>),
+enum DeviceBackend {
+    Embedded(Arc<EmbeddedBackend>),
+    Simulated(Arc<SimulatedBackend>),
     #[cfg(target_os = "linux")]
-    Daemon(Arc<Daemon>),
+    Daemon(Arc<DaemonBackend>),
 }
 
 /// A card that can be opened.
 #[derive(Clone)]
 pub struct Device {
-    card: Card,
+    backend: DeviceBackend,
     address: IpAddr,
 }
 
@@ -99,7 +99,7 @@ impl Device {
         }
         let buffers = SocketOptions { receive_buffer: options.receive_buffer, ..SocketOptions::default() };
         let sockets = match options.address {
-            Some(address) => HostSockets::bind_both(address, options.ipv6, buffers)?,
+            Some(address) => HostSockets::bind_dual_stack(address, options.ipv6, buffers)?,
             None => match options.ipv6 {
                 None => bind_host(buffers)?,
                 ipv6 => bind_host(buffers)?.with_ipv6(ipv6, buffers)?,
@@ -107,25 +107,25 @@ impl Device {
         };
         let EmbeddedOptions { settings, icrc, entropy, loopback, .. } = options;
         let driver = DriverOptions { settings, icrc, entropy, loopback };
-        let card = embedded::start(sockets, driver, options.switch, options.witness)?;
-        let address = card.seat.address();
-        Ok(Device { card: Card::Embedded(Arc::new(card)), address })
+        let card = embedded::start(sockets, driver, options.switch, options.event_sink)?;
+        let address = card.runtime.address();
+        Ok(Device { backend: DeviceBackend::Embedded(Arc::new(card)), address })
     }
 
     #[cfg(target_os = "linux")]
-    pub(crate) fn of_daemon(card: Daemon, address: IpAddr) -> Device {
-        Device { card: Card::Daemon(Arc::new(card)), address }
+    pub(crate) fn from_daemon(card: DaemonBackend, address: IpAddr) -> Device {
+        Device { backend: DeviceBackend::Daemon(Arc::new(card)), address }
     }
 
-    pub(crate) fn simulated(card: Simulated, address: IpAddr) -> Device {
-        Device { card: Card::Simulated(Arc::new(card)), address }
+    pub(crate) fn simulated(card: SimulatedBackend, address: IpAddr) -> Device {
+        Device { backend: DeviceBackend::Simulated(Arc::new(card)), address }
     }
 
     /// The name: a process has one host, and a host one device.
     pub fn name(&self) -> &str {
-        match &self.card {
+        match &self.backend {
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => card.device_name(),
+            DeviceBackend::Daemon(card) => card.device_name(),
             _ => "softhca0",
         }
     }
@@ -142,19 +142,19 @@ impl Device {
 
     /// What the card offers.
     pub fn attributes(&self) -> DeviceAttributes {
-        let limits = match &self.card {
+        let limits = match &self.backend {
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => card.limits(),
-            _ => Limits::CARD,
+            DeviceBackend::Daemon(card) => card.limits(),
+            _ => DeviceLimits::HCA,
         };
         DeviceAttributes { limits }
     }
 
     /// What its one port is like.
-    pub fn port(&self) -> PortAttributes {
+    pub fn port_attributes(&self) -> PortAttributes {
         let (active_mtu, gid) = (self.backend().active_mtu(), Gid::from(self.address));
         let state = self.backend().port_state();
-        PortAttributes { number: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
+        PortAttributes { port_num: 1, state, max_mtu: Mtu::B4096, active_mtu, gid }
     }
 
     /// Opens the device.
@@ -163,27 +163,27 @@ impl Device {
     }
 
     fn backend(&self) -> Arc<dyn Backend> {
-        match &self.card {
-            Card::Embedded(card) => card.clone(),
-            Card::Simulated(card) => card.clone(),
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.clone(),
+            DeviceBackend::Simulated(card) => card.clone(),
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => card.clone(),
+            DeviceBackend::Daemon(card) => card.clone(),
         }
     }
 
     /// How full the receive buffers of an embedded card's sockets are, and how many datagrams they dropped:
     /// first that of RoCE, then that of link control. Other cards are not asked.
-    pub fn receive_memory(&self) -> Result<Option<[ReceiveMemory; 2]>, Error> {
-        match &self.card {
-            Card::Embedded(card) => card.seat.receive_memory().map(Some),
+    pub fn receive_buffer_usage(&self) -> Result<Option<[ReceiveMemory; 2]>, Error> {
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.runtime.receive_buffer_usage().map(Some),
             _ => Ok(None),
         }
     }
 
     /// Where applications meet before they are connected: shared by the hosts of a `World`, or by all
     /// embedded cards of this process.
-    pub fn rendezvous(&self) -> Rendezvous {
-        self.backend().rendezvous()
+    pub fn endpoint_exchange(&self) -> EndpointExchange {
+        self.backend().endpoint_exchange()
     }
 
     /// Puts a fault rule on the cable that leaves the card. A world's own seed decides its draws. On the card of a
@@ -192,11 +192,11 @@ impl Device {
     /// # Panics
     /// If the card is a daemon's that is gone or refuses.
     pub fn add_rule(&self, seed: u64, rule: Rule) {
-        match &self.card {
-            Card::Embedded(card) => card.seat.add_rule(seed, rule),
-            Card::Simulated(card) => card.seat.add_rule(&rule),
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.runtime.add_rule(seed, rule),
+            DeviceBackend::Simulated(card) => card.runtime.add_rule(&rule),
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => expect_done(card.add_rule(seed, rule)),
+            DeviceBackend::Daemon(card) => expect_success(card.add_rule(seed, rule)),
         }
     }
 
@@ -205,11 +205,11 @@ impl Device {
     /// # Panics
     /// As [`Device::add_rule`].
     pub fn add_flow(&self, seed: u64, flow: Flow) {
-        match &self.card {
-            Card::Embedded(card) => card.seat.add_flow(seed, flow),
-            Card::Simulated(card) => card.seat.add_flow(flow),
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.runtime.add_flow(seed, flow),
+            DeviceBackend::Simulated(card) => card.runtime.add_flow(flow),
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => expect_done(card.add_flow(seed, flow)),
+            DeviceBackend::Daemon(card) => expect_success(card.add_flow(seed, flow)),
         }
     }
 
@@ -217,18 +217,18 @@ impl Device {
     ///
     /// # Panics
     /// As [`Device::add_rule`].
-    pub fn rules(&self) -> Vec<(Rule, Tally)> {
-        match &self.card {
-            Card::Embedded(card) => card.seat.rules(),
-            Card::Simulated(card) => card.seat.rules(),
+    pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
+        match &self.backend {
+            DeviceBackend::Embedded(card) => card.runtime.rules(),
+            DeviceBackend::Simulated(card) => card.runtime.rules(),
             #[cfg(target_os = "linux")]
-            Card::Daemon(card) => expect_done(card.rules()),
+            DeviceBackend::Daemon(card) => expect_success(card.rules()),
         }
     }
 }
 
 #[cfg(target_os = "linux")]
-fn expect_done<T>(result: Result<T, Error>) -> T {
+fn expect_success<T>(result: Result<T, Error>) -> T {
     result.unwrap_or_else(|error| panic!("fault rules on a daemon's card: {error}"))
 }
 
@@ -236,14 +236,14 @@ fn expect_done<T>(result: Result<T, Error>) -> T {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttributes {
     /// How many of each resource, and how large.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
 }
 
 /// What a port is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
     /// Its number: a card has one port.
-    pub number: u8,
+    pub port_num: u8,
     /// Whether its link carries anything, when it was asked.
     pub state: PortState,
     /// The largest path MTU that the card can do.

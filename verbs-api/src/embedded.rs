@@ -1,19 +1,19 @@
 //! A card in this process: callers drive it when they poll, a thread of its own when nobody does.
 
 use crate::backend::Result;
-use crate::local::{Board, Local, Seat};
-use crate::memory::{Block, HostMemory};
+use crate::local_backend::{CardRuntime, EventBus, LocalBackend};
+use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::time::real_now;
-use crate::{Error, PortSwitch, Rendezvous};
+use crate::{EndpointExchange, Error, PortSwitch};
 use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
-use softhca_fabric::{FabricEvent, Fault, Flow, Rule, Tally, Topology};
-use softhca_queue::Words;
+use softhca_fabric::{FabricEvent, Fault, Flow, Rule, RuleCounters, Topology};
+use softhca_queue::SharedWords;
 use softhca_udp::{
-    Backbone, Conduct, Driver, DriverOptions, HostSockets, LinkEvent, Passage, ProcessMark, ReceiveMemory,
-    Station, Witness,
+    DrivePolicy, Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, LinkEvent, PortDirection,
+    ProcessIdentity, ReceiveMemory, SharedDriver,
 };
-use softhca_wire::{Envelope, Gid, Mtu, Pfc};
+use softhca_wire::{AddressHeaders, Gid, Mtu, Pfc};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
@@ -21,55 +21,55 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a caller that waits for an event of a connection drives before it sleeps.
-const ATTENTION: Duration = Duration::from_micros(50);
+const CM_SPIN_TIME: Duration = Duration::from_micros(50);
 
 /// Reads the card's events for the board, and passes everything on.
-struct Reader {
-    board: Arc<Board>,
-    next: Box<dyn Witness>,
+struct EventForwarder {
+    event_bus: Arc<EventBus>,
+    forward_to: Box<dyn DriverSink>,
 }
 
-impl Witness for Reader {
-    fn card(&mut self, now: Instant, event: &Event) {
-        self.board.put_up(event);
-        self.next.card(now, event);
+impl DriverSink for EventForwarder {
+    fn on_engine_event(&mut self, now: Instant, event: &Event) {
+        self.event_bus.dispatch(event);
+        self.forward_to.on_engine_event(now, event);
     }
 
-    fn frame(&mut self, now: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
-        self.next.frame(now, passage, envelope, packet);
+    fn on_frame(&mut self, now: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
+        self.forward_to.on_frame(now, passage, envelope, packet);
     }
 
-    fn fault(&mut self, now: Instant, fault: &Fault) {
-        self.next.fault(now, fault);
+    fn on_fault(&mut self, now: Instant, fault: &Fault) {
+        self.forward_to.on_fault(now, fault);
     }
 
-    fn link(&mut self, now: Instant, event: &LinkEvent) {
-        self.next.link(now, event);
+    fn on_link_event(&mut self, now: Instant, event: &LinkEvent) {
+        self.forward_to.on_link_event(now, event);
     }
 
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        self.next.fabric(now, event);
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
+        self.forward_to.on_fabric_event(now, event);
     }
 
-    fn pause(&mut self, now: Instant, passage: Passage, pause: &Pfc) {
-        self.next.pause(now, passage, pause);
+    fn on_pause_frame(&mut self, now: Instant, passage: PortDirection, pause: &Pfc) {
+        self.forward_to.on_pause_frame(now, passage, pause);
     }
 }
 
 /// A card in this process, on real sockets.
-pub(crate) type Embedded = Local<Stand>;
+pub(crate) type EmbeddedBackend = LocalBackend<EmbeddedRuntime>;
 
 /// The station of an embedded card: callers drive it when they poll.
-pub(crate) struct Stand {
-    station: Station<HostMemory>,
-    process: ProcessMark,
+pub(crate) struct EmbeddedRuntime {
+    driver: SharedDriver<MemoryTable>,
+    process: ProcessIdentity,
 }
 
 /// Builds the switch before the card with this address.
-fn build(switch: &PortSwitch, address: IpAddr) -> Result<Arc<Backbone>> {
+fn build_switch(switch: &PortSwitch, address: IpAddr) -> Result<Arc<HostNetwork>> {
     let topology = Topology::Star { hosts: 1 };
     let backbone =
-        Backbone::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
+        HostNetwork::new(0, &[address], &topology, switch.line, switch.settings).map_err(|error| {
             Error::System { what: "building the card's switch", source: io::Error::other(error) }
         })?;
     backbone.set_receiver(address, switch.receiver);
@@ -81,105 +81,105 @@ pub(crate) fn start(
     sockets: HostSockets,
     options: DriverOptions,
     switch: Option<PortSwitch>,
-    witness: Box<dyn Witness>,
-) -> Result<Embedded> {
-    let board = Arc::new(Board::default());
-    let reader = Reader { board: board.clone(), next: witness };
+    witness: Box<dyn DriverSink>,
+) -> Result<EmbeddedBackend> {
+    let board = Arc::new(EventBus::default());
+    let reader = EventForwarder { event_bus: board.clone(), forward_to: witness };
     let address = sockets.address();
-    let backbone = switch.map(|switch| build(&switch, address)).transpose()?;
-    let mut driver = Driver::new(sockets, options, HostMemory::default(), Box::new(reader));
+    let backbone = switch.map(|switch| build_switch(&switch, address)).transpose()?;
+    let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(reader));
     if let Some(backbone) = &backbone {
-        driver.plug_in(backbone.clone());
+        driver.attach_to_network(backbone.clone());
     }
-    let station = Station::start(driver, Conduct::Callers, Words::heap(1))
+    let station = SharedDriver::start(driver, DrivePolicy::Callers, SharedWords::heap(1))
         .map_err(|source| Error::System { what: "starting the card's thread", source })?;
-    if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.bell(address)) {
-        let listen = station.listen(bell);
+    if let Some(bell) = backbone.as_ref().and_then(|backbone| backbone.wake_descriptor(address)) {
+        let listen = station.add_wake_source(bell);
         listen.map_err(|source| Error::System { what: "listening to the card's switch", source })?;
     }
-    Local::new(Stand { station, process: ProcessMark::current() }, board)
+    LocalBackend::new(EmbeddedRuntime { driver: station, process: ProcessIdentity::current() }, board)
 }
 
 /// Refuses in a child of the process that `mark` stands for.
-pub(crate) fn check_process(mark: &ProcessMark) -> Result<()> {
-    if mark.is_here() { Ok(()) } else { Err(Error::Forked { parent: mark.number }) }
+pub(crate) fn check_process(mark: &ProcessIdentity) -> Result<()> {
+    if mark.is_current() { Ok(()) } else { Err(Error::Forked { parent: mark.pid }) }
 }
 
-impl Stand {
+impl EmbeddedRuntime {
     pub fn address(&self) -> IpAddr {
-        self.station.control(|driver| driver.address())
+        self.driver.control(|driver| driver.address())
     }
 
-    pub fn receive_memory(&self) -> Result<[ReceiveMemory; 2]> {
-        self.station
+    pub fn receive_buffer_usage(&self) -> Result<[ReceiveMemory; 2]> {
+        self.driver
             .control(|driver| driver.receive_memory())
             .map_err(|source| Error::System { what: "asking the card's sockets", source })
     }
 
     pub fn add_rule(&self, seed: u64, rule: Rule) {
-        self.station.control(|driver| driver.add_rule(seed, rule));
+        self.driver.control(|driver| driver.add_rule(seed, rule));
     }
 
     pub fn add_flow(&self, seed: u64, flow: Flow) {
-        self.station.control(|driver| driver.add_flow(seed, flow));
+        self.driver.control(|driver| driver.add_flow(seed, flow));
     }
 
-    pub fn rules(&self) -> Vec<(Rule, Tally)> {
-        self.station.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
+    pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
+        self.driver.control(|driver| driver.rules().map(|(rule, tally)| (rule.clone(), tally)).collect())
     }
 }
 
-impl Seat for Stand {
+impl CardRuntime for EmbeddedRuntime {
     fn check_process(&self) -> Result<()> {
         check_process(&self.process)
     }
 
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        self.station.control(|driver| driver.control(act))
+        self.driver.control(|driver| driver.control(act))
     }
 
-    fn add_memory(&self, block: Arc<Block>) -> MemoryId {
-        self.station.control(|driver| driver.memory().add(block))
+    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
+        self.driver.control(|driver| driver.memory().add(block))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
-        self.station.control(|driver| driver.memory().remove(memory));
+        self.driver.control(|driver| driver.memory().remove(memory));
     }
 
-    fn check_group(&self, group: Gid) -> Result<()> {
-        match self.station.control(|driver| driver.multicast_failure(group)) {
+    fn check_multicast_group(&self, group: Gid) -> Result<()> {
+        match self.driver.control(|driver| driver.multicast_join_error(group)) {
             None => Ok(()),
             Some(source) => Err(Error::System { what: "joining the multicast group", source }),
         }
     }
 
-    fn hear(&self) {
-        self.station.wake();
+    fn on_doorbell(&self) {
+        self.driver.wake();
     }
 
     fn active_mtu(&self) -> Mtu {
-        self.station.control(|driver| driver.card().settings().mtu)
+        self.driver.control(|driver| driver.hca().settings().mtu)
     }
 
-    fn host_named(&self, _: &str) -> Option<IpAddr> {
+    fn resolve_host(&self, _: &str) -> Option<IpAddr> {
         None
     }
 
     fn drive(&self) {
-        self.station.drive();
+        self.driver.drive();
     }
 
     fn now(&self) -> Instant {
         real_now()
     }
 
-    fn attend(&self, news: &Notifier, seen: u64) {
-        let until = std::time::Instant::now() + ATTENTION;
+    fn spin_wait(&self, news: &Notifier, seen: u64) {
+        let until = std::time::Instant::now() + CM_SPIN_TIME;
         while news.count() == seen {
             if std::time::Instant::now() >= until {
-                return self.station.hand_over();
+                return self.driver.hand_over();
             }
-            self.station.drive();
+            self.driver.drive();
         }
     }
 
@@ -191,7 +191,7 @@ impl Seat for Stand {
         RandomState::new().hash_one(0)
     }
 
-    fn rendezvous(&self) -> Rendezvous {
-        Rendezvous::of_process()
+    fn endpoint_exchange(&self) -> EndpointExchange {
+        EndpointExchange::process_wide()
     }
 }

@@ -1,7 +1,7 @@
 //! What can go wrong, by whose fault.
 
-use softhca_queue::BadRequest;
-use softhca_queue::cm::{EventKind, RejectReason};
+use softhca_queue::InvalidWorkRequest;
+use softhca_queue::cm::{EventType, RejectReason};
 use thiserror::Error as ThisError;
 
 /// Why a call was refused. A completion status is data, not an error.
@@ -10,10 +10,10 @@ use thiserror::Error as ThisError;
 pub enum Error {
     /// The card refused a control verb.
     #[error(transparent)]
-    Verb(#[from] softhca_engine::Error),
+    Verb(#[from] softhca_engine::VerbsError),
     /// A work request could not be posted.
     #[error(transparent)]
-    Post(#[from] BadRequest),
+    Post(#[from] InvalidWorkRequest),
     /// The host's sockets could not be had.
     #[error(transparent)]
     Bind(#[from] softhca_udp::BindError),
@@ -27,7 +27,7 @@ pub enum Error {
     },
     /// A daemon's card refused a control verb.
     #[error("{message}")]
-    Refused {
+    DaemonRejected {
         /// The errno that C callers get.
         errno: i32,
         /// Why, in the daemon's words.
@@ -56,10 +56,10 @@ pub enum Error {
         parent: u32,
     },
     /// A connection could not be made, or is over.
-    #[error("{}", connection_sentence(*.kind, *.status))]
+    #[error("{}", describe_connection_error(*.kind, *.status))]
     Connection {
         /// What the connection manager told.
-        kind: EventKind,
+        kind: EventType,
         /// Its status: a negative errno, or the reason of a refusal.
         status: i32,
     },
@@ -76,10 +76,10 @@ pub enum Error {
     NoQueue(&'static str),
     /// Text that does not name an endpoint.
     #[error("{0:?} is not an endpoint: GID/queue pair/PSN in hexadecimal")]
-    NotAnEndpoint(String),
+    InvalidEndpoint(String),
     /// A range outside of a region.
     #[error("{length} bytes at {offset} are outside of a region of {size}")]
-    Range {
+    OutOfRange {
         /// Where the range begins.
         offset: u64,
         /// How many bytes.
@@ -91,7 +91,7 @@ pub enum Error {
 
 impl Error {
     /// Whether the card is gone, and with it everything that was on it.
-    pub fn is_gone(&self) -> bool {
+    pub fn is_device_gone(&self) -> bool {
         matches!(self, Error::DeviceGone { .. })
     }
 
@@ -106,14 +106,16 @@ impl Error {
         const ECONNREFUSED: i32 = 111;
         match self {
             Error::Verb(error) => error.errno(),
-            Error::Post(BadRequest::Full(_)) => ENOMEM,
-            Error::Post(_) | Error::NoQueue(_) | Error::NotAnEndpoint(_) | Error::Range { .. } => EINVAL,
+            Error::Post(InvalidWorkRequest::Full(_)) => ENOMEM,
+            Error::Post(_) | Error::NoQueue(_) | Error::InvalidEndpoint(_) | Error::OutOfRange { .. } => {
+                EINVAL
+            }
             Error::Bind(_) => EADDRINUSE,
-            Error::Refused { errno, .. } => *errno,
+            Error::DaemonRejected { errno, .. } => *errno,
             Error::NoDaemon { .. } => ENODEV,
             Error::DeviceGone { .. } => EIO,
             Error::Forked { .. } => EINVAL,
-            Error::Connection { kind: EventKind::Rejected, .. } => ECONNREFUSED,
+            Error::Connection { kind: EventType::Rejected, .. } => ECONNREFUSED,
             Error::Connection { status, .. } if *status < 0 => -status,
             Error::Connection { .. } => ECONNREFUSED,
             Error::UnknownHost { .. } => ENOENT,
@@ -122,10 +124,10 @@ impl Error {
     }
 }
 
-fn connection_sentence(kind: EventKind, status: i32) -> String {
+fn describe_connection_error(kind: EventType, status: i32) -> String {
     let errno = || std::io::Error::from_raw_os_error(-status);
     match (kind, status) {
-        (EventKind::Rejected, reason) => {
+        (EventType::Rejected, reason) => {
             format!("the connection was refused: reason {}", RejectReason(reason as u16))
         }
         (kind, 0) => format!("the connection is over: {kind}"),

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 /// Empty polls that code in a world may make without an await.
-const MOST_EMPTY_POLLS: u32 = 10_000;
+const MAX_EMPTY_POLLS: u32 = 10_000;
 
 thread_local! {
     static CURRENT: RefCell<Option<Rc<Executor>>> = const { RefCell::new(None) };
@@ -27,36 +27,36 @@ thread_local! {
 
 /// What a task waits for, for the message when it waits in vain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wait {
+pub enum WaitReason {
     /// A completion on this queue.
     Completion(CqId),
     /// An event on a completion channel.
     ChannelEvent,
     /// An event of connection management.
-    ConnectionEvent,
+    CmEvent,
     /// An asynchronous event of the device.
     AsyncEvent,
     /// A value that nobody has published under this name.
-    Name(String),
+    PublishedValue(String),
     /// The end of a sleep.
     Sleep(Instant),
     /// The end of another task.
     Task,
     /// Anything to happen.
-    Anything,
+    AnyEvent,
 }
 
-impl fmt::Display for Wait {
+impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Wait::Completion(cq) => write!(f, "a completion on queue {:#x}", cq.0),
-            Wait::ChannelEvent => f.write_str("an event on a completion channel"),
-            Wait::ConnectionEvent => f.write_str("an event of connection management"),
-            Wait::AsyncEvent => f.write_str("an asynchronous event"),
-            Wait::Name(name) => write!(f, "somebody to publish {name:?}"),
-            Wait::Sleep(until) => write!(f, "the time {until:?}"),
-            Wait::Task => f.write_str("another task"),
-            Wait::Anything => f.write_str("anything to happen"),
+            WaitReason::Completion(cq) => write!(f, "a completion on queue {:#x}", cq.0),
+            WaitReason::ChannelEvent => f.write_str("an event on a completion channel"),
+            WaitReason::CmEvent => f.write_str("an event of connection management"),
+            WaitReason::AsyncEvent => f.write_str("an asynchronous event"),
+            WaitReason::PublishedValue(name) => write!(f, "somebody to publish {name:?}"),
+            WaitReason::Sleep(until) => write!(f, "the time {until:?}"),
+            WaitReason::Task => f.write_str("another task"),
+            WaitReason::AnyEvent => f.write_str("anything to happen"),
         }
     }
 }
@@ -70,20 +70,20 @@ enum Clock {
 struct Task {
     group: usize,
     future: Pin<Box<dyn Future<Output = ()>>>,
-    waits: Vec<Wait>,
+    wait_reasons: Vec<WaitReason>,
 }
 
 /// Tasks that were woken and not polled yet.
 #[derive(Default)]
-struct Woken {
+struct ReadyQueue {
     tasks: Mutex<VecDeque<u64>>,
-    news: Condvar,
+    available: Condvar,
 }
 
 struct TaskWaker {
     task: u64,
     queued: AtomicBool,
-    woken: Arc<Woken>,
+    ready: Arc<ReadyQueue>,
 }
 
 impl Wake for TaskWaker {
@@ -93,19 +93,19 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::AcqRel) {
-            self.woken.tasks.lock().push_back(self.task);
-            self.woken.news.notify_one();
+            self.ready.tasks.lock().push_back(self.task);
+            self.ready.available.notify_one();
         }
     }
 }
 
 /// A panic of a task.
-pub(crate) struct Panicked {
+pub(crate) struct TaskPanic {
     pub group: usize,
     pub payload: Box<dyn Any + Send>,
 }
 
-impl Panicked {
+impl TaskPanic {
     pub fn message(&self) -> String {
         let text = self.payload.downcast_ref::<&str>().map(|text| text.to_string());
         text.or_else(|| self.payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".into())
@@ -119,16 +119,16 @@ pub(crate) struct Executor {
     tasks: RefCell<BTreeMap<u64, Task>>,
     wakers: RefCell<BTreeMap<u64, Arc<TaskWaker>>>,
     next_task: Cell<u64>,
-    woken: Arc<Woken>,
+    ready: Arc<ReadyQueue>,
     timers: RefCell<BTreeMap<(Instant, u64), Waker>>,
     timer_serial: Cell<u64>,
     /// Tasks that wait for anything to happen.
-    patient: RefCell<Vec<Waker>>,
+    yielded: RefCell<Vec<Waker>>,
     group: Cell<usize>,
-    waits: RefCell<Vec<Wait>>,
+    wait_reasons: RefCell<Vec<WaitReason>>,
     empty_polls: Cell<u32>,
     /// How many generators each group was given.
-    generators: RefCell<BTreeMap<usize, u64>>,
+    rng_streams: RefCell<BTreeMap<usize, u64>>,
 }
 
 impl Executor {
@@ -139,14 +139,14 @@ impl Executor {
             tasks: RefCell::default(),
             wakers: RefCell::default(),
             next_task: Cell::new(0),
-            woken: Arc::default(),
+            ready: Arc::default(),
             timers: RefCell::default(),
             timer_serial: Cell::new(0),
-            patient: RefCell::default(),
+            yielded: RefCell::default(),
             group: Cell::new(0),
-            waits: RefCell::default(),
+            wait_reasons: RefCell::default(),
             empty_polls: Cell::new(0),
-            generators: RefCell::default(),
+            rng_streams: RefCell::default(),
         })
     }
 
@@ -195,34 +195,36 @@ impl Executor {
     }
 
     /// The seed, the group of the task that calls, and how often it was asked before.
-    pub fn generator(&self) -> [u64; 3] {
+    pub fn next_rng_stream(&self) -> [u64; 3] {
         let group = self.group.get();
-        let mut generators = self.generators.borrow_mut();
+        let mut generators = self.rng_streams.borrow_mut();
         let count = generators.entry(group).or_default();
         *count += 1;
         [self.seed, group as u64, *count]
     }
 
     /// Adds a task to a group.
-    pub fn add(&self, group: usize, future: impl Future<Output = ()> + 'static) {
+    pub fn spawn_in(&self, group: usize, future: impl Future<Output = ()> + 'static) {
         let id = self.next_task.get();
         self.next_task.set(id + 1);
-        let waker = TaskWaker { task: id, queued: AtomicBool::new(false), woken: self.woken.clone() };
+        let waker = TaskWaker { task: id, queued: AtomicBool::new(false), ready: self.ready.clone() };
         let waker = Arc::new(waker);
-        self.tasks.borrow_mut().insert(id, Task { group, future: Box::pin(future), waits: Vec::new() });
+        self.tasks
+            .borrow_mut()
+            .insert(id, Task { group, future: Box::pin(future), wait_reasons: Vec::new() });
         self.wakers.borrow_mut().insert(id, waker.clone());
         waker.wake();
     }
 
     /// Polls the task that was woken first. Says whether there was one.
-    pub fn poll_one(self: &Rc<Self>) -> Result<bool, Panicked> {
-        let Some(id) = self.woken.tasks.lock().pop_front() else { return Ok(false) };
+    pub fn poll_one(self: &Rc<Self>) -> Result<bool, TaskPanic> {
+        let Some(id) = self.ready.tasks.lock().pop_front() else { return Ok(false) };
         let Some(waker) = self.wakers.borrow().get(&id).cloned() else { return Ok(true) };
         waker.queued.store(false, Ordering::Release);
         let Some(mut task) = self.tasks.borrow_mut().remove(&id) else { return Ok(true) };
         self.group.set(task.group);
         self.empty_polls.set(0);
-        self.waits.borrow_mut().clear();
+        self.wait_reasons.borrow_mut().clear();
         let waker = Waker::from(waker);
         let mut context = Context::from_waker(&waker);
         let polled = self.enter(|| {
@@ -233,12 +235,12 @@ impl Executor {
                     drop(task);
                     Ok(None)
                 }
-                Err(payload) => Err(Panicked { group: task.group, payload }),
+                Err(payload) => Err(TaskPanic { group: task.group, payload }),
             }
         });
         match polled? {
             Some(mut task) => {
-                task.waits = self.waits.take();
+                task.wait_reasons = self.wait_reasons.take();
                 self.tasks.borrow_mut().insert(id, task);
             }
             None => {
@@ -249,26 +251,26 @@ impl Executor {
     }
 
     /// What the tasks of a group wait for.
-    pub fn waits(&self, group: usize) -> Vec<Wait> {
+    pub fn wait_reasons(&self, group: usize) -> Vec<WaitReason> {
         let tasks = self.tasks.borrow();
-        tasks.values().filter(|task| task.group == group).flat_map(|task| task.waits.clone()).collect()
+        tasks.values().filter(|task| task.group == group).flat_map(|task| task.wait_reasons.clone()).collect()
     }
 
     /// Notes what the running task waits for.
-    pub fn note_wait(&self, wait: Wait) {
-        self.waits.borrow_mut().push(wait);
+    pub fn record_wait(&self, wait: WaitReason) {
+        self.wait_reasons.borrow_mut().push(wait);
     }
 
     /// Notes that the running task looked for something in vain.
     ///
     /// # Panics
     /// In virtual time, when it did so too often: time stands still while code runs.
-    pub fn note_empty_poll(&self) {
+    pub fn count_empty_poll(&self) {
         let polls = self.empty_polls.get() + 1;
         self.empty_polls.set(polls);
         assert!(
-            !self.is_virtual() || polls < MOST_EMPTY_POLLS,
-            "{MOST_EMPTY_POLLS} empty polls without an await: in a World time stands still while code runs, \
+            !self.is_virtual() || polls < MAX_EMPTY_POLLS,
+            "{MAX_EMPTY_POLLS} empty polls without an await: in a World time stands still while code runs, \
              so nothing can complete. Use `queue.next().await`, or `softhca::yield_now().await` between polls"
         );
     }
@@ -291,23 +293,23 @@ impl Executor {
     }
 
     /// Has the running task woken when anything happens.
-    fn wake_when_anything_happens(&self, waker: &Waker) {
+    fn wake_on_next_event(&self, waker: &Waker) {
         match self.is_virtual() {
-            true => self.patient.borrow_mut().push(waker.clone()),
+            true => self.yielded.borrow_mut().push(waker.clone()),
             false => waker.wake_by_ref(),
         }
     }
 
     /// Wakes the tasks that wait for anything to happen.
-    pub fn something_happened(&self) {
-        self.patient.take().into_iter().for_each(Waker::wake);
+    pub fn wake_yielded(&self) {
+        self.yielded.take().into_iter().for_each(Waker::wake);
     }
 }
 
 /// Notes what the running task waits for.
-pub(crate) fn waiting_for(wait: impl FnOnce() -> Wait) {
+pub(crate) fn record_wait_reason(wait: impl FnOnce() -> WaitReason) {
     if let Some(executor) = Executor::current().filter(|executor| executor.is_virtual()) {
-        executor.note_wait(wait());
+        executor.record_wait(wait());
     }
 }
 
@@ -329,7 +331,7 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     assert!(Executor::current().is_none(), "block_on inside of async code: await the future instead");
     let executor = Executor::new(Clock::Real, RandomState::new().hash_one(0));
     let main =
-        Arc::new(TaskWaker { task: u64::MAX, queued: AtomicBool::new(false), woken: executor.woken.clone() });
+        Arc::new(TaskWaker { task: u64::MAX, queued: AtomicBool::new(false), ready: executor.ready.clone() });
     let waker = Waker::from(main.clone());
     let mut future = pin!(future);
     waker.wake_by_ref();
@@ -346,34 +348,34 @@ pub fn block_on<T>(future: impl Future<Output = T>) -> T {
             Err(panicked) => resume_unwind(panicked.payload),
         }
         executor.fire_timers();
-        let mut woken = executor.woken.tasks.lock();
+        let mut woken = executor.ready.tasks.lock();
         if woken.is_empty() {
             let patience = executor.next_timer().map(|at| at.since(real_now()));
-            executor.woken.news.wait_for(&mut woken, patience.unwrap_or(Duration::from_secs(3600)));
+            executor.ready.available.wait_for(&mut woken, patience.unwrap_or(Duration::from_secs(3600)));
         }
     }
 }
 
-struct Joint<T> {
+struct JoinState<T> {
     value: Option<T>,
     waker: Option<Waker>,
 }
 
 /// A task that was spawned: a future of what it returns. The task goes on when this is dropped.
 pub struct JoinHandle<T> {
-    joint: Arc<Mutex<Joint<T>>>,
+    state: Arc<Mutex<JoinState<T>>>,
 }
 
 impl<T> Future for JoinHandle<T> {
     type Output = T;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let mut joint = self.joint.lock();
+        let mut joint = self.state.lock();
         match joint.value.take() {
             Some(value) => Poll::Ready(value),
             None => {
                 joint.waker = Some(context.waker().clone());
-                waiting_for(|| Wait::Task);
+                record_wait_reason(|| WaitReason::Task);
                 Poll::Pending
             }
         }
@@ -387,9 +389,9 @@ impl<T> Future for JoinHandle<T> {
 pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
     let executor = Executor::current();
     let executor = executor.expect("spawn needs a World's host code or block_on around it");
-    let joint = Arc::new(Mutex::new(Joint { value: None, waker: None }));
-    let handle = JoinHandle { joint: joint.clone() };
-    executor.add(executor.group.get(), async move {
+    let joint = Arc::new(Mutex::new(JoinState { value: None, waker: None }));
+    let handle = JoinHandle { state: joint.clone() };
+    executor.spawn_in(executor.group.get(), async move {
         let value = future.await;
         let mut joint = joint.lock();
         joint.value = Some(value);
@@ -405,9 +407,9 @@ pub async fn yield_now() {
         if std::mem::replace(&mut yielded, true) {
             return Poll::Ready(());
         }
-        waiting_for(|| Wait::Anything);
+        record_wait_reason(|| WaitReason::AnyEvent);
         match Executor::current() {
-            Some(executor) => executor.wake_when_anything_happens(context.waker()),
+            Some(executor) => executor.wake_on_next_event(context.waker()),
             None => context.waker().wake_by_ref(),
         }
         Poll::Pending

@@ -34,69 +34,72 @@
 //! # }
 //! ```
 
+mod async_events;
 mod backend;
-mod channel;
-mod completion;
+mod completion_channel;
+mod completion_queue;
 mod context;
 #[cfg(target_os = "linux")]
 mod daemon;
 mod device;
-mod domain;
 mod embedded;
+mod endpoint_exchange;
 mod error;
-mod events;
 mod executor;
-mod local;
+mod local_backend;
 mod memory;
+mod memory_region;
 mod notifier;
+mod protection_domain;
 mod queue_pair;
 mod random;
 pub mod rdma_cm;
-mod region;
-mod rendezvous;
 mod report;
-mod shared_receive;
+mod shared_receive_queue;
 mod simulated;
 mod time;
-mod work;
+mod work_request;
 mod world;
 mod xrc;
 
-pub use channel::CompletionChannel;
-pub use completion::CompletionQueue;
+pub use completion_channel::CompletionChannel;
+pub use completion_queue::CompletionQueue;
 pub use context::Context;
 #[cfg(target_os = "linux")]
-pub use daemon::{ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostCard, HostStatus, SeenEvent};
+pub use daemon::{
+    ClientStatus, DaemonControl, DaemonStatus, FabricPort, HostAsyncEvent, HostDevice, HostStatus,
+};
 pub use device::{Device, DeviceAttributes, EmbeddedOptions, PortAttributes, PortSwitch};
-pub use domain::{AddressHandle, ProtectionDomain};
+pub use endpoint_exchange::EndpointExchange;
 pub use error::Error;
-pub use executor::{JoinHandle, Wait, block_on, spawn, yield_now};
-pub use queue_pair::{Batch, Endpoint, Path, QueuePair, QueuePairBuilder};
+pub use executor::{JoinHandle, WaitReason, block_on, spawn, yield_now};
+pub use memory_region::{MemoryRegion, MemoryWindow};
+pub use protection_domain::{AddressHandle, ProtectionDomain};
+pub use queue_pair::{ConnectOptions, Endpoint, QueuePair, QueuePairBuilder, SendBatch};
 pub use random::{Rng, rng};
-pub use region::{MemoryRegion, MemoryWindow};
-pub use rendezvous::Rendezvous;
-pub use report::{Cause, Failure, Moment, Report, What};
-pub use shared_receive::SharedReceiveQueue;
+pub use report::{Failure, FailureCause, LogEntry, LogEntryKind, Report};
+pub use shared_receive_queue::SharedReceiveQueue;
 pub use time::{Sleep, now, sleep, timeout};
-pub use work::{ReceiveRequest, SendRequest};
-pub use world::{Outcome, World};
+pub use work_request::{ReceiveRequest, SendRequest};
+pub use world::{HostResult, World};
 pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    Acks, AddressVector, Answers, AsyncEvent, AttributeMask, Attributes, CmTimes, Counters, Event, Instant,
-    Modify, PortState, QpKind, QpView, Recovery, Settings, State, WindowKind,
+    AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, Event, Instant, MemoryWindowType, Modify,
+    PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, ResponseOrder, Settings,
 };
 pub use softhca_fabric::{
-    Action, Census, Choice, Class, Classes, CmMessage, Fault, FlowControl, Line, Marking, Observer, Pattern,
-    Receiver, Repeat, Role, Rule, RuleId, Selector, Span, SwitchSettings, Tally,
+    Action, Choice, CmMessage, EcnMarking, FabricSink, Fault, FlowId, FrameCounters, InclusiveRange,
+    LinkSettings, PacketClass, PacketClasses, Pattern, PfcSettings, ReceiverSettings, Repeat, Rule,
+    RuleCounters, RuleId, Selector, SwitchSettings,
 };
 #[cfg(target_os = "linux")]
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
 pub use softhca_queue::{
-    Access, BindWindow, Completion, CompletionFlags, CompletionOperation, Datagram, Notify, Operation,
-    RemoteAddress, SendFlags, SendTrailer, Sge, SharedReceiveView, Status,
+    AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, MemoryWindowBind,
+    Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes, UdDestination,
 };
-pub use softhca_udp::{Entropy, IcrcCheck, Loopback, Passage, ReceiveMemory, Witness};
+pub use softhca_udp::{DriverSink, Entropy, IcrcCheck, Loopback, PortDirection, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
 /// The Rust of the README and the book is run as doc tests.

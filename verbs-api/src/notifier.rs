@@ -1,7 +1,7 @@
 //! Waking whoever waits: threads, tasks.
 
 use crate::Error;
-use crate::channel::Channel;
+use crate::completion_channel::Channel;
 use parking_lot::{Condvar, Mutex};
 use softhca_udp::Waker as Descriptor;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ struct State {
 
 impl Notifier {
     /// One that also tells a channel.
-    pub fn on(channel: &Arc<Channel>, token: u64) -> Notifier {
+    pub fn with_channel(channel: &Arc<Channel>, token: u64) -> Notifier {
         Notifier { channel: Some((channel.clone(), token)), ..Notifier::default() }
     }
 
@@ -41,7 +41,7 @@ impl Notifier {
         self.changed.notify_all();
         wakers.into_iter().for_each(Waker::wake);
         if let Some((channel, token)) = &self.channel {
-            channel.tell(*token);
+            channel.notify(*token);
         }
         self.make_readable();
     }
@@ -96,7 +96,7 @@ impl Notifier {
     }
 
     /// Has `waker` called when something has happened since `seen`. False if it has already.
-    pub fn register(&self, seen: u64, waker: &Waker) -> bool {
+    pub fn register_waker(&self, seen: u64, waker: &Waker) -> bool {
         let mut state = self.state.lock();
         if state.count != seen {
             return false;

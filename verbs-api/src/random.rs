@@ -20,7 +20,7 @@ pub struct Rng {
 pub fn rng() -> Rng {
     let seed = match Executor::current() {
         Some(executor) => {
-            let [seed, group, count] = executor.generator();
+            let [seed, group, count] = executor.next_rng_stream();
             Seed(seed).draw(&[0x726e_6773, group, count])
         }
         None => RandomState::new().hash_one(0),
@@ -30,7 +30,7 @@ pub fn rng() -> Rng {
 
 impl Rng {
     /// The next number, any of them as likely as any other.
-    pub fn number(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.drawn += 1;
         self.seed.draw(&[self.drawn])
     }
@@ -44,7 +44,7 @@ impl Rng {
     /// Fills a slice with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let number = self.number().to_le_bytes();
+            let number = self.next_u64().to_le_bytes();
             chunk.copy_from_slice(&number[..chunk.len()]);
         }
     }

@@ -1,10 +1,11 @@
 //! What a world tells of its run: the record while it goes on, the report or the failure at its end.
 
-use crate::executor::Wait;
-use crate::local::Board;
+use crate::executor::WaitReason;
+use crate::local_backend::EventBus;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    CableId, Census, Direction, Effect, FabricEvent, Fault, Frame, HostId, Observer, RuleId, Stage, Tally,
+    Direction, FabricEvent, FabricSink, Fault, FaultEffect, Frame, FrameCounters, HostId, LinkId,
+    RuleCounters, RuleId, Stage,
 };
 use softhca_wire::Pfc;
 use std::error::Error;
@@ -14,59 +15,66 @@ use std::time::Duration;
 
 /// Sees everything in a world: brings the cards their news, keeps a digest, and a record if wanted.
 #[derive(Default)]
-pub(crate) struct Reporter {
-    pub boards: Vec<Arc<Board>>,
-    pub names: Vec<Arc<str>>,
+pub(crate) struct RunRecorder {
+    pub event_buses: Vec<Arc<EventBus>>,
+    pub host_names: Vec<Arc<str>>,
     /// The hosts at the ends of each cable.
-    pub ends: Vec<[HostId; 2]>,
-    pub record: Option<Vec<Moment>>,
-    pub next: Option<Box<dyn Observer + Send>>,
+    pub link_ends: Vec<[HostId; 2]>,
+    pub log: Option<Vec<LogEntry>>,
+    pub forward_to: Option<Box<dyn FabricSink + Send>>,
     pub digest: Digest,
 }
 
-impl Reporter {
-    fn note(&mut self, at: Instant, host: HostId, what: What) {
+impl RunRecorder {
+    fn record_entry(&mut self, at: Instant, host: HostId, what: LogEntryKind) {
         let _ = write!(self.digest, "{at:?} {} {what:?}", host.0);
-        if let Some(record) = &mut self.record {
-            record.push(Moment { at, host: self.names[host.0 as usize].clone(), what });
+        if let Some(record) = &mut self.log {
+            record.push(LogEntry { at, host: self.host_names[host.0 as usize].clone(), kind: what });
         }
     }
 }
 
-impl Observer for Reporter {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.boards[host.0 as usize].put_up(event);
-        self.note(now, host, What::Event(*event));
-        if let Some(next) = &mut self.next {
-            next.card(now, host, event);
+impl FabricSink for RunRecorder {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.event_buses[host.0 as usize].dispatch(event);
+        self.record_entry(now, host, LogEntryKind::Event(*event));
+        if let Some(next) = &mut self.forward_to {
+            next.on_hca_event(now, host, event);
         }
     }
 
-    fn frame(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, frame: &Frame) {
-        if let Some(next) = &mut self.next {
-            next.frame(now, cable, direction, stage, frame);
+    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
+        if let Some(next) = &mut self.forward_to {
+            next.on_frame(now, cable, direction, stage, frame);
         }
     }
 
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
-        if let Some(next) = &mut self.next {
-            next.pause(now, cable, direction, stage, pause);
+    fn on_pause_frame(
+        &mut self,
+        now: Instant,
+        cable: LinkId,
+        direction: Direction,
+        stage: Stage,
+        pause: &Pfc,
+    ) {
+        if let Some(next) = &mut self.forward_to {
+            next.on_pause_frame(now, cable, direction, stage, pause);
         }
     }
 
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
         let _ = write!(self.digest, "{now:?} {event:?}");
-        if let Some(next) = &mut self.next {
-            next.fabric(now, event);
+        if let Some(next) = &mut self.forward_to {
+            next.on_fabric_event(now, event);
         }
     }
 
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        let [first, second] = self.ends[cable.0 as usize];
+    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
+        let [first, second] = self.link_ends[cable.0 as usize];
         let from = if fault.direction == Direction::Forward { first } else { second };
-        self.note(now, from, What::Fault(*fault));
-        if let Some(next) = &mut self.next {
-            next.fault(now, cable, fault);
+        self.record_entry(now, from, LogEntryKind::Fault(*fault));
+        if let Some(next) = &mut self.forward_to {
+            next.on_fault(now, cable, fault);
         }
     }
 }
@@ -91,37 +99,37 @@ impl Write for Digest {
 
 /// Something that happened in a world. Its display is one line.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Moment {
+pub struct LogEntry {
     /// When.
     pub at: Instant,
     /// On which host, or to a packet from which host.
     pub host: Arc<str>,
     /// What.
-    pub what: What,
+    pub kind: LogEntryKind,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum What {
+pub enum LogEntryKind {
     /// The host's card told an event.
     Event(Event),
     /// A packet that the host sent met a fault.
     Fault(Fault),
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for LogEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let microseconds = self.at.nanos() as f64 / 1000.0;
         write!(f, "{microseconds:>12.3} µs  {:<10} ", self.host)?;
-        match &self.what {
-            What::Event(event) => write_event(f, event),
-            What::Fault(fault) => {
-                match fault.sighting.relative_psn {
+        match &self.kind {
+            LogEntryKind::Event(event) => write_event(f, event),
+            LogEntryKind::Fault(fault) => {
+                match fault.packet.relative_psn {
                     Some(psn) => write!(f, "packet {psn:+} ")?,
                     None => f.write_str("a packet ")?,
                 }
                 match fault.effect {
-                    Effect::Dropped { .. } => f.write_str("was lost on the cable"),
+                    FaultEffect::Dropped { .. } => f.write_str("was lost on the cable"),
                     effect => write!(f, "on the cable: {effect:?}"),
                 }
             }
@@ -131,46 +139,52 @@ impl fmt::Display for Moment {
 
 fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
     match event {
-        Event::Configured { qp, profile } => {
-            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.kind, profile.mtu.bytes())
+        Event::QpConfigured { qp, configuration: profile } => {
+            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.kind, profile.pmtu.bytes())
         }
-        Event::WorkStarted { qp, id, operation, bytes, packets, .. } => {
+        Event::WqeFetched { qp, wr_id: id, operation, bytes, packets, .. } => {
             write!(f, "{qp} began request {id}: {}, {bytes} bytes in {packets} packets", operation.name())
         }
-        Event::PacketSent { qp, packet, again, .. } => {
+        Event::PacketSent { qp, packet, retransmission: again, .. } => {
             let again = if *again { ", again" } else { "" };
-            write!(f, "{qp} sent {} PSN {}, {} bytes{again}", packet.opcode, packet.psn, packet.payload)
+            write!(
+                f,
+                "{qp} sent {} PSN {}, {} bytes{again}",
+                packet.opcode, packet.psn, packet.payload_length
+            )
         }
         Event::PacketReceived { qp, packet } => {
             write!(f, "{qp} received {} PSN {}", packet.opcode, packet.psn)
         }
         Event::PacketDropped { qp, reason, .. } => write!(f, "{qp} dropped a packet: {reason}"),
-        Event::Refused { qp, psn, refusal } => write!(f, "{qp} refused PSN {psn}: {refusal}"),
-        Event::StateChanged { qp, from, to, reason } => write!(f, "{qp} went from {from} to {to}: {reason}"),
+        Event::RequestRejected { qp, psn, error: refusal } => write!(f, "{qp} refused PSN {psn}: {refusal}"),
+        Event::QpStateChanged { qp, from, to, reason } => {
+            write!(f, "{qp} went from {from} to {to}: {reason}")
+        }
         Event::Completed { completion, .. } if completion.status.is_success() => {
-            write!(f, "{} completed request {}: success", completion.queue_pair, completion.id)
+            write!(f, "{} completed request {}: success", completion.qpn, completion.wr_id)
         }
         Event::Completed { completion, reason, .. } => {
-            let (qp, id, status) = (completion.queue_pair, completion.id, completion.status);
+            let (qp, id, status) = (completion.qpn, completion.wr_id, completion.status);
             write!(f, "{qp} completed request {id}: {status:?}, {reason}")
         }
         Event::MemoryWritten { qp, address, length, .. } => {
             write!(f, "{qp} wrote {length} bytes at {address:#x}")
         }
-        Event::Notified { cq } => write!(f, "completion queue {:#x} notified its owner", cq.0),
-        Event::Raised { event, .. } => write!(f, "raised {event:?}"),
-        Event::CmSent { message, peer, again, .. } => {
+        Event::CompletionNotified { cq } => write!(f, "completion queue {:#x} notified its owner", cq.0),
+        Event::AsyncEventRaised { event, .. } => write!(f, "raised {event:?}"),
+        Event::CmSent { message, peer, retransmission: again, .. } => {
             let again = if *again { ", again" } else { "" };
             write!(f, "sent {} to {peer}{again}", message.name())
         }
         Event::CmReceived { message, peer } => write!(f, "received {} from {peer}", message.name()),
-        Event::CmIgnored { message, peer, reason, .. } => {
+        Event::CmDropped { message, peer, reason, .. } => {
             write!(f, "ignored {} from {peer}: {reason}", message.name())
         }
         Event::CmStateChanged { id, from, to } => {
             write!(f, "connection {:#x} went from {from} to {to}", id.0)
         }
-        Event::CmRaised { id, kind, status, .. } => {
+        Event::CmEventRaised { id, kind, status, .. } => {
             write!(f, "connection {:#x}: {kind}, status {status}", id.0)
         }
         other => write!(f, "{other:?}"),
@@ -187,16 +201,16 @@ pub struct Report {
     /// A number that stands for everything that happened: the same for every run with the same seed.
     pub digest: u64,
     /// How many frames went where.
-    pub census: Census,
+    pub frame_counters: FrameCounters,
     /// Everything that happened, if [`World::record`](crate::World::record) asked for it.
-    pub record: Vec<Moment>,
-    pub(crate) tallies: Vec<(RuleId, Tally)>,
+    pub log: Vec<LogEntry>,
+    pub(crate) rule_counters: Vec<(RuleId, RuleCounters)>,
 }
 
 impl Report {
     /// How often a fault rule matched and fired.
-    pub fn tally(&self, rule: RuleId) -> Tally {
-        let found = self.tallies.iter().find(|(id, _)| *id == rule);
+    pub fn rule_counters(&self, rule: RuleId) -> RuleCounters {
+        let found = self.rule_counters.iter().find(|(id, _)| *id == rule);
         found.map(|(_, tally)| *tally).unwrap_or_default()
     }
 }
@@ -209,13 +223,13 @@ pub struct Failure {
     /// When.
     pub at: Instant,
     /// What happened.
-    pub cause: Cause,
+    pub cause: FailureCause,
 }
 
 /// What made a run fail.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum FailureCause {
     /// The code of a host returned an error.
     Error {
         /// Which host.
@@ -233,7 +247,7 @@ pub enum Cause {
     /// Nothing is left to happen, and hosts still wait.
     Deadlock {
         /// Which hosts, and for what.
-        waiting: Vec<(String, Vec<Wait>)>,
+        waiting: Vec<(String, Vec<WaitReason>)>,
         /// Queue pairs with work that nobody answers, in words.
         queue_pairs: Vec<String>,
     },
@@ -242,7 +256,7 @@ pub enum Cause {
         /// The limit.
         limit: Duration,
         /// Which hosts had not ended, and what they waited for.
-        waiting: Vec<(String, Vec<Wait>)>,
+        waiting: Vec<(String, Vec<WaitReason>)>,
     },
     /// Code went on and on without letting time pass.
     Livelock {
@@ -258,9 +272,9 @@ pub enum Cause {
     },
 }
 
-fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[(String, Vec<Wait>)]) -> fmt::Result {
+fn write_waiting(f: &mut fmt::Formatter<'_>, waiting: &[(String, Vec<WaitReason>)]) -> fmt::Result {
     for (host, waits) in waiting {
-        let waits: Vec<String> = waits.iter().map(Wait::to_string).collect();
+        let waits: Vec<String> = waits.iter().map(WaitReason::to_string).collect();
         match waits.is_empty() {
             true => write!(f, "\n  {host} waits for something that is not of this world")?,
             false => write!(f, "\n  {host} waits for {}", waits.join(" and "))?,
@@ -273,27 +287,27 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let microseconds = self.at.nanos() as f64 / 1000.0;
         match &self.cause {
-            Cause::Error { host, message } => {
+            FailureCause::Error { host, message } => {
                 write!(f, "host {host:?} failed at {microseconds} µs: {message}")?
             }
-            Cause::Panic { host, message } => {
+            FailureCause::Panic { host, message } => {
                 write!(f, "host {host:?} panicked at {microseconds} µs: {message}")?;
             }
-            Cause::Deadlock { waiting, queue_pairs } => {
+            FailureCause::Deadlock { waiting, queue_pairs } => {
                 write!(f, "deadlock at {microseconds} µs: nothing is left to happen, and")?;
                 write_waiting(f, waiting)?;
                 for queue_pair in queue_pairs {
                     write!(f, "\n  {queue_pair}")?;
                 }
             }
-            Cause::TimeLimit { limit, waiting } => {
+            FailureCause::TimeLimit { limit, waiting } => {
                 write!(f, "the run did not end within {limit:?} of virtual time:")?;
                 write_waiting(f, waiting)?;
             }
-            Cause::Livelock { host } => {
+            FailureCause::Livelock { host } => {
                 write!(f, "host {host:?} runs at {microseconds} µs without letting time pass")?;
             }
-            Cause::UnknownHost { name, known } => {
+            FailureCause::UnknownHost { name, known } => {
                 write!(f, "there is no host {name:?} in this world: it has {}", known.join(", "))?;
             }
         }

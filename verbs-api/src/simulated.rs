@@ -1,39 +1,39 @@
 //! A card on a host of a world: virtual time goes on between awaits, or when a blocking call outside of host
 //! code has to wait.
 
-use crate::Rendezvous;
+use crate::EndpointExchange;
 use crate::executor::Executor;
-use crate::local::{Local, Seat};
-use crate::memory::{Adopted, Block};
+use crate::local_backend::{CardRuntime, LocalBackend};
+use crate::memory::{AdoptedBlock, MemoryBlock};
 use crate::notifier::Notifier;
-use crate::report::Reporter;
+use crate::report::RunRecorder;
 use parking_lot::Mutex;
-use softhca_engine::{Context, Hca, Instant, MemoryId, QpView};
-use softhca_fabric::{Endpoint, Flow, HostId, Role, Rule, RuleId, Tally};
+use softhca_engine::{Context, Hca, Instant, MemoryId, QpSnapshot};
+use softhca_fabric::{Endpoint, Flow, FlowId, HostId, Rule, RuleCounters, RuleId};
 use softhca_wire::Mtu;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The world that simulated cards share.
-pub(crate) type Fabric = softhca_fabric::World<Reporter>;
+pub(crate) type Fabric = softhca_fabric::World<RunRecorder>;
 
 /// A card in virtual time.
-pub(crate) type Simulated = Local<Desk>;
+pub(crate) type SimulatedBackend = LocalBackend<SimulatedHost>;
 
 /// A host of a world.
-pub(crate) struct Desk {
+pub(crate) struct SimulatedHost {
     pub fabric: Arc<Mutex<Fabric>>,
     pub host: HostId,
-    pub rendezvous: Rendezvous,
-    pub draws: AtomicU64,
+    pub endpoint_exchange: EndpointExchange,
+    pub random_draws: AtomicU64,
 }
 
-impl Desk {
+impl SimulatedHost {
     /// Puts a rule on every cable that leaves the host.
     pub fn add_rule(&self, rule: &Rule) {
         let mut fabric = self.fabric.lock();
-        for (cable, direction) in fabric.host(self.host).cables().to_vec() {
+        for (cable, direction) in fabric.host(self.host).links().to_vec() {
             let mut rule = rule.clone();
             rule.selector.direction = Some(direction);
             fabric.add_rule(cable, rule);
@@ -46,11 +46,11 @@ impl Desk {
     }
 
     /// The rules on the cables that leave the host.
-    pub fn rules(&self) -> Vec<(Rule, Tally)> {
+    pub fn rules(&self) -> Vec<(Rule, RuleCounters)> {
         let fabric = self.fabric.lock();
-        let mut found: Vec<(RuleId, Rule, Tally)> = Vec::new();
-        for (cable, direction) in fabric.host(self.host).cables() {
-            let leaving = fabric.cable(*cable).rules();
+        let mut found: Vec<(RuleId, Rule, RuleCounters)> = Vec::new();
+        for (cable, direction) in fabric.host(self.host).links() {
+            let leaving = fabric.link(*cable).rules();
             for (rule, tally) in leaving.filter(|(rule, _)| rule.selector.direction == Some(*direction)) {
                 match found.iter_mut().find(|(id, ..)| *id == rule.id) {
                     Some((.., sum)) => {
@@ -65,46 +65,46 @@ impl Desk {
     }
 }
 
-impl Seat for Desk {
+impl CardRuntime for SimulatedHost {
     fn control<R>(&self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        self.fabric.lock().with_card(self.host, act)
+        self.fabric.lock().with_hca(self.host, act)
     }
 
-    fn add_memory(&self, block: Arc<Block>) -> MemoryId {
-        self.fabric.lock().memory(self.host).adopt(Box::new(Adopted(block)))
+    fn add_memory(&self, block: Arc<MemoryBlock>) -> MemoryId {
+        self.fabric.lock().memory(self.host).attach_external(Box::new(AdoptedBlock(block)))
     }
 
     fn remove_memory(&self, memory: MemoryId) {
         self.fabric.lock().memory(self.host).free(memory);
     }
 
-    fn hear(&self) {
+    fn on_doorbell(&self) {
         self.control(|_, _| ());
     }
 
     /// Rules count PSNs from the first of each queue pair; roles are given in the order of starting.
-    fn started(&self, view: &QpView) {
+    fn on_ready_to_send(&self, view: &QpSnapshot) {
         let mut fabric = self.fabric.lock();
         let peer =
-            Endpoint { address: view.attributes.path.destination.ip(), qpn: view.attributes.destination };
-        let responder = (!view.kind.is_datagram()).then_some(peer);
-        let requester = Endpoint { address: fabric.host(self.host).address(), qpn: view.number };
-        let role = Role(fabric.flows().iter().map(|flow| flow.role.0 + 1).max().unwrap_or(0));
-        fabric.flows_mut().insert(Flow { role, requester, responder, first_psn: view.attributes.send_psn });
+            Endpoint { address: view.attributes.address_vector.dgid.ip(), qpn: view.attributes.dest_qpn };
+        let responder = (!view.qp_type.is_datagram()).then_some(peer);
+        let requester = Endpoint { address: fabric.host(self.host).address(), qpn: view.qpn };
+        let role = FlowId(fabric.flows().iter().map(|flow| flow.id.0 + 1).max().unwrap_or(0));
+        fabric.flows_mut().insert(Flow { id: role, requester, responder, first_psn: view.attributes.sq_psn });
     }
 
     fn active_mtu(&self) -> Mtu {
         Mtu::B4096
     }
 
-    fn host_named(&self, name: &str) -> Option<IpAddr> {
+    fn resolve_host(&self, name: &str) -> Option<IpAddr> {
         let fabric = self.fabric.lock();
         fabric.hosts().find(|(_, host)| host.name() == name).map(|(_, host)| host.address())
     }
 
     fn drive(&self) {
         match Executor::current() {
-            Some(executor) => executor.note_empty_poll(),
+            Some(executor) => executor.count_empty_poll(),
             None => {
                 self.fabric.lock().step();
             }
@@ -141,11 +141,11 @@ impl Seat for Desk {
     }
 
     fn random(&self) -> u64 {
-        let draw = self.draws.fetch_add(1, Ordering::Relaxed);
+        let draw = self.random_draws.fetch_add(1, Ordering::Relaxed);
         self.fabric.lock().draw(&[0x7073_6e73, self.host.0.into(), draw])
     }
 
-    fn rendezvous(&self) -> Rendezvous {
-        self.rendezvous.clone()
+    fn endpoint_exchange(&self) -> EndpointExchange {
+        self.endpoint_exchange.clone()
     }
 }

@@ -1,6 +1,6 @@
 //! Time, virtual in a [`World`](crate::World) and real elsewhere.
 
-use crate::executor::{Executor, Wait, waiting_for};
+use crate::executor::{Executor, WaitReason, record_wait_reason};
 use parking_lot::{Condvar, Mutex};
 use softhca_engine::Instant;
 use std::collections::BTreeMap;
@@ -48,10 +48,10 @@ impl Future for Sleep {
             self.registered = Some(context.waker().clone());
             match Executor::current() {
                 Some(executor) => executor.wake_at(self.until, context.waker().clone()),
-                None => Alarms::wake_at(self.until, context.waker().clone()),
+                None => TimerThread::wake_at(self.until, context.waker().clone()),
             }
         }
-        waiting_for(|| Wait::Sleep(self.until));
+        record_wait_reason(|| WaitReason::Sleep(self.until));
         Poll::Pending
     }
 }
@@ -74,26 +74,26 @@ pub async fn timeout<T>(duration: Duration, future: impl Future<Output = T>) -> 
 
 /// A thread that wakes sleepers of runtimes that are not ours.
 #[derive(Default)]
-struct Alarms {
+struct TimerThread {
     wakers: Mutex<BTreeMap<(Instant, u64), Waker>>,
     serial: AtomicU64,
     changed: Condvar,
 }
 
-impl Alarms {
+impl TimerThread {
     fn wake_at(at: Instant, waker: Waker) {
-        static ALARMS: LazyLock<Alarms> = LazyLock::new(Alarms::default);
+        static TIMERS: LazyLock<TimerThread> = LazyLock::new(TimerThread::default);
         static THREAD: Once = Once::new();
         THREAD.call_once(|| {
             let thread = std::thread::Builder::new().name("softhca-timer".into());
-            thread.spawn(|| ALARMS.ring()).expect("a thread for timers");
+            thread.spawn(|| TIMERS.run()).expect("a thread for timers");
         });
-        let serial = ALARMS.serial.fetch_add(1, Ordering::Relaxed);
-        ALARMS.wakers.lock().insert((at, serial), waker);
-        ALARMS.changed.notify_one();
+        let serial = TIMERS.serial.fetch_add(1, Ordering::Relaxed);
+        TIMERS.wakers.lock().insert((at, serial), waker);
+        TIMERS.changed.notify_one();
     }
 
-    fn ring(&self) -> ! {
+    fn run(&self) -> ! {
         let mut wakers = self.wakers.lock();
         loop {
             let later = wakers.split_off(&(real_now(), u64::MAX));

@@ -1,14 +1,15 @@
 //! Several hosts in virtual time, for deterministic tests of RDMA programs.
 
-use crate::executor::{Executor, Wait};
-use crate::local::{Board, Local};
-use crate::report::{Cause, Failure, Report, Reporter};
-use crate::simulated::{Desk, Fabric};
+use crate::executor::{Executor, WaitReason};
+use crate::local_backend::{EventBus, LocalBackend};
+use crate::report::{Failure, FailureCause, Report, RunRecorder};
+use crate::simulated::{Fabric, SimulatedHost};
 use crate::{
-    Action, Device, Instant, Line, Observer, Rendezvous, Repeat, Rule, RuleId, Selector, Settings, Tally,
+    Action, Device, EndpointExchange, FabricSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
+    Selector, Settings,
 };
 use parking_lot::Mutex;
-use softhca_fabric::{CableId, Direction, HostId};
+use softhca_fabric::{Direction, HostId, LinkId};
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::future::Future;
@@ -19,48 +20,48 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Polls of tasks that may follow each other without time passing.
-const MOST_POLLS: u64 = 1_000_000;
+const MAX_POLLS_WITHOUT_PROGRESS: u64 = 1_000_000;
 
 /// What the code of a host may return: nothing, or a result whose error can be displayed.
-pub trait Outcome {
+pub trait HostResult {
     /// The error in words.
-    fn failure(self) -> Option<String>;
+    fn into_error(self) -> Option<String>;
 }
 
-impl Outcome for () {
-    fn failure(self) -> Option<String> {
+impl HostResult for () {
+    fn into_error(self) -> Option<String> {
         None
     }
 }
 
-impl<E: Display> Outcome for Result<(), E> {
-    fn failure(self) -> Option<String> {
+impl<E: Display> HostResult for Result<(), E> {
+    fn into_error(self) -> Option<String> {
         self.err().map(|error| error.to_string())
     }
 }
 
-type Main = Pin<Box<dyn Future<Output = Option<String>>>>;
+type HostFuture = Pin<Box<dyn Future<Output = Option<String>>>>;
 
 /// Whether a run waits for a host's code to end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Ends {
-    WithTheRun,
-    ByItself,
+enum HostLifetime {
+    Background,
+    Foreground,
 }
 
 struct Host {
     name: String,
     id: HostId,
     device: Device,
-    main: Option<Box<dyn FnOnce(Device) -> Main>>,
-    ends: Ends,
+    program: Option<Box<dyn FnOnce(Device) -> HostFuture>>,
+    lifetime: HostLifetime,
 }
 
 struct PlannedFault {
     from: String,
     to: String,
     rule: Rule,
-    cable: Option<CableId>,
+    link: Option<LinkId>,
 }
 
 /// Several hosts in virtual time: their async code, their cards, the cables between them, scripted faults.
@@ -112,12 +113,12 @@ pub struct World {
     fabric: Arc<Mutex<Fabric>>,
     hosts: Vec<Host>,
     settings: Settings,
-    default_line: Option<Line>,
-    lines: BTreeMap<[String; 2], Line>,
-    cables: BTreeMap<[HostId; 2], CableId>,
+    default_link: Option<LinkSettings>,
+    link_settings: BTreeMap<[String; 2], LinkSettings>,
+    links: BTreeMap<[HostId; 2], LinkId>,
     faults: Vec<PlannedFault>,
-    rendezvous: Rendezvous,
-    limit: Duration,
+    endpoint_exchange: EndpointExchange,
+    time_limit: Duration,
 }
 
 impl World {
@@ -125,15 +126,15 @@ impl World {
     pub fn new(seed: u64) -> World {
         World {
             seed,
-            fabric: Arc::new(Mutex::new(Fabric::observed(seed, Reporter::default()))),
+            fabric: Arc::new(Mutex::new(Fabric::with_sink(seed, RunRecorder::default()))),
             hosts: Vec::new(),
             settings: Settings::default(),
-            default_line: Some(Line { delay_ns: 1_000, ..Line::default() }),
-            lines: BTreeMap::new(),
-            cables: BTreeMap::new(),
+            default_link: Some(LinkSettings { delay_ns: 1_000, ..LinkSettings::default() }),
+            link_settings: BTreeMap::new(),
+            links: BTreeMap::new(),
             faults: Vec::new(),
-            rendezvous: Rendezvous::new(),
-            limit: Duration::from_secs(600),
+            endpoint_exchange: EndpointExchange::new(),
+            time_limit: Duration::from_secs(600),
         }
     }
 
@@ -145,17 +146,17 @@ impl World {
 
     /// The cable that each pair of hosts gets which has none of its own; none for no cable. Hosts that were
     /// added before have theirs already.
-    pub fn default_line(&mut self, line: Option<Line>) -> &mut World {
-        self.default_line = line;
+    pub fn default_link(&mut self, line: Option<LinkSettings>) -> &mut World {
+        self.default_link = line;
         self
     }
 
     /// Lays a cable between two hosts, or changes it. They may be added later.
-    pub fn cable(&mut self, first: &str, second: &str, line: Line) -> &mut World {
+    pub fn link(&mut self, first: &str, second: &str, line: LinkSettings) -> &mut World {
         let mut names = [first.to_owned(), second.to_owned()];
         names.sort();
-        self.lines.insert(names, line);
-        self.settle();
+        self.link_settings.insert(names, line);
+        self.apply_topology();
         self
     }
 
@@ -173,32 +174,32 @@ impl World {
     ) -> RuleId {
         let id = RuleId(self.faults.len() as u32);
         let rule = Rule { id, selector, repeat, action };
-        self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, cable: None });
-        self.settle();
+        self.faults.push(PlannedFault { from: from.into(), to: to.into(), rule, link: None });
+        self.apply_topology();
         id
     }
 
     /// Keeps everything that happens for [`Report::record`].
-    pub fn record(&mut self) -> &mut World {
-        self.fabric.lock().observer().record.get_or_insert_default();
+    pub fn record_log(&mut self) -> &mut World {
+        self.fabric.lock().sink().log.get_or_insert_default();
         self
     }
 
     /// Shows everything that happens to `observer`, which must not call verbs.
-    pub fn observe(&mut self, observer: impl Observer + Send + 'static) -> &mut World {
-        self.fabric.lock().observer().next = Some(Box::new(observer));
+    pub fn event_sink(&mut self, observer: impl FabricSink + Send + 'static) -> &mut World {
+        self.fabric.lock().sink().forward_to = Some(Box::new(observer));
         self
     }
 
     /// How much virtual time a run may take; ten minutes unless told otherwise.
-    pub fn limit(&mut self, limit: Duration) -> &mut World {
-        self.limit = limit;
+    pub fn time_limit(&mut self, time_limit: Duration) -> &mut World {
+        self.time_limit = time_limit;
         self
     }
 
     /// Where hosts meet before they are connected.
-    pub fn rendezvous(&self) -> Rendezvous {
-        self.rendezvous.clone()
+    pub fn endpoint_exchange(&self) -> EndpointExchange {
+        self.endpoint_exchange.clone()
     }
 
     /// The time.
@@ -213,9 +214,9 @@ impl World {
     pub fn host<F, R>(&mut self, name: &str, code: F) -> &mut World
     where
         F: FnOnce(Device) -> R + 'static,
-        R: Future<Output: Outcome> + 'static,
+        R: Future<Output: HostResult> + 'static,
     {
-        self.add_host(name, Ends::ByItself, Some(boxed(code)));
+        self.add_host(name, HostLifetime::Foreground, Some(box_program(code)));
         self
     }
 
@@ -226,9 +227,9 @@ impl World {
     pub fn service<F, R>(&mut self, name: &str, code: F) -> &mut World
     where
         F: FnOnce(Device) -> R + 'static,
-        R: Future<Output: Outcome> + 'static,
+        R: Future<Output: HostResult> + 'static,
     {
-        self.add_host(name, Ends::WithTheRun, Some(boxed(code)));
+        self.add_host(name, HostLifetime::Background, Some(box_program(code)));
         self
     }
 
@@ -237,51 +238,62 @@ impl World {
     /// # Panics
     /// If the name is taken.
     pub fn device(&mut self, name: &str) -> Device {
-        self.add_host(name, Ends::WithTheRun, None)
+        self.add_host(name, HostLifetime::Background, None)
     }
 
-    fn add_host(&mut self, name: &str, ends: Ends, main: Option<Box<dyn FnOnce(Device) -> Main>>) -> Device {
+    fn add_host(
+        &mut self,
+        name: &str,
+        ends: HostLifetime,
+        main: Option<Box<dyn FnOnce(Device) -> HostFuture>>,
+    ) -> Device {
         assert!(self.hosts.iter().all(|host| host.name != name), "there is a host {name:?} already");
-        let board = Arc::new(Board::default());
+        let board = Arc::new(EventBus::default());
         let mut fabric = self.fabric.lock();
         let id = fabric.add_host(name, self.settings);
         let address = fabric.host(id).address();
-        fabric.observer().boards.push(board.clone());
-        fabric.observer().names.push(name.into());
+        fabric.sink().event_buses.push(board.clone());
+        fabric.sink().host_names.push(name.into());
         drop(fabric);
-        let desk = Desk {
+        let desk = SimulatedHost {
             fabric: self.fabric.clone(),
             host: id,
-            rendezvous: self.rendezvous.clone(),
-            draws: AtomicU64::new(0),
+            endpoint_exchange: self.endpoint_exchange.clone(),
+            random_draws: AtomicU64::new(0),
         };
-        let card = Local::new(desk, board).expect("a new card has room for a client");
+        let card = LocalBackend::new(desk, board).expect("a new card has room for a client");
         let device = Device::simulated(card, address);
-        self.hosts.push(Host { name: name.into(), id, device: device.clone(), main, ends });
-        self.settle();
+        self.hosts.push(Host {
+            name: name.into(),
+            id,
+            device: device.clone(),
+            program: main,
+            lifetime: ends,
+        });
+        self.apply_topology();
         device
     }
 
-    fn find(&self, name: &str) -> Option<HostId> {
+    fn host_id(&self, name: &str) -> Option<HostId> {
         self.hosts.iter().find(|host| host.name == name).map(|host| host.id)
     }
 
     /// Lays cables and arms faults whose hosts are known.
-    fn settle(&mut self) {
+    fn apply_topology(&mut self) {
         let fabric = &mut *self.fabric.lock();
         for (index, first) in self.hosts.iter().enumerate() {
             for second in &self.hosts[index + 1..] {
                 let mut names = [first.name.clone(), second.name.clone()];
                 names.sort();
-                let own = self.lines.get(&names).copied();
-                match (self.cables.get(&[first.id, second.id]), own.or(self.default_line)) {
+                let own = self.link_settings.get(&names).copied();
+                match (self.links.get(&[first.id, second.id]), own.or(self.default_link)) {
                     (None, Some(line)) => {
-                        let cable = fabric.add_cable(first.id, second.id, line);
-                        fabric.observer().ends.push([first.id, second.id]);
-                        self.cables.insert([first.id, second.id], cable);
+                        let cable = fabric.add_link(first.id, second.id, line);
+                        fabric.sink().link_ends.push([first.id, second.id]);
+                        self.links.insert([first.id, second.id], cable);
                     }
-                    (Some(cable), _) if own.is_some_and(|own| own != *fabric.cable(*cable).line()) => {
-                        fabric.cable_mut(*cable).set_line(own.expect("it was seen above"));
+                    (Some(cable), _) if own.is_some_and(|own| own != *fabric.link(*cable).settings()) => {
+                        fabric.link_mut(*cable).set_settings(own.expect("it was seen above"));
                     }
                     _ => {}
                 }
@@ -289,30 +301,32 @@ impl World {
         }
         for index in 0..self.faults.len() {
             let fault = &self.faults[index];
-            let (Some(from), Some(to)) = (self.find(&fault.from), self.find(&fault.to)) else { continue };
+            let (Some(from), Some(to)) = (self.host_id(&fault.from), self.host_id(&fault.to)) else {
+                continue;
+            };
             let ends = [from.min(to), from.max(to)];
-            let Some(cable) = self.cables.get(&ends).copied().filter(|_| fault.cable.is_none()) else {
+            let Some(cable) = self.links.get(&ends).copied().filter(|_| fault.link.is_none()) else {
                 continue;
             };
             let direction = if from < to { Direction::Forward } else { Direction::Backward };
             let mut rule = fault.rule.clone();
             rule.selector.direction = Some(direction);
             fabric.add_rule(cable, rule);
-            self.faults[index].cable = Some(cable);
+            self.faults[index].link = Some(cable);
         }
     }
 
-    fn failure(&self, cause: Cause) -> Failure {
+    fn failure(&self, cause: FailureCause) -> Failure {
         Failure { seed: self.seed, at: self.now(), cause }
     }
 
     /// Every name that cables and faults use has a host.
     fn check_names(&self) -> Result<(), Failure> {
         let faults = self.faults.iter().flat_map(|fault| [&fault.from, &fault.to]);
-        for name in self.lines.keys().flatten().chain(faults) {
-            if self.find(name).is_none() {
+        for name in self.link_settings.keys().flatten().chain(faults) {
+            if self.host_id(name).is_none() {
                 let known = self.hosts.iter().map(|host| host.name.clone()).collect();
-                return Err(self.failure(Cause::UnknownHost { name: name.clone(), known }));
+                return Err(self.failure(FailureCause::UnknownHost { name: name.clone(), known }));
             }
         }
         Ok(())
@@ -328,13 +342,13 @@ impl World {
         let unfinished = Rc::new(std::cell::RefCell::new(BTreeMap::new()));
         let error = Rc::new(std::cell::RefCell::new(None));
         for host in &mut self.hosts {
-            let Some(main) = host.main.take() else { continue };
+            let Some(main) = host.program.take() else { continue };
             let (group, device) = (host.id.0 as usize, host.device.clone());
-            if host.ends == Ends::ByItself {
+            if host.lifetime == HostLifetime::Foreground {
                 unfinished.borrow_mut().insert(group, host.name.clone());
             }
             let (unfinished, error) = (unfinished.clone(), error.clone());
-            executor.add(group, async move {
+            executor.spawn_in(group, async move {
                 let failure = main(device).await;
                 unfinished.borrow_mut().remove(&group);
                 if let Some(message) = failure {
@@ -343,7 +357,7 @@ impl World {
             });
         }
         let names: Vec<String> = self.hosts.iter().map(|host| host.name.clone()).collect();
-        let until = self.now().plus(self.limit);
+        let until = self.now().plus(self.time_limit);
         loop {
             executor.set_now(self.now());
             let mut polls = 0;
@@ -354,37 +368,37 @@ impl World {
                     Err(panicked) => {
                         let host = names[panicked.group].clone();
                         let message = panicked.message();
-                        return Err(self.failure(Cause::Panic { host, message }));
+                        return Err(self.failure(FailureCause::Panic { host, message }));
                     }
                 }
                 if let Some((group, message)) = error.borrow_mut().take() {
                     let host: &String = &names[group];
-                    return Err(self.failure(Cause::Error { host: host.clone(), message }));
+                    return Err(self.failure(FailureCause::Error { host: host.clone(), message }));
                 }
-                if polls == MOST_POLLS {
+                if polls == MAX_POLLS_WITHOUT_PROGRESS {
                     let host = names[executor.group()].clone();
-                    return Err(self.failure(Cause::Livelock { host }));
+                    return Err(self.failure(FailureCause::Livelock { host }));
                 }
             }
             if unfinished.borrow().is_empty() {
                 return Ok(self.report());
             }
-            let waiting = || -> Vec<(String, Vec<Wait>)> {
+            let waiting = || -> Vec<(String, Vec<WaitReason>)> {
                 let unfinished = unfinished.borrow();
-                unfinished.iter().map(|(group, name)| (name.clone(), executor.waits(*group))).collect()
+                unfinished.iter().map(|(group, name)| (name.clone(), executor.wait_reasons(*group))).collect()
             };
             let mut fabric = self.fabric.lock();
             match (executor.next_timer(), fabric.next_event_at()) {
                 (None, None) => {
                     let queue_pairs = busy_queue_pairs(&fabric);
                     drop(fabric);
-                    return Err(self.failure(Cause::Deadlock { waiting: waiting(), queue_pairs }));
+                    return Err(self.failure(FailureCause::Deadlock { waiting: waiting(), queue_pairs }));
                 }
                 (timer, event) if timer.into_iter().chain(event).min() > Some(until) => {
                     fabric.run_until(until);
                     drop(fabric);
-                    let limit = self.limit;
-                    return Err(self.failure(Cause::TimeLimit { limit, waiting: waiting() }));
+                    let limit = self.time_limit;
+                    return Err(self.failure(FailureCause::TimeLimit { limit, waiting: waiting() }));
                 }
                 (Some(timer), event) if event.is_none_or(|event| timer < event) => {
                     fabric.run_until(timer);
@@ -396,32 +410,41 @@ impl World {
             executor.set_now(fabric.now());
             drop(fabric);
             executor.fire_timers();
-            executor.something_happened();
+            executor.wake_yielded();
         }
     }
 
     fn report(&self) -> Report {
         let mut fabric = self.fabric.lock();
         let tallies = self.faults.iter().filter_map(|fault| {
-            let mut rules = fabric.cable(fault.cable?).rules();
-            rules.find(|(rule, _)| rule.id == fault.rule.id).map(|(rule, tally): (_, Tally)| (rule.id, tally))
+            let mut rules = fabric.link(fault.link?).rules();
+            rules
+                .find(|(rule, _)| rule.id == fault.rule.id)
+                .map(|(rule, tally): (_, RuleCounters)| (rule.id, tally))
         });
         let tallies = tallies.collect();
-        let (ended_at, census) = (fabric.now(), fabric.census());
-        let digest = fabric.observer().digest.0;
-        let record = fabric.observer().record.as_mut().map(std::mem::take).unwrap_or_default();
-        Report { seed: self.seed, ended_at, digest, census, record, tallies }
+        let (ended_at, census) = (fabric.now(), fabric.frame_counters());
+        let digest = fabric.sink().digest.0;
+        let record = fabric.sink().log.as_mut().map(std::mem::take).unwrap_or_default();
+        Report {
+            seed: self.seed,
+            ended_at,
+            digest,
+            frame_counters: census,
+            log: record,
+            rule_counters: tallies,
+        }
     }
 }
 
-fn boxed<F, R>(code: F) -> Box<dyn FnOnce(Device) -> Main>
+fn box_program<F, R>(code: F) -> Box<dyn FnOnce(Device) -> HostFuture>
 where
     F: FnOnce(Device) -> R + 'static,
-    R: Future<Output: Outcome> + 'static,
+    R: Future<Output: HostResult> + 'static,
 {
     Box::new(move |device| {
         let future = code(device);
-        Box::pin(async move { future.await.failure() })
+        Box::pin(async move { future.await.into_error() })
     })
 }
 
@@ -429,9 +452,9 @@ where
 fn busy_queue_pairs(fabric: &Fabric) -> Vec<String> {
     let mut busy = Vec::new();
     for (_, host) in fabric.hosts() {
-        for view in host.card().queue_pairs().filter(|view| view.outstanding > 0) {
+        for view in host.hca().queue_pairs().filter(|view| view.outstanding > 0) {
             let (name, state, count) = (host.name(), view.state, view.outstanding);
-            busy.push(format!("{name}'s queue pair {} is in {state} with {count} unanswered", view.number));
+            busy.push(format!("{name}'s queue pair {} is in {state} with {count} unanswered", view.qpn));
         }
     }
     busy

@@ -25,17 +25,17 @@ impl XrcDomain {
     /// Creates the receiving end of a connection, in RESET. Its peer, a queue pair of kind `XrcInitiator`,
     /// names a shared receive queue of this domain in every request, one-sided ones too: what it may reach is
     /// the memory of that queue's protection domain.
-    pub fn create_target(&self) -> Result<QueuePair, Error> {
-        self.target().create()
+    pub fn create_target_queue_pair(&self) -> Result<QueuePair, Error> {
+        self.target_builder().build()
     }
 
     /// Begins to create such a receiving end.
-    pub fn target(&self) -> QueuePairBuilder {
+    pub fn target_builder(&self) -> QueuePairBuilder {
         QueuePairBuilder::xrc_target(&self.inner.context, self)
     }
 
     /// Whether anything else holds it: another handle, or a queue of the domain.
-    pub fn is_shared(&self) -> bool {
+    pub fn is_in_use(&self) -> bool {
         Arc::strong_count(&self.inner) > 1
     }
 

@@ -1,9 +1,9 @@
 //! Host code in virtual time: determinism, faults, and what a failure says.
 
 use softhca::{
-    Access, Action, Cause, Choice, Classes, CompletionQueue, Device, Error, Failure, Line, Path, QpKind,
-    QueuePair, ReceiveRequest, Recovery, Repeat, Report, Selector, SendRequest, Settings, Status, World, now,
-    rng, sleep, spawn, timeout, yield_now,
+    AccessFlags, Action, Choice, CompletionQueue, CompletionStatus, ConnectOptions, Device, Error, Failure,
+    FailureCause, LinkSettings, PacketClasses, QpType, QueuePair, ReceiveRequest, Recovery, Repeat, Report,
+    Selector, SendRequest, Settings, World, now, rng, sleep, spawn, timeout, yield_now,
 };
 use std::time::Duration;
 
@@ -13,41 +13,46 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 async fn connect(device: &Device) -> Result<(QueuePair, CompletionQueue), Error> {
     let context = device.open();
     let queue = context.create_completion_queue(64)?;
-    let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+    let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
     for id in 0..32 {
-        pair.post_receive(&ReceiveRequest { id, scatter: &[] })?;
+        pair.post_recv(&ReceiveRequest { wr_id: id, sg_list: &[] })?;
     }
-    pair.meet(&device.rendezvous(), "pair", &Path::default()).await?;
+    pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default()).await?;
     Ok((pair, queue))
 }
 
 /// Two hosts that write random amounts at random times over a cable that loses packets.
 fn busy_world(seed: u64) -> Result<Report, Failure> {
     let mut world = World::new(seed);
-    world.settings(Settings { recovery: Recovery::GoBackN, ..Settings::default() }).record();
-    let line = Line { bits_per_second: 10_000_000_000.try_into().ok(), delay_ns: 2_000, ..Line::default() };
-    world.cable("left", "right", line);
-    let chance = Repeat::choice(Choice::Chance { per_billion: 50_000_000 });
+    world.settings(Settings { recovery: Recovery::GoBackN, ..Settings::default() }).record_log();
+    let line = LinkSettings {
+        bits_per_second: 10_000_000_000.try_into().ok(),
+        delay_ns: 2_000,
+        ..LinkSettings::default()
+    };
+    world.link("left", "right", line);
+    let chance = Repeat::choice(Choice::Probability { per_billion: 50_000_000 });
     world.fault("left", "right", Selector::default(), chance, Action::Drop);
     world.fault("right", "left", Selector::default(), chance, Action::Drop);
     for name in ["left", "right"] {
         world.host(name, move |device| async move {
             let context = device.open();
-            let domain = context.allocate_domain()?;
+            let domain = context.allocate_protection_domain()?;
             let queue = context.create_completion_queue(64)?;
-            let region = domain.register(65536, Access::all())?;
-            let pair = domain.queue_pair(QpKind::Rc, &queue).create()?;
-            pair.meet(&device.rendezvous(), "pair", &Path::default()).await?;
-            let remote = device.rendezvous().exchange("memory", region.remote(0)).await;
+            let region = domain.allocate_region(65536, AccessFlags::all())?;
+            let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+            pair.exchange_and_connect(&device.endpoint_exchange(), "pair", &ConnectOptions::default())
+                .await?;
+            let remote = device.endpoint_exchange().exchange("memory", region.remote_address(0)).await;
             let mut rng = rng();
             for id in 0..20 {
                 sleep(Duration::from_nanos(rng.below(20_000))).await;
                 let length = rng.below(65536) as u32;
-                pair.post(&SendRequest::write(id, &[region.entry(0, length)], remote))?;
+                pair.post_send(&SendRequest::rdma_write(id, &[region.sge(0, length)], remote))?;
                 let completion = queue.next().await;
-                assert_eq!((completion.id, completion.status), (id, Status::Success));
+                assert_eq!((completion.wr_id, completion.status), (id, CompletionStatus::Success));
             }
-            device.rendezvous().exchange("done", ()).await;
+            device.endpoint_exchange().exchange("done", ()).await;
             Ok::<(), Error>(())
         });
     }
@@ -57,10 +62,14 @@ fn busy_world(seed: u64) -> Result<Report, Failure> {
 #[test]
 fn the_same_seed_gives_the_same_events() {
     let [first, second] = [busy_world(5).unwrap(), busy_world(5).unwrap()];
-    assert!(first.record.len() > 1000, "{}", first.record.len());
+    assert!(first.log.len() > 1000, "{}", first.log.len());
     assert_eq!(first.digest, second.digest);
     assert_eq!(first, second);
-    assert!(first.census.balances() && first.census.dropped > 0, "{:?}", first.census);
+    assert!(
+        first.frame_counters.is_balanced() && first.frame_counters.dropped > 0,
+        "{:?}",
+        first.frame_counters
+    );
     assert_ne!(busy_world(6).unwrap().digest, first.digest);
 }
 
@@ -86,12 +95,14 @@ fn time_passes_in_awaits_only_and_tasks_share_their_host() {
 fn hosts_draw_numbers_of_their_own_that_the_seed_decides() {
     let draw = |seed| {
         let mut world = World::new(seed);
-        let board = world.rendezvous();
+        let board = world.endpoint_exchange();
         for name in ["a", "b"] {
-            world.host(name, move |device| async move { device.rendezvous().publish(name, rng().number()) });
+            world.host(name, move |device| async move {
+                device.endpoint_exchange().publish(name, rng().next_u64())
+            });
         }
         world.run().unwrap();
-        ["a", "b"].map(|name| board.look::<u64>(name).unwrap())
+        ["a", "b"].map(|name| board.try_lookup::<u64>(name).unwrap())
     };
     assert_eq!(draw(1), draw(1));
     assert_ne!(draw(1), draw(2));
@@ -107,11 +118,11 @@ fn a_deadlock_names_the_hosts_and_what_they_wait_for() {
     });
     world.host("client", |device| async move {
         let _kept = connect(&device).await?;
-        let _: u32 = device.rendezvous().lookup("the go-ahead").await;
+        let _: u32 = device.endpoint_exchange().lookup("the go-ahead").await;
         Ok::<(), Error>(())
     });
     let failure = world.run().unwrap_err();
-    assert!(matches!(failure.cause, Cause::Deadlock { .. }));
+    assert!(matches!(failure.cause, FailureCause::Deadlock { .. }));
     let text = failure.to_string();
     for part in ["deadlock", "server waits for a completion on queue", "World::new(77)"] {
         assert!(text.contains(part), "{text}");
@@ -123,7 +134,7 @@ fn panic_of<R: Future<Output = ()> + 'static>(code: impl FnOnce(Device) -> R + '
     let mut world = World::new(3);
     world.host("careless", code);
     match world.run().unwrap_err().cause {
-        Cause::Panic { host, message } => {
+        FailureCause::Panic { host, message } => {
             assert_eq!(host, "careless");
             message
         }
@@ -149,10 +160,10 @@ fn blocking_calls_panic_and_name_what_to_await() {
         let _ = device.open().create_completion_queue(4).unwrap().wait();
     });
     assert!(message.contains("queue.next().await"), "{message}");
-    let message = panic_of(|device| async move { device.rendezvous().wait::<()>("x") });
+    let message = panic_of(|device| async move { device.endpoint_exchange().lookup_blocking::<()>("x") });
     assert!(message.contains("lookup(name).await"), "{message}");
     let message = panic_of(|device| async move {
-        let _ = device.open().wait_event(MICROSECOND);
+        let _ = device.open().wait_async_event(MICROSECOND);
     });
     assert!(message.contains("next_event().await"), "{message}");
 }
@@ -162,7 +173,7 @@ fn polling_with_an_await_between_is_fine() {
     let mut world = World::new(9);
     world.host("polls", |device| async move {
         let (pair, queue) = connect(&device).await?;
-        pair.post(&SendRequest::send(100, &[]))?;
+        pair.post_send(&SendRequest::send(100, &[]))?;
         let mut done = 0;
         while done < 2 {
             match queue.poll() {
@@ -175,8 +186,8 @@ fn polling_with_an_await_between_is_fine() {
     world.host("sleeps", |device| async move {
         let (pair, queue) = connect(&device).await?;
         sleep(50 * MICROSECOND).await;
-        pair.post(&SendRequest::send(100, &[]))?;
-        while queue.next().await.id != 100 {}
+        pair.post_send(&SendRequest::send(100, &[]))?;
+        while queue.next().await.wr_id != 100 {}
         Ok::<(), Error>(())
     });
     assert_eq!(world.run().unwrap().ended_at.nanos(), 52_000);
@@ -209,23 +220,23 @@ fn a_panic_of_a_spawned_task_is_told_with_its_host() {
 #[test]
 fn endless_runs_and_unknown_names_are_refused() {
     let mut world = World::new(4);
-    world.limit(Duration::from_millis(1)).host("sleeper", |_| async {
+    world.time_limit(Duration::from_millis(1)).host("sleeper", |_| async {
         loop {
             sleep(MICROSECOND).await;
         }
         #[allow(unreachable_code)]
         ()
     });
-    assert!(matches!(world.run().unwrap_err().cause, Cause::TimeLimit { .. }));
+    assert!(matches!(world.run().unwrap_err().cause, FailureCause::TimeLimit { .. }));
     let mut world = World::new(4);
-    world.host("a", |_| async {}).host("b", |_| async {}).cable("a", "c", Line::default());
+    world.host("a", |_| async {}).host("b", |_| async {}).link("a", "c", LinkSettings::default());
     assert!(world.run().unwrap_err().to_string().contains("there is no host \"c\""));
 }
 
 #[test]
 fn a_service_need_not_end_and_a_cut_cable_fails_the_connection() {
     let mut world = World::new(12);
-    let everything = Selector { classes: Some(Classes::Data), ..Selector::default() };
+    let everything = Selector { classes: Some(PacketClasses::Data), ..Selector::default() };
     let cut = world.fault("client", "server", everything, Repeat::default(), Action::Drop);
     world.service("server", |device| async move {
         let (_pair, queue) = connect(&device).await?;
@@ -237,12 +248,12 @@ fn a_service_need_not_end_and_a_cut_cable_fails_the_connection() {
     });
     world.host("client", |device| async move {
         let (pair, queue) = connect(&device).await?;
-        pair.post(&SendRequest::send(100, &[]))?;
-        assert_eq!(queue.next().await.status, Status::RetryExceeded);
+        pair.post_send(&SendRequest::send(100, &[]))?;
+        assert_eq!(queue.next().await.status, CompletionStatus::RetryExceededError);
         Ok::<(), Error>(())
     });
     let report = world.run().unwrap();
-    assert_eq!(report.tally(cut).fired, 1);
+    assert_eq!(report.rule_counters(cut).fired, 1);
     // timeout 14 is 67.1 ms; in fatal recovery the deadline is timeout × (retry_cnt + 1).
     assert!(report.ended_at.nanos() >= 8 * (4096 << 14), "{:?}", report.ended_at);
 }
@@ -250,13 +261,19 @@ fn a_service_need_not_end_and_a_cut_cable_fails_the_connection() {
 #[test]
 fn hosts_without_a_cable_do_not_reach_each_other() {
     let mut world = World::new(2);
-    world.default_line(None);
+    world.default_link(None);
     let [a, b] = ["a", "b"].map(|name| world.device(name));
     let queues = [&a, &b].map(|device| device.open().create_completion_queue(8).unwrap());
     let pairs = [(&a, &queues[0]), (&b, &queues[1])].map(|(device, queue)| {
-        device.open().allocate_domain().unwrap().queue_pair(QpKind::Rc, queue).create().unwrap()
+        device
+            .open()
+            .allocate_protection_domain()
+            .unwrap()
+            .create_queue_pair(QpType::Rc, queue)
+            .build()
+            .unwrap()
     });
-    pairs[0].connect_both(&pairs[1], &Path::default()).unwrap();
-    pairs[0].post(&SendRequest::send(1, &[])).unwrap();
-    assert_eq!(queues[0].wait().unwrap().status, Status::RetryExceeded);
+    pairs[0].connect_both(&pairs[1], &ConnectOptions::default()).unwrap();
+    pairs[0].post_send(&SendRequest::send(1, &[])).unwrap();
+    assert_eq!(queues[0].wait().unwrap().status, CompletionStatus::RetryExceededError);
 }

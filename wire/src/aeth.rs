@@ -1,7 +1,7 @@
 //! The acknowledge header and its syndromes.
 
 use crate::Malformed;
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use core::fmt;
 
 /// Why a responder refuses a request (IBA table 46).
@@ -10,13 +10,13 @@ use core::fmt;
 #[repr(u8)]
 pub enum NakCode {
     /// A PSN was skipped.
-    SequenceError = 0,
+    PsnSequenceError = 0,
     /// The request makes no sense: wrong opcode, length, or more reads than agreed.
     InvalidRequest = 1,
     /// Key, bounds or rights do not allow it.
-    RemoteAccess = 2,
+    RemoteAccessError = 2,
     /// The responder failed by itself.
-    RemoteOperational = 3,
+    RemoteOperationalError = 3,
     /// Of the reliable datagram service, which nobody implements. Decoded only.
     InvalidRdRequest = 4,
 }
@@ -24,20 +24,20 @@ pub enum NakCode {
 impl NakCode {
     /// Every code, in numerical order.
     pub const ALL: [NakCode; 5] = [
-        NakCode::SequenceError,
+        NakCode::PsnSequenceError,
         NakCode::InvalidRequest,
-        NakCode::RemoteAccess,
-        NakCode::RemoteOperational,
+        NakCode::RemoteAccessError,
+        NakCode::RemoteOperationalError,
         NakCode::InvalidRdRequest,
     ];
 
     /// The name that traces use.
     pub const fn name(self) -> &'static str {
         match self {
-            NakCode::SequenceError => "sequence error",
+            NakCode::PsnSequenceError => "sequence error",
             NakCode::InvalidRequest => "invalid request",
-            NakCode::RemoteAccess => "remote access error",
-            NakCode::RemoteOperational => "remote operational error",
+            NakCode::RemoteAccessError => "remote access error",
+            NakCode::RemoteOperationalError => "remote operational error",
             NakCode::InvalidRdRequest => "invalid RD request",
         }
     }
@@ -174,7 +174,7 @@ impl Aeth {
     /// Reads the header from the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Aeth, Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "AETH")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "AETH")?;
         Ok(Aeth { syndrome: Syndrome::from_byte(b[0])?, msn: u32::from_be_bytes([0, b[1], b[2], b[3]]) })
     }
 

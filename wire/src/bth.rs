@@ -1,6 +1,6 @@
 //! The base transport header.
 
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use crate::{Malformed, Opcode, PartitionKey, Psn, Qpn};
 use core::fmt;
 
@@ -10,21 +10,21 @@ pub struct Bth {
     /// What the packet is.
     pub opcode: Opcode,
     /// Ask for a completion event at the receiver.
-    pub solicited: bool,
+    pub solicited_event: bool,
     /// Automatic path migration state. Always false here; carried for captures.
-    pub migration: bool,
+    pub migration_request: bool,
     /// Bytes (0 to 3) behind the payload that fill it to a multiple of four.
     pub pad: u8,
     /// The partition.
-    pub partition: PartitionKey,
+    pub pkey: PartitionKey,
     /// Reserved bits 32 to 39, which carry FECN and BECN at InfiniBand. The ICRC does not cover them.
-    pub reserved: u8,
+    pub reserved_byte: u8,
     /// The queue pair that the packet is for.
-    pub destination: Qpn,
+    pub destination_qp: Qpn,
     /// The sender wants an acknowledgement of this packet.
     pub ack_request: bool,
     /// Reserved bits between `ack_request` and the PSN; zero from every known sender.
-    pub reserved_psn: u8,
+    pub reserved_bits: u8,
     /// The packet sequence number.
     pub psn: Psn,
 }
@@ -37,14 +37,14 @@ impl Bth {
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Bth {
         Bth {
             opcode,
-            solicited: false,
-            migration: false,
+            solicited_event: false,
+            migration_request: false,
             pad: 0,
-            partition: PartitionKey::DEFAULT,
-            reserved: 0,
-            destination,
+            pkey: PartitionKey::DEFAULT,
+            reserved_byte: 0,
+            destination_qp: destination,
             ack_request: false,
-            reserved_psn: 0,
+            reserved_bits: 0,
             psn,
         }
     }
@@ -52,7 +52,7 @@ impl Bth {
     /// Reads the header from the start of `bytes`.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Bth, Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "BTH")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "BTH")?;
         let opcode = Opcode::from_byte(b[0]).ok_or(Malformed::Opcode(b[0]))?;
         let version = b[1] & 0x0f;
         if version != 0 {
@@ -60,14 +60,14 @@ impl Bth {
         }
         Ok(Bth {
             opcode,
-            solicited: b[1] & 0x80 != 0,
-            migration: b[1] & 0x40 != 0,
+            solicited_event: b[1] & 0x80 != 0,
+            migration_request: b[1] & 0x40 != 0,
             pad: (b[1] >> 4) & 3,
-            partition: PartitionKey(u16::from_be_bytes([b[2], b[3]])),
-            reserved: b[4],
-            destination: Qpn::new(u32::from_be_bytes([0, b[5], b[6], b[7]])),
+            pkey: PartitionKey(u16::from_be_bytes([b[2], b[3]])),
+            reserved_byte: b[4],
+            destination_qp: Qpn::new(u32::from_be_bytes([0, b[5], b[6], b[7]])),
             ack_request: b[8] & 0x80 != 0,
-            reserved_psn: b[8] & 0x7f,
+            reserved_bits: b[8] & 0x7f,
             psn: Psn::new(u32::from_be_bytes([0, b[9], b[10], b[11]])),
         })
     }
@@ -77,22 +77,23 @@ impl Bth {
     pub fn emit(&self, bytes: &mut [u8]) {
         let b: &mut [u8; Self::LEN] = bytes.first_chunk_mut().expect("room for a BTH");
         b[0] = self.opcode.byte();
-        b[1] = u8::from(self.solicited) << 7 | u8::from(self.migration) << 6 | (self.pad & 3) << 4;
-        b[2..4].copy_from_slice(&self.partition.0.to_be_bytes());
-        b[4..8].copy_from_slice(&self.destination.value().to_be_bytes());
-        b[4] = self.reserved;
+        b[1] =
+            u8::from(self.solicited_event) << 7 | u8::from(self.migration_request) << 6 | (self.pad & 3) << 4;
+        b[2..4].copy_from_slice(&self.pkey.0.to_be_bytes());
+        b[4..8].copy_from_slice(&self.destination_qp.value().to_be_bytes());
+        b[4] = self.reserved_byte;
         b[8..12].copy_from_slice(&self.psn.value().to_be_bytes());
-        b[8] = u8::from(self.ack_request) << 7 | self.reserved_psn & 0x7f;
+        b[8] = u8::from(self.ack_request) << 7 | self.reserved_bits & 0x7f;
     }
 }
 
 impl fmt::Display for Bth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} qp={} psn={}", self.opcode, self.destination, self.psn)?;
+        write!(f, "{} qp={} psn={}", self.opcode, self.destination_qp, self.psn)?;
         if self.ack_request {
             f.write_str(" ackreq")?;
         }
-        if self.solicited {
+        if self.solicited_event {
             f.write_str(" solicited")?;
         }
         Ok(())

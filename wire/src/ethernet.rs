@@ -1,7 +1,7 @@
 //! The Ethernet header, with at most one 802.1Q tag.
 
 use crate::Malformed;
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::IpAddr;
 
@@ -12,7 +12,7 @@ pub struct MacAddress(pub [u8; 6]);
 impl MacAddress {
     /// The address that an emulated port with this IP address has, the same in every run: for a group the
     /// one that IP prescribes, else a locally administered one that ends like the IP address.
-    pub fn of(address: IpAddr) -> MacAddress {
+    pub fn from_ip(address: IpAddr) -> MacAddress {
         match address {
             IpAddr::V4(v4) => {
                 let [a, b, c, d] = v4.octets();
@@ -59,7 +59,7 @@ impl EtherType {
     /// IP version 6.
     pub const IPV6: EtherType = EtherType(0x86dd);
     /// MAC control: pause frames.
-    pub const CONTROL: EtherType = EtherType(0x8808);
+    pub const MAC_CONTROL: EtherType = EtherType(0x8808);
     /// RoCE version 1: a GRH follows.
     pub const ROCE: EtherType = EtherType(0x8915);
 }
@@ -113,7 +113,7 @@ pub struct Ethernet {
     /// The tag, if there is one.
     pub vlan: Option<Vlan>,
     /// What follows.
-    pub kind: EtherType,
+    pub ether_type: EtherType,
 }
 
 impl Ethernet {
@@ -124,19 +124,19 @@ impl Ethernet {
 
     /// Reads the header; also returns what follows it.
     pub fn parse(bytes: &[u8]) -> Result<(Ethernet, &[u8]), Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "Ethernet header")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "Ethernet header")?;
         let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, k0, k1] = *b;
         let mut header = Ethernet {
             destination: MacAddress([d0, d1, d2, d3, d4, d5]),
             source: MacAddress([s0, s1, s2, s3, s4, s5]),
             vlan: None,
-            kind: EtherType(u16::from_be_bytes([k0, k1])),
+            ether_type: EtherType(u16::from_be_bytes([k0, k1])),
         };
         let mut rest = &bytes[Self::LEN..];
-        if header.kind == EtherType::VLAN {
-            let [t0, t1, k0, k1] = *take::<{ Self::VLAN_LEN }>(rest, "802.1Q tag")?;
+        if header.ether_type == EtherType::VLAN {
+            let [t0, t1, k0, k1] = *header_bytes::<{ Self::VLAN_LEN }>(rest, "802.1Q tag")?;
             header.vlan = Some(Vlan::from_bits(u16::from_be_bytes([t0, t1])));
-            header.kind = EtherType(u16::from_be_bytes([k0, k1]));
+            header.ether_type = EtherType(u16::from_be_bytes([k0, k1]));
             rest = &rest[Self::VLAN_LEN..];
         }
         Ok((header, rest))
@@ -157,14 +157,14 @@ impl Ethernet {
             bytes[14..16].copy_from_slice(&vlan.bits().to_be_bytes());
             at = 16;
         }
-        bytes[at..at + 2].copy_from_slice(&self.kind.0.to_be_bytes());
+        bytes[at..at + 2].copy_from_slice(&self.ether_type.0.to_be_bytes());
         at + 2
     }
 }
 
 impl fmt::Display for Ethernet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} > {} type={}", self.source, self.destination, self.kind)?;
+        write!(f, "{} > {} type={}", self.source, self.destination, self.ether_type)?;
         match self.vlan {
             Some(vlan) => write!(f, " {vlan}"),
             None => Ok(()),

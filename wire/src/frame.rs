@@ -4,7 +4,8 @@
 //! [`Malformed::NotRoce`], which is returned only where the bytes prove another protocol.
 
 use crate::{
-    Envelope, EtherType, Ethernet, Grh, Icrc, Ipv4, Ipv6, MacAddress, Malformed, ROCE_PORT, Transport, Udp,
+    AddressHeaders, EtherType, Ethernet, Grh, Icrc, Ipv4, Ipv6, MacAddress, Malformed, ROCE_PORT,
+    TransportPacket, Udp,
 };
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,7 +14,7 @@ use core::net::IpAddr;
 
 /// What a captured frame starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Link {
+pub enum FirstHeader {
     /// An Ethernet header.
     Ethernet,
     /// An IP header of either version.
@@ -25,7 +26,7 @@ pub enum Link {
 /// The headers between link and transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each field is the header of its type")]
-pub enum Network {
+pub enum NetworkHeaders {
     /// RoCEv2 over IPv4.
     V4 { ip: Ipv4, udp: Udp },
     /// RoCEv2 over IPv6.
@@ -34,42 +35,42 @@ pub enum Network {
     V1(Grh),
 }
 
-impl Network {
+impl NetworkHeaders {
     /// The sender.
     pub fn source(&self) -> IpAddr {
         match self {
-            Network::V4 { ip, .. } => IpAddr::V4(ip.source),
-            Network::V6 { ip, .. } => IpAddr::V6(ip.source),
-            Network::V1(grh) => grh.source.ip(),
+            NetworkHeaders::V4 { ip, .. } => IpAddr::V4(ip.source),
+            NetworkHeaders::V6 { ip, .. } => IpAddr::V6(ip.source),
+            NetworkHeaders::V1(grh) => grh.source.ip(),
         }
     }
 
     /// The receiver, or a group.
     pub fn destination(&self) -> IpAddr {
         match self {
-            Network::V4 { ip, .. } => IpAddr::V4(ip.destination),
-            Network::V6 { ip, .. } => IpAddr::V6(ip.destination),
-            Network::V1(grh) => grh.destination.ip(),
+            NetworkHeaders::V4 { ip, .. } => IpAddr::V4(ip.destination),
+            NetworkHeaders::V6 { ip, .. } => IpAddr::V6(ip.destination),
+            NetworkHeaders::V1(grh) => grh.destination.ip(),
         }
     }
 
     /// DSCP and ECN.
     pub fn traffic_class(&self) -> u8 {
         match self {
-            Network::V4 { ip, .. } => ip.traffic_class,
-            Network::V6 { ip, .. } => ip.traffic_class,
-            Network::V1(grh) => grh.traffic_class,
+            NetworkHeaders::V4 { ip, .. } => ip.traffic_class,
+            NetworkHeaders::V6 { ip, .. } => ip.traffic_class,
+            NetworkHeaders::V1(grh) => grh.traffic_class,
         }
     }
 
     /// What the sender chose, as an engine is told it. RoCE v1 has no envelope.
-    pub fn envelope(&self) -> Option<Envelope> {
+    pub fn addressing(&self) -> Option<AddressHeaders> {
         let (udp, flow_label, hop_limit, identification) = match self {
-            Network::V4 { ip, udp } => (udp, 0, ip.hop_limit, ip.identification),
-            Network::V6 { ip, udp } => (udp, ip.flow_label, ip.hop_limit, 0),
-            Network::V1(_) => return None,
+            NetworkHeaders::V4 { ip, udp } => (udp, 0, ip.hop_limit, ip.identification),
+            NetworkHeaders::V6 { ip, udp } => (udp, ip.flow_label, ip.hop_limit, 0),
+            NetworkHeaders::V1(_) => return None,
         };
-        Some(Envelope {
+        Some(AddressHeaders {
             source: self.source(),
             destination: self.destination(),
             source_port: udp.source_port,
@@ -80,52 +81,52 @@ impl Network {
         })
     }
 
-    fn around(envelope: &Envelope, packet: usize) -> Network {
-        let udp = Udp::around(envelope, packet);
+    fn new(envelope: &AddressHeaders, packet: usize) -> NetworkHeaders {
+        let udp = Udp::new(envelope, packet);
         match envelope.source {
-            IpAddr::V4(_) => Network::V4 { ip: Ipv4::around(envelope, packet), udp },
-            IpAddr::V6(_) => Network::V6 { ip: Ipv6::around(envelope, packet), udp },
+            IpAddr::V4(_) => NetworkHeaders::V4 { ip: Ipv4::new(envelope, packet), udp },
+            IpAddr::V6(_) => NetworkHeaders::V6 { ip: Ipv6::new(envelope, packet), udp },
         }
     }
 
-    fn kind(&self) -> EtherType {
+    fn ether_type(&self) -> EtherType {
         match self {
-            Network::V4 { .. } => EtherType::IPV4,
-            Network::V6 { .. } => EtherType::IPV6,
-            Network::V1(_) => EtherType::ROCE,
+            NetworkHeaders::V4 { .. } => EtherType::IPV4,
+            NetworkHeaders::V6 { .. } => EtherType::IPV6,
+            NetworkHeaders::V1(_) => EtherType::ROCE,
         }
     }
 
     /// Bytes of these headers.
     pub const fn length(&self) -> usize {
         match self {
-            Network::V4 { .. } => Ipv4::LEN + Udp::LEN,
-            Network::V6 { .. } => Ipv6::LEN + Udp::LEN,
-            Network::V1(_) => Grh::LEN,
+            NetworkHeaders::V4 { .. } => Ipv4::LEN + Udp::LEN,
+            NetworkHeaders::V6 { .. } => Ipv6::LEN + Udp::LEN,
+            NetworkHeaders::V1(_) => Grh::LEN,
         }
     }
 
     /// Writes the headers to the start of `bytes`, which must have room; returns their length.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         match self {
-            Network::V4 { ip, udp } => {
+            NetworkHeaders::V4 { ip, udp } => {
                 ip.emit(bytes);
                 udp.emit(&mut bytes[Ipv4::LEN..]);
             }
-            Network::V6 { ip, udp } => {
+            NetworkHeaders::V6 { ip, udp } => {
                 ip.emit(bytes);
                 udp.emit(&mut bytes[Ipv6::LEN..]);
             }
-            Network::V1(grh) => grh.emit(bytes),
+            NetworkHeaders::V1(grh) => grh.emit(bytes),
         }
         self.length()
     }
 }
 
-impl fmt::Display for Network {
+impl fmt::Display for NetworkHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Network::V1(grh) => write!(f, "{} > {} (v1)", grh.source, grh.destination),
+            NetworkHeaders::V1(grh) => write!(f, "{} > {} (v1)", grh.source, grh.destination),
             _ => write!(f, "{} > {}", self.source(), self.destination()),
         }
     }
@@ -133,73 +134,73 @@ impl fmt::Display for Network {
 
 /// A frame that carries RoCE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame<'a> {
+pub struct RoceFrame<'a> {
     /// The link header, if the capture has it.
     pub ethernet: Option<Ethernet>,
     /// The network headers.
-    pub network: Network,
+    pub network: NetworkHeaders,
     /// From the BTH to the ICRC.
     pub packet: &'a [u8],
     /// What a link put behind the packet to fill the frame up.
-    pub trailer: &'a [u8],
+    pub ethernet_padding: &'a [u8],
 }
 
-impl<'a> Frame<'a> {
+impl<'a> RoceFrame<'a> {
     /// A frame around `packet`, which runs from the BTH to the ICRC, between ports whose hardware addresses
     /// follow from their IP addresses.
-    pub fn around(envelope: &Envelope, packet: &'a [u8]) -> Frame<'a> {
-        let network = Network::around(envelope, packet.len());
+    pub fn new(envelope: &AddressHeaders, packet: &'a [u8]) -> RoceFrame<'a> {
+        let network = NetworkHeaders::new(envelope, packet.len());
         let ethernet = Ethernet {
-            destination: MacAddress::of(envelope.destination),
-            source: MacAddress::of(envelope.source),
+            destination: MacAddress::from_ip(envelope.destination),
+            source: MacAddress::from_ip(envelope.source),
             vlan: None,
-            kind: network.kind(),
+            ether_type: network.ether_type(),
         };
-        Frame { ethernet: Some(ethernet), network, packet, trailer: &[] }
+        RoceFrame { ethernet: Some(ethernet), network, packet, ethernet_padding: &[] }
     }
 
     /// Reads link and network headers and finds the packet, which is at least a BTH and an ICRC.
     ///
     /// What is in the packet, [`Frame::transport`] tells; whether it arrived whole, [`Frame::is_intact`].
-    pub fn parse(link: Link, bytes: &'a [u8]) -> Result<Frame<'a>, Malformed> {
+    pub fn parse(link: FirstHeader, bytes: &'a [u8]) -> Result<RoceFrame<'a>, Malformed> {
         let (ethernet, kind, rest) = match link {
-            Link::Ethernet => {
+            FirstHeader::Ethernet => {
                 let (ethernet, rest) = Ethernet::parse(bytes)?;
-                (Some(ethernet), ethernet.kind, rest)
+                (Some(ethernet), ethernet.ether_type, rest)
             }
-            Link::Ip => (None, ip_version(bytes)?, bytes),
-            Link::Payload(kind) => (None, kind, bytes),
+            FirstHeader::Ip => (None, ip_version(bytes)?, bytes),
+            FirstHeader::Payload(kind) => (None, kind, bytes),
         };
         let (network, packet, trailer) = match kind {
             EtherType::IPV4 => {
-                refuse_other_ipv4(rest)?;
+                reject_other_ipv4(rest)?;
                 let (ip, datagram, trailer) = Ipv4::parse(rest)?;
                 if ip.flags & MORE_FRAGMENTS != 0 {
                     return Err(Malformed::Field { what: "IPv4 flags", value: ip.flags.into() });
                 }
                 let (udp, packet) = Udp::parse(datagram)?;
-                (Network::V4 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V4 { ip, udp }, packet, trailer)
             }
             EtherType::IPV6 => {
-                refuse_other_ipv6(rest)?;
+                reject_other_ipv6(rest)?;
                 let (ip, datagram, trailer) = Ipv6::parse(rest)?;
                 let (udp, packet) = Udp::parse(datagram)?;
-                (Network::V6 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V6 { ip, udp }, packet, trailer)
             }
             EtherType::ROCE => {
                 let (grh, packet, trailer) = Grh::parse(rest)?;
-                (Network::V1(grh), packet, trailer)
+                (NetworkHeaders::V1(grh), packet, trailer)
             }
             other => return Err(Malformed::NotRoce { what: "EtherType", value: other.0.into() }),
         };
         Icrc::split(packet)?;
-        Ok(Frame { ethernet, network, packet, trailer })
+        Ok(RoceFrame { ethernet, network, packet, ethernet_padding: trailer })
     }
 
     /// The headers and the payload of the packet.
-    pub fn transport(&self) -> Result<Transport<'a>, Malformed> {
+    pub fn transport(&self) -> Result<TransportPacket<'a>, Malformed> {
         let (transport, _) = Icrc::split(self.packet)?;
-        Transport::parse(transport)
+        TransportPacket::parse(transport)
     }
 
     /// The ICRC that the packet ends with.
@@ -217,9 +218,11 @@ impl<'a> Frame<'a> {
     pub fn expected_icrc(&self) -> Icrc {
         let transport = self.split().0;
         match &self.network {
-            Network::V1(grh) => Icrc::compute_v1(grh, transport),
-            Network::V4 { ip, .. } => Icrc::compute_with_flags(&self.known_envelope(), ip.flags, transport),
-            Network::V6 { .. } => Icrc::compute(&self.known_envelope(), transport),
+            NetworkHeaders::V1(grh) => Icrc::compute_v1(grh, transport),
+            NetworkHeaders::V4 { ip, .. } => {
+                Icrc::compute_with_flags(&self.known_addressing(), ip.flags, transport)
+            }
+            NetworkHeaders::V6 { .. } => Icrc::compute(&self.known_addressing(), transport),
         }
     }
 
@@ -227,7 +230,7 @@ impl<'a> Frame<'a> {
     ///
     /// # Panics
     /// If the packet is shorter than [`Frame::parse`] lets through.
-    pub fn is_intact(&self) -> bool {
+    pub fn icrc_is_valid(&self) -> bool {
         self.icrc() == self.expected_icrc()
     }
 
@@ -235,21 +238,21 @@ impl<'a> Frame<'a> {
         Icrc::split(self.packet).expect("a frame holds at least a BTH and an ICRC")
     }
 
-    fn known_envelope(&self) -> Envelope {
-        self.network.envelope().expect("RoCEv2 has an envelope")
+    fn known_addressing(&self) -> AddressHeaders {
+        self.network.addressing().expect("RoCEv2 has an envelope")
     }
 
     /// How many bytes [`Frame::emit`] writes.
     pub fn length(&self) -> usize {
         let link = self.ethernet.map_or(0, |ethernet| ethernet.length());
-        link + self.network.length() + self.packet.len() + self.trailer.len()
+        link + self.network.length() + self.packet.len() + self.ethernet_padding.len()
     }
 
     /// Writes the frame to the start of `bytes`, which must have room; returns its length.
     pub fn emit(&self, bytes: &mut [u8]) -> usize {
         let mut at = self.ethernet.map_or(0, |ethernet| ethernet.emit(bytes));
         at += self.network.emit(&mut bytes[at..]);
-        for part in [self.packet, self.trailer] {
+        for part in [self.packet, self.ethernet_padding] {
             bytes[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
@@ -264,7 +267,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-impl fmt::Display for Frame<'_> {
+impl fmt::Display for RoceFrame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ", self.network)?;
         match self.transport() {
@@ -287,37 +290,37 @@ fn ip_version(bytes: &[u8]) -> Result<EtherType, Malformed> {
 }
 
 /// The two bytes at `at`, if they are there.
-fn half_at(bytes: &[u8], at: usize) -> Option<u16> {
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2).map(|half| u16::from_be_bytes([half[0], half[1]]))
 }
 
-fn refuse_other(what: &'static str, value: u16) -> Result<(), Malformed> {
+fn reject(what: &'static str, value: u16) -> Result<(), Malformed> {
     Err(Malformed::NotRoce { what, value: value.into() })
 }
 
 /// Another protocol or port is another protocol, whatever else may be wrong with the datagram.
-fn refuse_other_ipv4(bytes: &[u8]) -> Result<(), Malformed> {
+fn reject_other_ipv4(bytes: &[u8]) -> Result<(), Malformed> {
     if let Some(protocol) = bytes.get(9).filter(|protocol| **protocol != Udp::PROTOCOL) {
-        return refuse_other("IP protocol", (*protocol).into());
+        return reject("IP protocol", (*protocol).into());
     }
     // The later fragments of a datagram show no port. RoCE senders do not fragment.
-    if let Some(flags) = half_at(bytes, 6).filter(|flags| flags & FRAGMENT_OFFSET != 0) {
-        return refuse_other("IPv4 fragment offset", flags & FRAGMENT_OFFSET);
+    if let Some(flags) = u16_at(bytes, 6).filter(|flags| flags & FRAGMENT_OFFSET != 0) {
+        return reject("IPv4 fragment offset", flags & FRAGMENT_OFFSET);
     }
     let header = bytes.first().map_or(Ipv4::LEN, |first| usize::from(first & 15) * 4);
-    refuse_other_port(bytes, header)
+    reject_other_port(bytes, header)
 }
 
-fn refuse_other_ipv6(bytes: &[u8]) -> Result<(), Malformed> {
+fn reject_other_ipv6(bytes: &[u8]) -> Result<(), Malformed> {
     if let Some(next) = bytes.get(6).filter(|next| **next != Udp::PROTOCOL) {
-        return refuse_other("IPv6 next header", (*next).into());
+        return reject("IPv6 next header", (*next).into());
     }
-    refuse_other_port(bytes, Ipv6::LEN)
+    reject_other_port(bytes, Ipv6::LEN)
 }
 
-fn refuse_other_port(bytes: &[u8], udp: usize) -> Result<(), Malformed> {
-    match half_at(bytes, udp + 2) {
-        Some(port) if port != ROCE_PORT => refuse_other("UDP port", port),
+fn reject_other_port(bytes: &[u8], udp: usize) -> Result<(), Malformed> {
+    match u16_at(bytes, udp + 2) {
+        Some(port) if port != ROCE_PORT => reject("UDP port", port),
         _ => Ok(()),
     }
 }

@@ -1,7 +1,7 @@
 //! The global route header: in front of a RoCE v1 packet, and in front of what a datagram receiver gets.
 
-use crate::malformed::take;
-use crate::{Envelope, Gid, Ipv4, Ipv6, Malformed};
+use crate::malformed::header_bytes;
+use crate::{AddressHeaders, Gid, Ipv4, Ipv6, Malformed};
 use core::fmt;
 use core::net::IpAddr;
 
@@ -30,7 +30,7 @@ impl Grh {
 
     /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
     pub fn parse(bytes: &[u8]) -> Result<(Grh, &[u8], &[u8]), Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "GRH")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "GRH")?;
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if first >> 28 != 6 {
             return Err(Malformed::Version { what: "GRH", version: (first >> 28) as u8 });
@@ -69,11 +69,11 @@ impl Grh {
 
     /// The 40 bytes that a datagram receiver finds in front of the payload at RoCEv2: the IPv6 header, or
     /// 20 zero bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
-    pub fn delivered(envelope: &Envelope, packet: usize) -> [u8; Self::LEN] {
+    pub fn for_ud_receive(envelope: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         match envelope.source {
-            IpAddr::V4(_) => Ipv4::around(envelope, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
-            IpAddr::V6(_) => Ipv6::around(envelope, packet).emit(&mut bytes),
+            IpAddr::V4(_) => Ipv4::new(envelope, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
+            IpAddr::V6(_) => Ipv6::new(envelope, packet).emit(&mut bytes),
         }
         bytes
     }

@@ -3,7 +3,7 @@
 //! The IP and UDP headers enter with the fields masked that change on the way; the IPv4 identification,
 //! flags and length are not among them, which is why an [`Envelope`] names the identification.
 
-use crate::{Bth, Envelope, Grh, Ipv4, Malformed};
+use crate::{AddressHeaders, Bth, Grh, Ipv4, Malformed};
 use core::net::IpAddr;
 use crc32fast::Hasher;
 
@@ -20,12 +20,12 @@ impl Icrc {
     /// # Panics
     /// If `transport` is shorter than a BTH.
     #[inline]
-    pub fn compute(envelope: &Envelope, transport: &[u8]) -> Icrc {
+    pub fn compute(envelope: &AddressHeaders, transport: &[u8]) -> Icrc {
         Self::compute_with_flags(envelope, Ipv4::DONT_FRAGMENT, transport)
     }
 
     /// The same with the IPv4 flags and fragment offset as captured; every RoCE sender sets DF alone.
-    pub fn compute_with_flags(envelope: &Envelope, flags: u16, transport: &[u8]) -> Icrc {
+    pub fn compute_with_flags(envelope: &AddressHeaders, flags: u16, transport: &[u8]) -> Icrc {
         let mut masked = [0xff; 8 + 40 + 8 + Bth::LEN];
         let udp_length = (8 + transport.len() + ICRC_LEN) as u16;
         let at = match (envelope.source, envelope.destination) {
@@ -88,14 +88,14 @@ impl Icrc {
 
     /// Writes the CRC over the last four bytes of `packet`, which runs from the BTH to the ICRC.
     #[inline]
-    pub fn seal(envelope: &Envelope, packet: &mut [u8]) {
+    pub fn write(envelope: &AddressHeaders, packet: &mut [u8]) {
         let (transport, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
         icrc.copy_from_slice(&Icrc::compute(envelope, transport).0);
     }
 
     /// Whether `packet`, from the BTH to the ICRC, ends with the right CRC for this envelope.
     #[inline]
-    pub fn verify(envelope: &Envelope, packet: &[u8]) -> bool {
+    pub fn verify(envelope: &AddressHeaders, packet: &[u8]) -> bool {
         Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(envelope, transport))
     }
 
@@ -108,14 +108,14 @@ impl Icrc {
     ///
     /// Each identification that is let in lets one more of 2^32 wrong packets through: 2^-26 of them with a
     /// limit of 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
-    pub fn identify(envelope: &Envelope, packet: &[u8], limit: u32) -> Option<u16> {
+    pub fn recover_identification(envelope: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
         let (transport, icrc) = Icrc::split(packet).ok()?;
         let difference =
             u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(envelope, transport).0);
         let change = match (difference, envelope.source) {
             (0, _) => 0,
             (_, IpAddr::V4(_)) => {
-                polynomial::message_change(difference, AFTER_IDENTIFICATION + transport.len())?
+                polynomial::message_change(difference, COVERED_AFTER_IDENTIFICATION + transport.len())?
             }
             (_, IpAddr::V6(_)) => return None,
         };
@@ -137,7 +137,7 @@ impl Icrc {
 }
 
 /// Bytes that the ICRC covers between the IPv4 identification and the BTH.
-const AFTER_IDENTIFICATION: usize = 14 + 8;
+const COVERED_AFTER_IDENTIFICATION: usize = 14 + 8;
 
 /// CRC-32 as arithmetic of polynomials over GF(2), modulo the generator. A word holds the coefficient of
 /// x^0 in its uppermost bit.
@@ -203,14 +203,18 @@ mod tests {
     #[test]
     fn an_unknown_identification_is_found_for_every_length() {
         let envelope =
-            Envelope::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
+            AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         for length in (Bth::LEN..5000).step_by(4).chain([65_000]) {
             let mut packet = vec![0x5a; length + ICRC_LEN];
             for identification in [0, 1, 2, 63, 64, 255, 256, 0x1234, 0xffff] {
-                Icrc::seal(&Envelope { identification, ..envelope }, &mut packet);
-                assert_eq!(Icrc::identify(&envelope, &packet, 1 << 16), Some(identification), "{length}");
+                Icrc::write(&AddressHeaders { identification, ..envelope }, &mut packet);
+                assert_eq!(
+                    Icrc::recover_identification(&envelope, &packet, 1 << 16),
+                    Some(identification),
+                    "{length}"
+                );
                 let small = (identification < 64).then_some(identification);
-                assert_eq!(Icrc::identify(&envelope, &packet, 64), small);
+                assert_eq!(Icrc::recover_identification(&envelope, &packet, 64), small);
                 assert_eq!(Icrc::verify(&envelope, &packet), identification == 0);
             }
         }
@@ -219,13 +223,13 @@ mod tests {
     #[test]
     fn few_damaged_packets_are_taken_for_another_identification() {
         let envelope =
-            Envelope::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
+            AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         let mut packet = vec![7; 1024];
-        Icrc::seal(&envelope, &mut packet);
+        Icrc::write(&envelope, &mut packet);
         for bit in 0..packet.len() * 8 {
             packet[bit / 8] ^= 1 << (bit % 8);
             let masked = bit / 8 == 4;
-            assert_eq!(Icrc::identify(&envelope, &packet, 64).is_some(), masked, "bit {bit}");
+            assert_eq!(Icrc::recover_identification(&envelope, &packet, 64).is_some(), masked, "bit {bit}");
             packet[bit / 8] ^= 1 << (bit % 8);
         }
     }

@@ -1,7 +1,7 @@
 //! The IPv4 header. Options are refused: no RoCE sender uses them and the ICRC does not define them.
 
-use crate::malformed::take;
-use crate::{Envelope, Malformed, Udp};
+use crate::malformed::header_bytes;
+use crate::{AddressHeaders, Malformed, Udp};
 use core::fmt;
 use core::net::Ipv4Addr;
 
@@ -38,7 +38,7 @@ impl Ipv4 {
     ///
     /// # Panics
     /// If the addresses are not of version 4: only a bug mixes the families.
-    pub fn around(envelope: &Envelope, payload: usize) -> Ipv4 {
+    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv4 {
         let (core::net::IpAddr::V4(source), core::net::IpAddr::V4(destination)) =
             (envelope.source, envelope.destination)
         else {
@@ -69,7 +69,7 @@ impl Ipv4 {
 
     /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
     pub fn parse(bytes: &[u8]) -> Result<(Ipv4, &[u8], &[u8]), Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "IPv4 header")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "IPv4 header")?;
         match b[0] {
             0x45 => {}
             0x46..=0x4f => {

@@ -1,7 +1,7 @@
 //! The IPv6 header. Extension headers are left to the caller, who sees them as another protocol.
 
-use crate::malformed::take;
-use crate::{Envelope, Malformed, Udp};
+use crate::malformed::header_bytes;
+use crate::{AddressHeaders, Malformed, Udp};
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 
@@ -32,7 +32,7 @@ impl Ipv6 {
     ///
     /// # Panics
     /// If the addresses are not of version 6: only a bug mixes the families.
-    pub fn around(envelope: &Envelope, payload: usize) -> Ipv6 {
+    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv6 {
         let (IpAddr::V6(source), IpAddr::V6(destination)) = (envelope.source, envelope.destination) else {
             panic!("an IPv6 header for {envelope}");
         };
@@ -49,7 +49,7 @@ impl Ipv6 {
 
     /// Reads the header; also returns the payload that its length field spans and the bytes behind that.
     pub fn parse(bytes: &[u8]) -> Result<(Ipv6, &[u8], &[u8]), Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "IPv6 header")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "IPv6 header")?;
         let first = u32::from_be_bytes([b[0], b[1], b[2], b[3]]);
         if first >> 28 != 6 {
             return Err(Malformed::Version { what: "IPv6", version: (first >> 28) as u8 });

@@ -4,7 +4,7 @@ use crate::{Gid, PartitionKey, Psn, Qpn, QueueKey};
 
 /// Where a field lies. Bits count from the most significant one of `byte`.
 #[derive(Clone, Copy)]
-pub(crate) struct At {
+pub(crate) struct BitSpan {
     pub(crate) byte: usize,
     pub(crate) bit: usize,
     pub(crate) width: usize,
@@ -14,12 +14,12 @@ pub(crate) struct At {
 pub(crate) trait Field {
     /// Bits it takes where the layout does not say otherwise.
     const WIDTH: usize;
-    fn read(bytes: &[u8], at: At) -> Self;
-    fn write(&self, bytes: &mut [u8], at: At);
+    fn read(bytes: &[u8], at: BitSpan) -> Self;
+    fn write(&self, bytes: &mut [u8], at: BitSpan);
 }
 
 /// Up to 64 bits as a number.
-pub(crate) fn read_bits(bytes: &[u8], at: At) -> u64 {
+pub(crate) fn read_bits(bytes: &[u8], at: BitSpan) -> u64 {
     let end = at.bit + at.width;
     let span = &bytes[at.byte..at.byte + end.div_ceil(8)];
     let all = span.iter().fold(0u128, |number, byte| number << 8 | u128::from(*byte));
@@ -28,7 +28,7 @@ pub(crate) fn read_bits(bytes: &[u8], at: At) -> u64 {
 }
 
 /// Puts a number into these bits and leaves the others as they are.
-pub(crate) fn write_bits(number: u64, bytes: &mut [u8], at: At) {
+pub(crate) fn write_bits(number: u64, bytes: &mut [u8], at: BitSpan) {
     let end = at.bit + at.width;
     let span = &mut bytes[at.byte..at.byte + end.div_ceil(8)];
     let shift = span.len() * 8 - end;
@@ -44,10 +44,10 @@ macro_rules! number_field {
     ($($kind:ty, $width:literal, $from:expr, $to:expr;)*) => {$(
         impl $crate::layout::Field for $kind {
             const WIDTH: usize = $width;
-            fn read(bytes: &[u8], at: $crate::layout::At) -> Self {
+            fn read(bytes: &[u8], at: $crate::layout::BitSpan) -> Self {
                 $from($crate::layout::read_bits(bytes, at))
             }
-            fn write(&self, bytes: &mut [u8], at: $crate::layout::At) {
+            fn write(&self, bytes: &mut [u8], at: $crate::layout::BitSpan) {
                 $crate::layout::write_bits($to(*self), bytes, at);
             }
         }
@@ -69,20 +69,20 @@ number_field! {
 
 impl<const N: usize> Field for [u8; N] {
     const WIDTH: usize = N * 8;
-    fn read(bytes: &[u8], at: At) -> Self {
+    fn read(bytes: &[u8], at: BitSpan) -> Self {
         *bytes[at.byte..].first_chunk().expect("the layout lies inside of the message")
     }
-    fn write(&self, bytes: &mut [u8], at: At) {
+    fn write(&self, bytes: &mut [u8], at: BitSpan) {
         bytes[at.byte..at.byte + N].copy_from_slice(self);
     }
 }
 
 impl Field for Gid {
     const WIDTH: usize = 128;
-    fn read(bytes: &[u8], at: At) -> Self {
+    fn read(bytes: &[u8], at: BitSpan) -> Self {
         Gid(Field::read(bytes, at))
     }
-    fn write(&self, bytes: &mut [u8], at: At) {
+    fn write(&self, bytes: &mut [u8], at: BitSpan) {
         self.0.write(bytes, at);
     }
 }
@@ -102,11 +102,11 @@ macro_rules! layout {
 
         impl $crate::layout::Field for $name {
             const WIDTH: usize = $length * 8;
-            fn read(bytes: &[u8], at: $crate::layout::At) -> Self {
+            fn read(bytes: &[u8], at: $crate::layout::BitSpan) -> Self {
                 let bytes = &bytes[at.byte..];
                 $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)), )* }
             }
-            fn write(&self, bytes: &mut [u8], at: $crate::layout::At) {
+            fn write(&self, bytes: &mut [u8], at: $crate::layout::BitSpan) {
                 let bytes = &mut bytes[at.byte..];
                 $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)); )*
             }
@@ -117,16 +117,16 @@ pub(crate) use layout;
 
 macro_rules! place {
     ($kind:ty, $byte:literal) => {
-        $crate::layout::At { byte: $byte, bit: 0, width: <$kind as $crate::layout::Field>::WIDTH }
+        $crate::layout::BitSpan { byte: $byte, bit: 0, width: <$kind as $crate::layout::Field>::WIDTH }
     };
     ($kind:ty, $byte:literal [$from:literal .. $to:literal]) => {
-        $crate::layout::At { byte: $byte, bit: $from, width: $to - $from }
+        $crate::layout::BitSpan { byte: $byte, bit: $from, width: $to - $from }
     };
 }
 pub(crate) use place;
 
 /// Where a whole struct lies that starts at the first byte.
-pub(crate) const START: At = At { byte: 0, bit: 0, width: 0 };
+pub(crate) const START: BitSpan = BitSpan { byte: 0, bit: 0, width: 0 };
 
 #[cfg(test)]
 mod tests {
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn bits_are_read_where_they_were_written_and_nowhere_else() {
         for (byte, bit, width) in [(0, 0, 64), (1, 5, 3), (2, 0, 20), (2, 26, 6), (3, 7, 1), (0, 4, 64)] {
-            let at = At { byte, bit, width };
+            let at = BitSpan { byte, bit, width };
             let mut bytes = [0xff; 12];
             write_bits(0, &mut bytes, at);
             let cleared: u32 = bytes.iter().map(|byte| byte.count_zeros()).sum();

@@ -6,43 +6,43 @@
 #![no_std]
 extern crate alloc;
 
+mod address_headers;
 mod aeth;
 mod bth;
 pub mod cm;
-mod envelope;
 mod ethernet;
-mod extended;
+mod extended_headers;
 mod frame;
 mod grh;
-mod header;
 mod icrc;
 mod ipv4;
 mod ipv6;
 mod layout;
-pub mod link;
+pub mod link_control;
 mod mad;
 mod malformed;
 mod number;
 mod opcode;
 mod pfc;
+mod transport_header;
 mod udp;
 
+pub use address_headers::{AddressHeaders, Ecn, Gid};
 pub use aeth::{Aeth, Credits, NakCode, RnrTimer, Syndrome};
 pub use bth::Bth;
-pub use envelope::{Ecn, Envelope, Gid};
 pub use ethernet::{EtherType, Ethernet, MacAddress, Vlan};
-pub use extended::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, XrcEth};
-pub use frame::{Frame, Link, Network};
+pub use extended_headers::{AtomicAckEth, AtomicEth, Deth, Feth, Ieth, Immediate, Reth, XrcEth};
+pub use frame::{FirstHeader, NetworkHeaders, RoceFrame};
 pub use grh::Grh;
-pub use header::{Header, Transport};
 pub use icrc::{ICRC_LEN, Icrc};
 pub use ipv4::Ipv4;
 pub use ipv6::Ipv6;
 pub use mad::MadHeader;
 pub use malformed::Malformed;
 pub use number::{LocalKey, Mtu, PartitionKey, Psn, Qpn, QueueKey, RemoteKey};
-pub use opcode::{Headers, Opcode, Operation, Position, Service, Trailer};
+pub use opcode::{ExtendedHeaders, ImmOrInvalidate, Opcode, Operation, Position, Service};
 pub use pfc::Pfc;
+pub use transport_header::{TransportHeader, TransportPacket};
 pub use udp::Udp;
 
 /// The UDP port that IANA assigned to RoCEv2.

@@ -2,7 +2,7 @@
 
 use crate::Malformed;
 use crate::layout::{Field, START, layout};
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use core::fmt;
 
 layout! {
@@ -11,7 +11,7 @@ layout! {
         /// The version of this header; 1 is the only one.
         base_version: u8 = 0,
         /// Who the datagram is for: 7 is the connection manager, 3 the subnet administrator.
-        class: u8 = 1,
+        mgmt_class: u8 = 1,
         /// The version of the class.
         class_version: u8 = 2,
         /// What is asked for; the upper bit marks an answer.
@@ -21,11 +21,11 @@ layout! {
         /// The class's own.
         class_specific: u16 = 6,
         /// Pairs questions with answers.
-        transaction: u64 = 8,
+        transaction_id: u64 = 8,
         /// The kind of message.
-        attribute: u16 = 16,
+        attribute_id: u16 = 16,
         /// A parameter of the attribute.
-        modifier: u32 = 20,
+        attribute_modifier: u32 = 20,
     }
 }
 
@@ -35,13 +35,13 @@ impl MadHeader {
     /// Bytes of every management datagram, this header included.
     pub const DATAGRAM_LEN: usize = 256;
     /// The connection manager's class.
-    pub const CONNECTION_MANAGER: u8 = 0x07;
+    pub const CLASS_CM: u8 = 0x07;
     /// The method of a message that stands for itself.
-    pub const SEND: u8 = 0x03;
+    pub const METHOD_SEND: u8 = 0x03;
 
     /// Reads the header from the start of `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<MadHeader, Malformed> {
-        let bytes = take::<{ Self::LEN }>(bytes, "MAD header")?;
+        let bytes = header_bytes::<{ Self::LEN }>(bytes, "MAD header")?;
         let header = MadHeader::read(bytes, START);
         match header.base_version {
             1 => Ok(header),
@@ -58,7 +58,9 @@ impl MadHeader {
 
 impl fmt::Display for MadHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MadHeader { class, method, attribute, transaction, .. } = self;
+        let MadHeader {
+            mgmt_class: class, method, attribute_id: attribute, transaction_id: transaction, ..
+        } = self;
         write!(f, "mad class={class:#x} method={method:#x} attr={attribute:#x} tid={transaction:#x}")
     }
 }

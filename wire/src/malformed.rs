@@ -73,7 +73,7 @@ pub enum Malformed {
 }
 
 /// The first `N` bytes, or why they are not there.
-pub(crate) fn take<'a, const N: usize>(
+pub(crate) fn header_bytes<'a, const N: usize>(
     bytes: &'a [u8],
     what: &'static str,
 ) -> Result<&'a [u8; N], Malformed> {

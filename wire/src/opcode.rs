@@ -45,7 +45,7 @@ pub enum Operation {
     /// Eight bytes written atomically. Decoded, never served.
     AtomicWrite,
     /// A congestion notification packet.
-    CongestionNotification,
+    Cnp,
 }
 
 impl Operation {
@@ -53,10 +53,7 @@ impl Operation {
     pub const fn is_request(self) -> bool {
         !matches!(
             self,
-            Operation::ReadResponse
-                | Operation::Acknowledge
-                | Operation::AtomicAcknowledge
-                | Operation::CongestionNotification
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp
         )
     }
 
@@ -93,20 +90,20 @@ impl Position {
 
     /// Whether a message starts here.
     #[inline]
-    pub const fn starts(self) -> bool {
+    pub const fn starts_message(self) -> bool {
         matches!(self, Position::First | Position::Only)
     }
 
     /// Whether a message ends here.
     #[inline]
-    pub const fn ends(self) -> bool {
+    pub const fn ends_message(self) -> bool {
         matches!(self, Position::Last | Position::Only)
     }
 }
 
 /// What the last packet of a message carries besides data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Trailer {
+pub enum ImmOrInvalidate {
     /// Nothing.
     None,
     /// Four bytes for the receiver's completion.
@@ -118,7 +115,7 @@ pub enum Trailer {
 bitflags! {
     /// The extended headers that follow a BTH, in wire order.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct Headers: u16 {
+    pub struct ExtendedHeaders: u16 {
         /// Datagram: Q_Key and source queue pair.
         const DETH = 1;
         /// The shared receive queue of an XRC request.
@@ -142,31 +139,31 @@ bitflags! {
 
 /// One row of the table.
 #[derive(Clone, Copy)]
-struct Row {
+struct OpcodeRow {
     operation: Operation,
     position: Position,
-    trailer: Trailer,
-    headers: Headers,
+    imm_or_invalidate: ImmOrInvalidate,
+    headers: ExtendedHeaders,
     name: &'static str,
 }
 
 /// The lower five bits. Not every service has every row: see [`Service::defines`].
-const TABLE: [Option<Row>; 32] = {
+const TABLE: [Option<OpcodeRow>; 32] = {
+    use ImmOrInvalidate as T;
     use Operation as O;
     use Position::*;
-    use Trailer as T;
-    const NONE: Headers = Headers::empty();
-    const RETH: Headers = Headers::RETH;
-    const AETH: Headers = Headers::AETH;
-    const IMM: Headers = Headers::IMMEDIATE;
+    const NONE: ExtendedHeaders = ExtendedHeaders::empty();
+    const RETH: ExtendedHeaders = ExtendedHeaders::RETH;
+    const AETH: ExtendedHeaders = ExtendedHeaders::AETH;
+    const IMM: ExtendedHeaders = ExtendedHeaders::IMMEDIATE;
     const fn row(
         name: &'static str,
         operation: Operation,
         position: Position,
-        trailer: Trailer,
-        headers: Headers,
-    ) -> Option<Row> {
-        Some(Row { operation, position, trailer, headers, name })
+        trailer: ImmOrInvalidate,
+        headers: ExtendedHeaders,
+    ) -> Option<OpcodeRow> {
+        Some(OpcodeRow { operation, position, imm_or_invalidate: trailer, headers, name })
     }
     let mut t = [None; 32];
     t[0x00] = row("SEND_FIRST", O::Send, First, T::None, NONE);
@@ -187,12 +184,18 @@ const TABLE: [Option<Row>; 32] = {
     t[0x0f] = row("READ_RESPONSE_LAST", O::ReadResponse, Last, T::None, AETH);
     t[0x10] = row("READ_RESPONSE_ONLY", O::ReadResponse, Only, T::None, AETH);
     t[0x11] = row("ACKNOWLEDGE", O::Acknowledge, Only, T::None, AETH);
-    t[0x12] = row("ATOMIC_ACKNOWLEDGE", O::AtomicAcknowledge, Only, T::None, AETH.union(Headers::ATOMIC_ACK));
-    t[0x13] = row("COMPARE_SWAP", O::CompareSwap, Only, T::None, Headers::ATOMIC);
-    t[0x14] = row("FETCH_ADD", O::FetchAdd, Only, T::None, Headers::ATOMIC);
-    t[0x16] = row("SEND_LAST_INV", O::Send, Last, T::Invalidate, Headers::IETH);
-    t[0x17] = row("SEND_ONLY_INV", O::Send, Only, T::Invalidate, Headers::IETH);
-    t[0x1c] = row("FLUSH", O::Flush, Only, T::None, Headers::FETH.union(RETH));
+    t[0x12] = row(
+        "ATOMIC_ACKNOWLEDGE",
+        O::AtomicAcknowledge,
+        Only,
+        T::None,
+        AETH.union(ExtendedHeaders::ATOMIC_ACK),
+    );
+    t[0x13] = row("COMPARE_SWAP", O::CompareSwap, Only, T::None, ExtendedHeaders::ATOMIC);
+    t[0x14] = row("FETCH_ADD", O::FetchAdd, Only, T::None, ExtendedHeaders::ATOMIC);
+    t[0x16] = row("SEND_LAST_INV", O::Send, Last, T::Invalidate, ExtendedHeaders::IETH);
+    t[0x17] = row("SEND_ONLY_INV", O::Send, Only, T::Invalidate, ExtendedHeaders::IETH);
+    t[0x1c] = row("FLUSH", O::Flush, Only, T::None, ExtendedHeaders::FETH.union(RETH));
     t[0x1d] = row("ATOMIC_WRITE", O::AtomicWrite, Only, T::None, RETH);
     t
 };
@@ -211,11 +214,11 @@ impl Service {
     }
 
     /// The headers that every packet of the service carries for the operation, beyond the table's.
-    const fn headers(self, operation: Operation) -> Headers {
+    const fn headers(self, operation: Operation) -> ExtendedHeaders {
         match self {
-            Service::Ud => Headers::DETH,
-            Service::Xrc if operation.is_request() => Headers::XRCETH,
-            _ => Headers::empty(),
+            Service::Ud => ExtendedHeaders::DETH,
+            Service::Xrc if operation.is_request() => ExtendedHeaders::XRCETH,
+            _ => ExtendedHeaders::empty(),
         }
     }
 
@@ -236,35 +239,35 @@ impl Service {
     }
 }
 
-const CNP: Row = Row {
-    operation: Operation::CongestionNotification,
+const CNP: OpcodeRow = OpcodeRow {
+    operation: Operation::Cnp,
     position: Position::Only,
-    trailer: Trailer::None,
-    headers: Headers::empty(),
+    imm_or_invalidate: ImmOrInvalidate::None,
+    headers: ExtendedHeaders::empty(),
     name: "CNP",
 };
 
 /// What an opcode stands for, found by its number alone.
 #[derive(Clone, Copy)]
-struct Meaning {
+struct OpcodeEntry {
     defined: bool,
     service: Service,
     operation: Operation,
     position: Position,
-    trailer: Trailer,
-    headers: Headers,
+    imm_or_invalidate: ImmOrInvalidate,
+    headers: ExtendedHeaders,
     /// Bytes from the BTH to the last extended header.
     length: u8,
 }
 
 /// The table for every service, so that the data path looks up and never searches.
-static MEANINGS: [Meaning; 256] = {
-    const UNDEFINED: Meaning = Meaning {
+static OPCODES: [OpcodeEntry; 256] = {
+    const UNDEFINED: OpcodeEntry = OpcodeEntry {
         defined: false,
         service: Service::Cnp,
         operation: CNP.operation,
         position: CNP.position,
-        trailer: CNP.trailer,
+        imm_or_invalidate: CNP.imm_or_invalidate,
         headers: CNP.headers,
         length: 0,
     };
@@ -279,14 +282,14 @@ static MEANINGS: [Meaning; 256] = {
                 && service.defines(low)
             {
                 let headers = row.headers.union(service.headers(row.operation));
-                meanings[service as usize | low] = Meaning {
+                meanings[service as usize | low] = OpcodeEntry {
                     defined: true,
                     service,
                     operation: row.operation,
                     position: row.position,
-                    trailer: row.trailer,
+                    imm_or_invalidate: row.imm_or_invalidate,
                     headers,
-                    length: crate::header::length(headers) as u8,
+                    length: crate::transport_header::length(headers) as u8,
                 };
             }
             low += 1;
@@ -296,20 +299,20 @@ static MEANINGS: [Meaning; 256] = {
     meanings
 };
 
-const UNDEFINED: u8 = 0xff;
+const UNDEFINED_LOW_BITS: u8 = 0xff;
 
 /// Where [`BY_PARTS`] has the combination.
-const fn place(operation: Operation, position: Position, trailer: Trailer) -> usize {
+const fn parts_index(operation: Operation, position: Position, trailer: ImmOrInvalidate) -> usize {
     (operation as usize * 4 + position as usize) * 3 + trailer as usize
 }
 
 /// The lower five bits of each combination: the table turned round.
-static BY_PARTS: [u8; 11 * 4 * 3] = {
-    let mut low = [UNDEFINED; 11 * 4 * 3];
+static LOW_BITS_BY_PARTS: [u8; 11 * 4 * 3] = {
+    let mut low = [UNDEFINED_LOW_BITS; 11 * 4 * 3];
     let mut index = 0;
     while index < TABLE.len() {
         if let Some(row) = &TABLE[index] {
-            low[place(row.operation, row.position, row.trailer)] = index as u8;
+            low[parts_index(row.operation, row.position, row.imm_or_invalidate)] = index as u8;
         }
         index += 1;
     }
@@ -348,7 +351,7 @@ impl Opcode {
     /// The opcode with this number, if it is defined.
     #[inline]
     pub fn from_byte(byte: u8) -> Option<Opcode> {
-        MEANINGS[usize::from(byte)].defined.then_some(Opcode(byte))
+        OPCODES[usize::from(byte)].defined.then_some(Opcode(byte))
     }
 
     /// The opcode for this combination, if there is one.
@@ -356,15 +359,15 @@ impl Opcode {
         service: Service,
         operation: Operation,
         position: Position,
-        trailer: Trailer,
+        trailer: ImmOrInvalidate,
     ) -> Option<Opcode> {
-        if operation == Operation::CongestionNotification {
+        if operation == Operation::Cnp {
             return (service == Service::Cnp).then_some(Opcode::CNP);
         }
         // A middle or first packet has no trailer of its own: the message's trailer comes at its end.
-        let trailer = if position.ends() { trailer } else { Trailer::None };
-        match BY_PARTS[place(operation, position, trailer)] {
-            UNDEFINED => None,
+        let trailer = if position.ends_message() { trailer } else { ImmOrInvalidate::None };
+        match LOW_BITS_BY_PARTS[parts_index(operation, position, trailer)] {
+            UNDEFINED_LOW_BITS => None,
             low => Opcode::from_byte(service as u8 | low),
         }
     }
@@ -381,44 +384,44 @@ impl Opcode {
     }
 
     #[inline]
-    fn meaning(self) -> &'static Meaning {
-        &MEANINGS[usize::from(self.0)]
+    fn entry(self) -> &'static OpcodeEntry {
+        &OPCODES[usize::from(self.0)]
     }
 
     /// The transport service.
     #[inline]
     pub fn service(self) -> Service {
-        self.meaning().service
+        self.entry().service
     }
 
     /// What the packet asks for or answers.
     #[inline]
     pub fn operation(self) -> Operation {
-        self.meaning().operation
+        self.entry().operation
     }
 
     /// Where in its message the packet stands.
     #[inline]
     pub fn position(self) -> Position {
-        self.meaning().position
+        self.entry().position
     }
 
     /// What the packet carries besides data.
     #[inline]
-    pub fn trailer(self) -> Trailer {
-        self.meaning().trailer
+    pub fn imm_or_invalidate(self) -> ImmOrInvalidate {
+        self.entry().imm_or_invalidate
     }
 
     /// The extended headers that follow the BTH.
     #[inline]
-    pub fn headers(self) -> Headers {
-        self.meaning().headers
+    pub fn headers(self) -> ExtendedHeaders {
+        self.entry().headers
     }
 
     /// Bytes of the BTH and the extended headers: where the payload starts.
     #[inline]
     pub fn header_length(self) -> usize {
-        usize::from(self.meaning().length)
+        usize::from(self.entry().length)
     }
 
     /// Whether the packet may carry payload.
@@ -461,8 +464,12 @@ mod tests {
     #[test]
     fn every_opcode_is_found_again_by_its_parts() {
         for opcode in Opcode::all() {
-            let found =
-                Opcode::new(opcode.service(), opcode.operation(), opcode.position(), opcode.trailer());
+            let found = Opcode::new(
+                opcode.service(),
+                opcode.operation(),
+                opcode.position(),
+                opcode.imm_or_invalidate(),
+            );
             assert_eq!(found, Some(opcode));
         }
     }

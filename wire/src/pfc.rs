@@ -1,6 +1,6 @@
 //! Priority flow control frames (IEEE 802.1Qbb): which priorities stop, and for how long.
 
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use crate::{EtherType, Ethernet, MacAddress, Malformed};
 use core::fmt;
 
@@ -26,10 +26,10 @@ impl Pfc {
     /// Reads a whole frame. The bytes that fill it up are not looked at.
     pub fn parse(bytes: &[u8]) -> Result<Pfc, Malformed> {
         let (ethernet, rest) = Ethernet::parse(bytes)?;
-        if ethernet.kind != EtherType::CONTROL || ethernet.vlan.is_some() {
-            return Err(Malformed::Field { what: "PFC EtherType", value: ethernet.kind.0.into() });
+        if ethernet.ether_type != EtherType::MAC_CONTROL || ethernet.vlan.is_some() {
+            return Err(Malformed::Field { what: "PFC EtherType", value: ethernet.ether_type.0.into() });
         }
-        let body = take::<{ Self::BODY_LEN }>(rest, "PFC frame")?;
+        let body = header_bytes::<{ Self::BODY_LEN }>(rest, "PFC frame")?;
         let half = |at: usize| u16::from_be_bytes([body[at], body[at + 1]]);
         if half(0) != Self::OPCODE {
             return Err(Malformed::Field { what: "MAC control opcode", value: half(0).into() });
@@ -50,7 +50,7 @@ impl Pfc {
             destination: Self::DESTINATION,
             source: self.source,
             vlan: None,
-            kind: EtherType::CONTROL,
+            ether_type: EtherType::MAC_CONTROL,
         };
         let at = ethernet.emit(&mut bytes);
         bytes[at..at + 2].copy_from_slice(&Self::OPCODE.to_be_bytes());

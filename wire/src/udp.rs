@@ -1,7 +1,7 @@
 //! The UDP header.
 
-use crate::malformed::take;
-use crate::{Envelope, Malformed, ROCE_PORT};
+use crate::malformed::header_bytes;
+use crate::{AddressHeaders, Malformed, ROCE_PORT};
 use core::fmt;
 
 /// The UDP header. RoCE senders leave the checksum at zero, for IPv6 too: the ICRC does its work.
@@ -24,7 +24,7 @@ impl Udp {
     pub const PROTOCOL: u8 = 17;
 
     /// The header in front of `payload` bytes.
-    pub const fn around(envelope: &Envelope, payload: usize) -> Udp {
+    pub const fn new(envelope: &AddressHeaders, payload: usize) -> Udp {
         Udp {
             source_port: envelope.source_port,
             destination_port: ROCE_PORT,
@@ -35,7 +35,7 @@ impl Udp {
 
     /// Reads the header; also returns the payload, which must be all that follows.
     pub fn parse(bytes: &[u8]) -> Result<(Udp, &[u8]), Malformed> {
-        let [s0, s1, d0, d1, l0, l1, c0, c1] = *take::<{ Self::LEN }>(bytes, "UDP header")?;
+        let [s0, s1, d0, d1, l0, l1, c0, c1] = *header_bytes::<{ Self::LEN }>(bytes, "UDP header")?;
         let header = Udp {
             source_port: u16::from_be_bytes([s0, s1]),
             destination_port: u16::from_be_bytes([d0, d1]),

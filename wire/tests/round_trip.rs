@@ -28,9 +28,9 @@ prop_compose! {
     fn envelope()(
         (source, destination) in address(),
         source_port: u16, traffic_class: u8, label in 0..1u32 << 20, hop_limit: u8, id: u16,
-    ) -> Envelope {
+    ) -> AddressHeaders {
         let (flow_label, identification) = if source.is_ipv4() { (0, id) } else { (label, 0) };
-        Envelope { source, destination, source_port, traffic_class, flow_label, hop_limit, identification }
+        AddressHeaders { source, destination, source_port, traffic_class, flow_label, hop_limit, identification }
     }
 }
 
@@ -43,11 +43,11 @@ fn packet() -> impl Strategy<Value = Vec<u8>> {
             bytes[0] = opcode.byte();
             bytes[1] &= 0xc0;
             bytes.truncate(opcode.header_length());
-            if opcode.headers().contains(Headers::AETH) {
+            if opcode.headers().contains(ExtendedHeaders::AETH) {
                 // Of the reserved syndromes only the refusal is of interest, and that has its own test.
                 bytes[Bth::LEN] = Syndrome::from_byte(syndrome).unwrap_or(Syndrome::ACK).byte();
             }
-            if opcode.headers().contains(Headers::DETH) {
+            if opcode.headers().contains(ExtendedHeaders::DETH) {
                 bytes[Bth::LEN + 4] = 0;
             }
             if opcode.operation() == Operation::AtomicWrite {
@@ -91,12 +91,12 @@ proptest! {
 
     #[test]
     fn packets_with_every_opcode_survive_in_their_frames(envelope in envelope(), mut packet in packet()) {
-        Icrc::seal(&envelope, &mut packet);
-        let bytes = Frame::around(&envelope, &packet).to_vec();
-        let frame = Frame::parse(Link::Ethernet, &bytes).expect("a frame");
-        prop_assert_eq!(frame.network.envelope(), Some(envelope));
+        Icrc::write(&envelope, &mut packet);
+        let bytes = RoceFrame::new(&envelope, &packet).to_vec();
+        let frame = RoceFrame::parse(FirstHeader::Ethernet, &bytes).expect("a frame");
+        prop_assert_eq!(frame.network.addressing(), Some(envelope));
         prop_assert_eq!(frame.packet, &packet[..]);
-        prop_assert!(frame.is_intact());
+        prop_assert!(frame.icrc_is_valid());
         prop_assert_eq!(frame.to_vec(), &bytes[..]);
 
         let transport = frame.transport().expect("a transport packet");
@@ -105,13 +105,13 @@ proptest! {
         prop_assert_eq!(&written, &packet[..packet.len() - ICRC_LEN]);
 
         for length in 0..bytes.len() {
-            prop_assert!(Frame::parse(Link::Ethernet, &bytes[..length]).is_err());
+            prop_assert!(RoceFrame::parse(FirstHeader::Ethernet, &bytes[..length]).is_err());
         }
     }
 
     #[test]
     fn a_changed_bit_is_noticed(envelope in envelope(), mut packet in packet(), at: proptest::sample::Index) {
-        Icrc::seal(&envelope, &mut packet);
+        Icrc::write(&envelope, &mut packet);
         let bit = at.index(packet.len() * 8);
         packet[bit / 8] ^= 1 << (bit % 8);
         let masked = bit / 8 == 4;
@@ -120,10 +120,10 @@ proptest! {
 
     #[test]
     fn an_identification_is_found(mut envelope in envelope(), mut packet in packet(), guess: u16) {
-        Icrc::seal(&envelope, &mut packet);
+        Icrc::write(&envelope, &mut packet);
         let right = envelope.identification;
         envelope.identification = guess;
-        let found = Icrc::identify(&envelope, &packet, 1 << 16);
+        let found = Icrc::recover_identification(&envelope, &packet, 1 << 16);
         prop_assert_eq!(found, Some(if envelope.source.is_ipv4() { right } else { guess }));
     }
 
@@ -153,13 +153,13 @@ proptest! {
 
     #[test]
     fn random_bytes_are_refused_or_read_but_never_a_panic(bytes in vec(any::<u8>(), 0..200), kind: u16) {
-        for link in [Link::Ethernet, Link::Ip, Link::Payload(EtherType::ROCE), Link::Payload(EtherType(kind))] {
-            if let Ok(frame) = Frame::parse(link, &bytes) {
+        for link in [FirstHeader::Ethernet, FirstHeader::Ip, FirstHeader::Payload(EtherType::ROCE), FirstHeader::Payload(EtherType(kind))] {
+            if let Ok(frame) = RoceFrame::parse(link, &bytes) {
                 prop_assert_eq!(frame.to_vec(), &bytes[..]);
-                let _ = (frame.is_intact(), frame.to_string());
+                let _ = (frame.icrc_is_valid(), frame.to_string());
             }
         }
-        let _ = (Transport::parse(&bytes), Pfc::parse(&bytes), Datagram::parse(&bytes));
+        let _ = (TransportPacket::parse(&bytes), Pfc::parse(&bytes), Datagram::parse(&bytes));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Connections made and ended a second, beside TCP's on loopback.
 
-use super::{Failure, Mode};
-use softhca::rdma_cm::{EventChannel, EventKind, Id, Parameters, PortSpace};
-use softhca::{CompletionQueue, Context, ProtectionDomain, QpKind, QueuePair};
+use super::{BenchError, Mode};
+use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, Id, PortSpace};
+use softhca::{CompletionQueue, Context, ProtectionDomain, QpType, QueuePair};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,30 +10,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a side waits for what has to come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What connections of one side share.
-struct Side {
+struct Endpoint {
     channel: EventChannel,
     domain: ProtectionDomain,
-    queue: CompletionQueue,
+    cq: CompletionQueue,
 }
 
-impl Side {
-    fn new(context: &Context) -> Result<Side, Failure> {
+impl Endpoint {
+    fn new(context: &Context) -> Result<Endpoint, BenchError> {
         let channel = EventChannel::new(context)?;
-        Ok(Side { channel, domain: context.allocate_domain()?, queue: context.create_completion_queue(16)? })
+        Ok(Endpoint {
+            channel,
+            domain: context.allocate_protection_domain()?,
+            cq: context.create_completion_queue(16)?,
+        })
     }
 
-    fn pair(&self) -> Result<QueuePair, Failure> {
-        Ok(self.domain.queue_pair(QpKind::Rc, &self.queue).sends(1).receives(1).create()?)
+    fn create_queue_pair(&self) -> Result<QueuePair, BenchError> {
+        Ok(self.domain.create_queue_pair(QpType::Rc, &self.cq).max_send_wr(1).max_recv_wr(1).build()?)
     }
 }
 
 /// Connections a second of two cards, so many at a time: each with a queue pair at both sides, each ended.
-pub fn over_card(mode: &Mode, at_once: usize, round: Duration) -> Result<f64, Failure> {
+pub fn rdma_cm_rate(mode: &Mode, at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let [near, far] = mode.devices()?;
-    let [client, server] = [Side::new(&near.open())?, Side::new(&far.open())?];
+    let [client, server] = [Endpoint::new(&near.open())?, Endpoint::new(&far.open())?];
     let listener = server.channel.create_id(PortSpace::Tcp)?;
     listener.bind(SocketAddr::new(far.address(), 0))?;
     listener.listen(0)?;
@@ -49,29 +53,29 @@ pub fn over_card(mode: &Mode, at_once: usize, round: Duration) -> Result<f64, Fa
 }
 
 /// Accepts every request, and lets go of who leaves.
-fn serve(side: &Side, stop: &AtomicBool) -> Result<(), Failure> {
+fn serve(side: &Endpoint, stop: &AtomicBool) -> Result<(), BenchError> {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     while !stop.load(Ordering::Acquire) {
         let Some(event) = side.channel.wait_for(Duration::from_millis(20))? else { continue };
         match event.kind {
-            EventKind::ConnectRequest => {
-                event.id.attach(&side.pair()?)?;
-                event.id.accept(&Parameters::default())?;
-                open.insert(event.id.number(), event.id);
+            EventType::ConnectRequest => {
+                event.id.attach_queue_pair(&side.create_queue_pair()?)?;
+                event.id.accept(&ConnectionParameters::default())?;
+                open.insert(event.id.handle(), event.id);
             }
-            EventKind::Disconnected => {
+            EventType::Disconnected => {
                 event.id.disconnect()?;
-                open.remove(&event.id.number());
+                open.remove(&event.id.handle());
             }
-            EventKind::Established | EventKind::TimewaitExit => {}
-            _ => drop(event.expect(EventKind::Established)?),
+            EventType::Established | EventType::TimewaitExit => {}
+            _ => drop(event.expect(EventType::Established)?),
         }
     }
     Ok(())
 }
 
 /// Keeps so many connections in the making, and counts those that ended.
-fn connect(side: &Side, peer: SocketAddr, at_once: usize, round: Duration) -> Result<f64, Failure> {
+fn connect(side: &Endpoint, peer: SocketAddr, at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let mut open: BTreeMap<u32, Id> = BTreeMap::new();
     let (start, mut ended) = (Instant::now(), 0u64);
     loop {
@@ -79,36 +83,36 @@ fn connect(side: &Side, peer: SocketAddr, at_once: usize, round: Duration) -> Re
         while open.len() < at_once && !is_over {
             let id = side.channel.create_id(PortSpace::Tcp)?;
             id.resolve_address(None, peer)?;
-            open.insert(id.number(), id);
+            open.insert(id.handle(), id);
         }
         if open.is_empty() {
             return Ok(ended as f64 / start.elapsed().as_secs_f64());
         }
-        let event = side.channel.wait_for(PATIENCE)?.ok_or("a connection takes too long")?;
+        let event = side.channel.wait_for(EVENT_TIMEOUT)?.ok_or("a connection takes too long")?;
         let id = &event.id;
         match event.kind {
-            EventKind::AddressResolved => id.resolve_route()?,
-            EventKind::RouteResolved => {
-                id.attach(&side.pair()?)?;
-                id.connect(&Parameters::default())?;
+            EventType::AddressResolved => id.resolve_route()?,
+            EventType::RouteResolved => {
+                id.attach_queue_pair(&side.create_queue_pair()?)?;
+                id.connect(&ConnectionParameters::default())?;
             }
-            EventKind::Established => id.disconnect()?,
-            EventKind::Disconnected => {
-                open.remove(&id.number());
+            EventType::Established => id.disconnect()?,
+            EventType::Disconnected => {
+                open.remove(&id.handle());
                 ended += 1;
             }
-            _ => drop(event.expect(EventKind::Established)?),
+            _ => drop(event.expect(EventType::Established)?),
         }
     }
 }
 
 /// Connections a second of TCP on loopback, so many at a time: made, accepted, ended by both sides.
-pub fn over_tcp(at_once: usize, round: Duration) -> Result<f64, Failure> {
+pub fn tcp_rate(at_once: usize, round: Duration) -> Result<f64, BenchError> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let address = listener.local_addr()?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| -> Result<(), Failure> {
+        let serving = scope.spawn(|| -> Result<(), BenchError> {
             loop {
                 let (mut stream, _) = listener.accept()?;
                 if stop.load(Ordering::Acquire) {

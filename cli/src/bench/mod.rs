@@ -2,15 +2,15 @@
 //!
 //! Machines are noisy, so every figure is a ratio to what bare UDP sockets did between the card's own rounds.
 
-mod card;
 mod connections;
 mod mode;
 mod peer;
 mod programs;
-mod table;
+mod rdma;
+mod results;
 
 use clap::Args;
-use mode::{Daemon, Mode};
+use mode::{BenchDaemon, Mode};
 use softhca::Loopback;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -37,17 +37,17 @@ pub struct Arguments {
 #[derive(Clone, Copy)]
 pub struct Effort {
     /// Of one round.
-    pub round: Duration,
+    pub round_time: Duration,
     /// Rounds, each beside one of bare sockets.
     pub rounds: usize,
 }
 
 /// Why nothing was measured.
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type BenchError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Arguments {
     /// Whether a mode is measured. Perftest's programs have to be asked for, and peers take longer than a quick run.
-    fn has_mode(&self, mode: &str) -> bool {
+    fn is_selected(&self, mode: &str) -> bool {
         match &self.mode {
             Some(only) => only == mode,
             None => matches!(mode, "embedded" | "daemon") || (mode == "peer" && !self.quick),
@@ -55,15 +55,15 @@ impl Arguments {
     }
 
     /// Whether a benchmark is measured in the modes that have it.
-    fn wants(&self, name: &str) -> bool {
+    fn matches_filter(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|text| name.contains(text.as_str()))
     }
 
     /// Refuses to measure nothing.
-    fn check(&self) -> Result<(), String> {
+    fn check_filter(&self) -> Result<(), String> {
         let Some(text) = &self.only else { return Ok(()) };
         let names = self.names();
-        if names.iter().any(|name| self.wants(name)) {
+        if names.iter().any(|name| self.matches_filter(name)) {
             return Ok(());
         }
         let place = match (&self.mode, self.quick) {
@@ -79,16 +79,16 @@ impl Arguments {
     /// The names of everything that these modes measure, in the order in which it runs.
     fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
-        if self.has_mode("embedded") || self.has_mode("daemon") {
-            names.extend(card::main().into_iter().map(|benchmark| benchmark.name));
+        if self.is_selected("embedded") || self.is_selected("daemon") {
+            names.extend(rdma::standard_benchmarks().into_iter().map(|benchmark| benchmark.name));
             if !self.quick {
-                names.extend(card::more().into_iter().map(|benchmark| benchmark.name));
+                names.extend(rdma::extended_benchmarks().into_iter().map(|benchmark| benchmark.name));
             }
         }
-        if self.has_mode("programs") {
+        if self.is_selected("programs") {
             names.extend(programs::names());
         }
-        if self.has_mode("peer") {
+        if self.is_selected("peer") {
             names.extend(peer::NAMES.map(String::from));
         }
         names
@@ -97,37 +97,37 @@ impl Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    if let Err(why) = arguments.check() {
+    if let Err(why) = arguments.check_filter() {
         eprintln!("softhca bench: {why}");
-        return ExitCode::from(crate::BAD_INPUT);
+        return ExitCode::from(crate::EXIT_BAD_INPUT);
     }
     let effort = match arguments.quick {
-        true => Effort { round: Duration::from_millis(200), rounds: 3 },
-        false => Effort { round: Duration::from_millis(500), rounds: 7 },
+        true => Effort { round_time: Duration::from_millis(200), rounds: 3 },
+        false => Effort { round_time: Duration::from_millis(500), rounds: 7 },
     };
-    let mut output = table::Output::new(arguments.json);
+    let mut output = results::ResultPrinter::new(arguments.json);
     for wanted in ["embedded", "daemon"] {
-        if !arguments.has_mode(wanted) {
+        if !arguments.is_selected(wanted) {
             continue;
         }
         let mode = match wanted {
             "embedded" => Ok(Mode::Embedded),
-            _ => Daemon::start(Loopback::Socket).map(Mode::Daemon),
+            _ => BenchDaemon::start(Loopback::Socket).map(Mode::Daemon),
         };
         if let Err(why) = mode.and_then(|mode| measure(arguments, &mode, effort, &mut output)) {
             eprintln!("softhca: {wanted}: {why}");
             return ExitCode::FAILURE;
         }
     }
-    let wanted = |name: &str| arguments.wants(name);
-    if arguments.has_mode("programs")
-        && let Err(why) = programs::measure(&wanted, effort, &mut |figure| output.row(figure))
+    let wanted = |name: &str| arguments.matches_filter(name);
+    if arguments.is_selected("programs")
+        && let Err(why) = programs::measure(&wanted, effort, &mut |figure| output.print(figure))
     {
         eprintln!("softhca: programs: {why}");
         return ExitCode::FAILURE;
     }
-    if arguments.has_mode("peer")
-        && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.row(figure))
+    if arguments.is_selected("peer")
+        && let Err(why) = peer::measure(&wanted, effort, &mut |figure| output.print(figure))
     {
         eprintln!("softhca: peers: {why}");
         return ExitCode::FAILURE;
@@ -139,16 +139,18 @@ fn measure(
     arguments: &Arguments,
     mode: &Mode,
     effort: Effort,
-    output: &mut table::Output,
-) -> Result<(), Failure> {
-    let more = if arguments.quick { Vec::new() } else { card::more() };
+    output: &mut results::ResultPrinter,
+) -> Result<(), BenchError> {
+    let more = if arguments.quick { Vec::new() } else { rdma::extended_benchmarks() };
     // The sizes between and the variants are for the shape of things: fewer rounds will do.
     let less = Effort { rounds: effort.rounds.min(3), ..effort };
-    let all =
-        card::main().into_iter().map(|one| (one, effort)).chain(more.into_iter().map(|one| (one, less)));
-    for (benchmark, effort) in all.filter(|(benchmark, _)| arguments.wants(&benchmark.name)) {
+    let all = rdma::standard_benchmarks()
+        .into_iter()
+        .map(|one| (one, effort))
+        .chain(more.into_iter().map(|one| (one, less)));
+    for (benchmark, effort) in all.filter(|(benchmark, _)| arguments.matches_filter(&benchmark.name)) {
         let figure = benchmark.measure(mode, effort).map_err(|why| format!("{}: {why}", benchmark.name))?;
-        output.row(&figure);
+        output.print(&figure);
     }
     Ok(())
 }

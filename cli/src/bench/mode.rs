@@ -1,6 +1,6 @@
 //! Which card is measured.
 
-use super::Failure;
+use super::BenchError;
 use softhca::{Device, Loopback};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,11 +10,11 @@ pub enum Mode {
     /// In this process.
     Embedded,
     /// In a daemon.
-    Daemon(Daemon),
+    Daemon(BenchDaemon),
 }
 
 /// A daemon for the time of the measurement, with the hosts alice and bob.
-pub struct Daemon {
+pub struct BenchDaemon {
     name: String,
     child: Child,
 }
@@ -28,7 +28,7 @@ impl Mode {
     }
 
     /// Two devices on two hosts.
-    pub fn devices(&self) -> Result<[Device; 2], Failure> {
+    pub fn devices(&self) -> Result<[Device; 2], BenchError> {
         Ok(match self {
             Mode::Embedded => [Device::embedded()?, Device::embedded()?],
             #[cfg(target_os = "linux")]
@@ -42,9 +42,9 @@ impl Mode {
     }
 }
 
-impl Daemon {
+impl BenchDaemon {
     /// Starts a daemon to measure.
-    pub fn start(loopback: Loopback) -> Result<Daemon, Failure> {
+    pub fn start(loopback: Loopback) -> Result<BenchDaemon, BenchError> {
         let name = format!("bench-{}-{}", std::process::id(), loopback.name());
         let mut child = Command::new(std::env::current_exe()?)
             .args(["daemon", "--name", &name, "--host", "alice", "--host", "bob"])
@@ -52,7 +52,7 @@ impl Daemon {
             .stdout(Stdio::piped())
             .spawn()?;
         let output = child.stdout.take().ok_or("the daemon has no output")?;
-        let daemon = Daemon { name, child };
+        let daemon = BenchDaemon { name, child };
         let mut lines = BufReader::new(output).lines().map_while(Result::ok);
         match lines.find(|line| line.starts_with("ready: ")) {
             Some(_) => Ok(daemon),
@@ -66,7 +66,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for BenchDaemon {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -2,17 +2,17 @@
 
 use rustix::fs::FlockOperation;
 use softhca::{DEFAULT_NAME, DaemonControl, Error, Loopback, NAME_VARIABLE, Recovery};
-use softhca_queue::control::Folder;
+use softhca_queue::control::RuntimeDir;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 /// The hosts of a daemon that was started for programs.
-const HOSTS: [&str; 2] = ["alice", "bob"];
+const DEFAULT_HOSTS: [&str; 2] = ["alice", "bob"];
 
 /// What the program is to have.
-pub struct Wanted<'a> {
+pub struct DaemonRequirements<'a> {
     pub name: Option<&'a str>,
     pub host: Option<&'a str>,
     /// The hosts of a scenario.
@@ -23,7 +23,7 @@ pub struct Wanted<'a> {
 
 /// How long a daemon stays that is started here.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Stay {
+pub enum DaemonLifetime {
     /// Two seconds after its last client.
     WhileUsed,
     /// Until somebody stops it.
@@ -32,23 +32,26 @@ pub enum Stay {
 
 /// Connects to the daemon, and starts it before if it does not run. Nobody else starts one meanwhile, and it does
 /// not leave.
-pub fn connect_or_start(wanted: &Wanted<'_>, stay: Stay) -> Result<DaemonControl, String> {
+pub fn connect_or_start(
+    wanted: &DaemonRequirements<'_>,
+    stay: DaemonLifetime,
+) -> Result<DaemonControl, String> {
     let name = match wanted.name {
         Some(name) => name.into(),
         None => std::env::var(NAME_VARIABLE).unwrap_or_else(|_| DEFAULT_NAME.into()),
     };
-    if !Folder::is_name(&name) {
+    if !RuntimeDir::is_valid_name(&name) {
         return Err(format!("{name:?} cannot be a daemon's name: letters, digits, '-', '_' and '.'"));
     }
-    let folder = Folder::of_user();
-    folder.prepare().map_err(|error| error.to_string())?;
-    let path = folder.door(&name);
+    let folder = RuntimeDir::for_user();
+    folder.create().map_err(|error| error.to_string())?;
+    let path = folder.start_lock(&name);
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let door = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
     rustix::fs::flock(&door, FlockOperation::LockExclusive).map_err(|error| failed(error.into()))?;
     let connection = match DaemonControl::connect(Some(&name)) {
         Ok(connection) => {
-            check(&connection, wanted, &name)?;
+            check_settings(&connection, wanted, &name)?;
             connection
         }
         Err(Error::NoDaemon { is_absent: true, .. }) => {
@@ -61,7 +64,11 @@ pub fn connect_or_start(wanted: &Wanted<'_>, stay: Stay) -> Result<DaemonControl
 }
 
 /// Settings were given to the daemon when it started: others cannot be had from it.
-fn check(connection: &DaemonControl, wanted: &Wanted<'_>, name: &str) -> Result<(), String> {
+fn check_settings(
+    connection: &DaemonControl,
+    wanted: &DaemonRequirements<'_>,
+    name: &str,
+) -> Result<(), String> {
     let another = "`softhca stop` ends it, or `--name` starts another beside it";
     let missing = |host: &&str| !connection.hosts().iter().any(|card| card.name == **host);
     let hosts = wanted.host.into_iter().chain(wanted.hosts.iter().map(String::as_str));
@@ -84,7 +91,12 @@ fn check(connection: &DaemonControl, wanted: &Wanted<'_>, name: &str) -> Result<
 }
 
 /// Starts a daemon and waits until it is ready.
-fn start(folder: &Folder, name: &str, wanted: &Wanted<'_>, stay: Stay) -> Result<(), String> {
+fn start(
+    folder: &RuntimeDir,
+    name: &str,
+    wanted: &DaemonRequirements<'_>,
+    stay: DaemonLifetime,
+) -> Result<(), String> {
     let own = std::env::current_exe().map_err(|error| format!("cannot find myself: {error}"))?;
     let path = folder.log(name);
     let log = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -92,7 +104,7 @@ fn start(folder: &Folder, name: &str, wanted: &Wanted<'_>, stay: Stay) -> Result
     command.args(["daemon", "--name", name]);
     let mut hosts: Vec<&str> = wanted.hosts.iter().map(String::as_str).collect();
     if hosts.is_empty() {
-        hosts.extend(HOSTS);
+        hosts.extend(DEFAULT_HOSTS);
     }
     if let Some(host) = wanted.host.filter(|host| !hosts.contains(host)) {
         hosts.push(host);
@@ -106,7 +118,7 @@ fn start(folder: &Folder, name: &str, wanted: &Wanted<'_>, stay: Stay) -> Result
     if let Some(loopback) = wanted.loopback {
         command.args(["--loopback", loopback.name()]);
     }
-    if stay == Stay::WhileUsed {
+    if stay == DaemonLifetime::WhileUsed {
         command.args(["--leave-after", "2"]);
     }
     // It outlives this program, and the terminal's signals are not for it.

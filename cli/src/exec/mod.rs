@@ -3,27 +3,27 @@
 //! Exit codes are those of env(1): the program's own, 125 if we failed, 126 if the program cannot be run and 127
 //! if it is not there.
 
-mod commands;
 mod daemon;
-mod events;
+mod event_log;
 mod library;
+mod live_scenario;
 mod program;
-mod stage;
-mod view;
+mod scenario_programs;
+mod sysfs;
 
-pub use commands::perform;
+pub use scenario_programs::run_programs;
 
 use crate::output;
 use clap::Args;
-use daemon::Wanted;
-use events::Events;
-use program::Refusal;
+use daemon::DaemonRequirements;
+use event_log::DaemonEventLog;
+use live_scenario::DaemonScenario;
+use program::ExecError;
 use softhca::{DaemonControl, HOST_VARIABLE, NAME_VARIABLE};
-use softhca_daemon::View;
-use softhca_queue::control::Folder;
-use softhca_scenarios::live::Live;
-use softhca_scenarios::{Values, Verdict};
-use stage::Stage;
+use softhca_daemon::MountNamespace;
+use softhca_queue::control::RuntimeDir;
+use softhca_scenarios::live::LiveScenario;
+use softhca_scenarios::{ParameterValues, Verdict};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -31,11 +31,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Our own failure.
-const FAILED: u8 = 125;
+const EXIT_EXEC_FAILED: u8 = 125;
 
 /// On which daemon, host and how.
 #[derive(Args)]
-struct Place {
+struct DaemonOptions {
     /// The host that the program runs on; without one, the daemon's first
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
@@ -54,7 +54,7 @@ struct Place {
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
-    place: Place,
+    daemon: DaemonOptions,
     /// A scenario file: its faults happen to the program, and its expectations are judged at the end
     #[arg(long, value_name = "FILE")]
     scenario: Option<PathBuf>,
@@ -82,20 +82,20 @@ pub struct Arguments {
 #[derive(Args)]
 pub struct EnvArguments {
     #[command(flatten)]
-    place: Place,
+    daemon: DaemonOptions,
     /// Leave it to others to start the daemon
     #[arg(long)]
     no_start: bool,
 }
 
-impl Place {
-    fn wanted(&self) -> Wanted<'_> {
+impl DaemonOptions {
+    fn requirements(&self) -> DaemonRequirements<'_> {
         let (name, host) = (self.name.as_deref(), self.host.as_deref());
-        Wanted { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
+        DaemonRequirements { name, host, hosts: &[], recovery: self.recovery, loopback: self.loopback }
     }
 
     /// The variables that a program needs, with the libraries in `folder`.
-    fn variables(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
+    fn environment(&self, folder: &Path) -> Vec<(&'static str, OsString)> {
         let mut variables = vec![("LD_LIBRARY_PATH", library_path(folder))];
         variables.extend(self.name.as_ref().map(|name| (NAME_VARIABLE, name.into())));
         variables.extend(self.host.as_ref().map(|host| (HOST_VARIABLE, host.into())));
@@ -113,38 +113,38 @@ fn library_path(folder: &Path) -> OsString {
     path
 }
 
-impl Place {
+impl DaemonOptions {
     /// What the program is to see of its host's card in `/sys` and `/dev`. It is an extra: a card that cannot be
     /// opened now says so to the program.
-    fn view(&self, connection: &DaemonControl) -> Option<View> {
+    fn sysfs_view(&self, connection: &DaemonControl) -> Option<MountNamespace> {
         let chosen = self.host.clone().or_else(|| std::env::var(HOST_VARIABLE).ok());
         let host = chosen.or_else(|| connection.hosts().first().map(|card| card.name.clone()))?;
-        view::Shown::of(self.name.as_deref(), &host).ok()?.view(&view_place().ok()?).ok()
+        sysfs::SysfsDevice::query(self.name.as_deref(), &host).ok()?.build_view(&view_folder().ok()?).ok()
     }
 }
 
 /// The folder that views are put together in.
-fn view_place() -> std::io::Result<PathBuf> {
-    let folder = Folder::of_user();
-    folder.prepare()?;
+fn view_folder() -> std::io::Result<PathBuf> {
+    let folder = RuntimeDir::for_user();
+    folder.create()?;
     let place = folder.path().join("view");
     std::fs::create_dir_all(&place)?;
     Ok(place)
 }
 
 /// Whether programs see the card in `/sys` and `/dev` on this machine, or why not.
-pub fn view_is_allowed() -> std::io::Result<()> {
-    view::is_allowed(&view_place()?)
+pub fn check_view_allowed() -> std::io::Result<()> {
+    sysfs::check_allowed(&view_folder()?)
 }
 
-fn failed(message: &str) -> ExitCode {
+fn report_failure(message: &str) -> ExitCode {
     eprintln!("softhca: {message}");
-    ExitCode::from(FAILED)
+    ExitCode::from(EXIT_EXEC_FAILED)
 }
 
 /// Runs `softhca exec`.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    match carry_out(arguments) {
+    match execute(arguments) {
         Ok(code) => ExitCode::from(code),
         Err(refusal) => {
             eprintln!("softhca: {}", refusal.message);
@@ -153,64 +153,69 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     }
 }
 
-fn ours(message: String) -> Refusal {
-    Refusal { code: FAILED, message }
+fn exec_error(message: String) -> ExecError {
+    ExecError { code: EXIT_EXEC_FAILED, message }
 }
 
 /// Finds everything that the program needs, runs it, and tells what there is to be told. Everything of our own goes
 /// to standard error: the output is the program's.
-fn carry_out(arguments: &Arguments) -> Result<u8, Refusal> {
+fn execute(arguments: &Arguments) -> Result<u8, ExecError> {
     let first = arguments.program[0].to_string_lossy();
     if first.starts_with('-') {
-        return Err(ours(format!(
+        return Err(exec_error(format!(
             "{first} is no option of `softhca exec`; `softhca exec --help` lists them"
         )));
     }
     let scenario = match &arguments.scenario {
-        Some(path) => Some(crate::run::read(path).map_err(ours)?),
+        Some(path) => Some(crate::run::read_scenario(path).map_err(exec_error)?),
         None => None,
     };
     let plan = match &scenario {
         Some(scenario) => {
-            let plan =
-                scenario.plan(&Values::new(), scenario.seed).map_err(|problem| ours(problem.to_string()))?;
+            let plan = scenario
+                .plan(&ParameterValues::new(), scenario.seed)
+                .map_err(|problem| exec_error(problem.to_string()))?;
             if !plan.commands.is_empty() {
                 let advice = "`softhca run --on udp` starts them";
-                return Err(ours(format!("{}: the file has programs of its own: {advice}", scenario.name())));
+                return Err(exec_error(format!(
+                    "{}: the file has programs of its own: {advice}",
+                    scenario.name()
+                )));
             }
             Some(plan)
         }
         None => None,
     };
     let path = program::find(&arguments.program[0])?;
-    let folder = library::folder().map_err(ours)?;
-    let mut wanted = arguments.place.wanted();
+    let folder = library::library_folder().map_err(exec_error)?;
+    let mut wanted = arguments.daemon.requirements();
     let wishes = match &plan {
-        Some(plan) => stage::wishes(plan, wanted.recovery).map_err(ours)?,
+        Some(plan) => live_scenario::required_settings(plan, wanted.recovery).map_err(exec_error)?,
         None => (Vec::new(), wanted.recovery),
     };
     (wanted.hosts, wanted.recovery) = (&wishes.0, wishes.1);
     // The connection keeps a daemon that was started for programs from leaving before the program is done.
-    let mut connection = daemon::connect_or_start(&wanted, daemon::Stay::WhileUsed).map_err(ours)?;
-    let mut events = begin_records(&mut connection, arguments).map_err(ours)?;
+    let mut connection =
+        daemon::connect_or_start(&wanted, daemon::DaemonLifetime::WhileUsed).map_err(exec_error)?;
+    let mut events = start_recording(&mut connection, arguments).map_err(exec_error)?;
     let mut stage = match &plan {
-        Some(plan) => Some(Stage::load(plan, &mut connection).map_err(ours)?),
+        Some(plan) => Some(DaemonScenario::load(plan, &mut connection).map_err(exec_error)?),
         None => None,
     };
-    let variables = arguments.place.variables(&folder);
-    let view = if arguments.no_view { None } else { arguments.place.view(&connection) };
+    let variables = arguments.daemon.environment(&folder);
+    let view = if arguments.no_view { None } else { arguments.daemon.sysfs_view(&connection) };
     let code = program::run(&path, &arguments.program, &variables, view, &mut || {
-        let next = stage.as_mut().and_then(|stage| stage.act(&mut connection));
+        let next = stage.as_mut().and_then(|stage| stage.run_due_actions(&mut connection));
         let Some(events) = &mut events else { return next };
-        listen(events, stage.as_mut(), arguments.lint);
-        Some(next.unwrap_or(LOOK).min(LOOK))
+        read_events(events, stage.as_mut(), arguments.lint);
+        Some(next.unwrap_or(LOG_POLL_INTERVAL).min(LOG_POLL_INTERVAL))
     })?;
     if events.is_some() || arguments.capture.is_some() {
-        let ended = connection.end_records();
-        ended.map_err(|error| ours(format!("what was recorded is not complete: {error}")))?;
+        let ended = connection.stop_recording();
+        ended.map_err(|error| exec_error(format!("what was recorded is not complete: {error}")))?;
     }
     if let Some(events) = &mut events {
-        listen(events, stage.as_mut(), arguments.lint);
+        read_events(events, stage.as_mut(), arguments.lint);
         if let Some(text) = events.explanation() {
             eprintln!("\n{text}");
         }
@@ -220,11 +225,11 @@ fn carry_out(arguments: &Arguments) -> Result<u8, Refusal> {
     }
     let mut failed = false;
     if let (Some(stage), Some(scenario)) = (stage, &scenario) {
-        let outcome = stage.finish(&mut connection).map_err(ours)?;
+        let outcome = stage.finish(&mut connection).map_err(exec_error)?;
         let heading = format!("{}  ({})", scenario.title, scenario.name());
-        eprint!("\n{}", crate::run::judged(&heading, &outcome));
+        eprint!("\n{}", crate::run::format_verdict(&heading, &outcome));
         if let Some(why) = outcome.error {
-            return Err(ours(format!("the scenario could not be carried out: {why}")));
+            return Err(exec_error(format!("the scenario could not be carried out: {why}")));
         }
         failed = outcome.verdict != Verdict::Pass;
     }
@@ -232,13 +237,13 @@ fn carry_out(arguments: &Arguments) -> Result<u8, Refusal> {
 }
 
 /// How often the log is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+const LOG_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Hears what the cards told since.
-fn listen(events: &mut Events, stage: Option<&mut Stage<'_>>, lint: bool) {
+fn read_events(events: &mut DaemonEventLog, stage: Option<&mut DaemonScenario<'_>>, lint: bool) {
     let heard = match stage {
-        Some(stage) => events.take(lint, Live::wants, &mut |entry| stage.hear(entry)),
-        None => events.take(lint, |_| false, &mut |_| {}),
+        Some(stage) => events.read_new(lint, LiveScenario::uses_event, &mut |entry| stage.on_entry(entry)),
+        None => events.read_new(lint, |_| false, &mut |_| {}),
     };
     if let Err(error) = heard {
         eprintln!("softhca: the event log cannot be read: {error}");
@@ -246,42 +251,46 @@ fn listen(events: &mut Events, stage: Option<&mut Stage<'_>>, lint: bool) {
 }
 
 /// Files are opened here, with the rights of whoever asked for them, and passed to the daemon.
-fn begin_records(connection: &mut DaemonControl, arguments: &Arguments) -> Result<Option<Events>, String> {
+fn start_recording(
+    connection: &mut DaemonControl,
+    arguments: &Arguments,
+) -> Result<Option<DaemonEventLog>, String> {
     let Arguments { scenario, capture, log, why, lint, .. } = arguments;
     let packets = capture.as_ref().map(|path| output::create("--capture", path)).transpose()?;
     if scenario.is_none() && log.is_none() && !why && !lint {
         if let Some(packets) = packets {
-            connection.record(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
+            connection.start_recording(Some(packets.as_fd()), None).map_err(|error| error.to_string())?;
         }
         return Ok(None);
     }
-    let events = Events::create(log.as_deref()).map_err(|error| match log {
-        Some(path) => output::refusal("--log", path, &error),
+    let events = DaemonEventLog::create(log.as_deref()).map_err(|error| match log {
+        Some(path) => output::write_error("--log", path, &error),
         None => format!("no memory for an event log: {error}"),
     })?;
-    events.begin(connection, packets.as_ref())?;
+    events.start(connection, packets.as_ref())?;
     Ok(Some(events))
 }
 
 /// Runs `softhca env`.
-pub fn environment(arguments: &EnvArguments) -> ExitCode {
-    let folder = match library::folder() {
+pub fn env(arguments: &EnvArguments) -> ExitCode {
+    let folder = match library::library_folder() {
         Ok(folder) => folder,
-        Err(message) => return failed(&message),
+        Err(message) => return report_failure(&message),
     };
     if !arguments.no_start
-        && let Err(message) = daemon::connect_or_start(&arguments.place.wanted(), daemon::Stay::UntilStopped)
+        && let Err(message) =
+            daemon::connect_or_start(&arguments.daemon.requirements(), daemon::DaemonLifetime::UntilStopped)
     {
-        return failed(&message);
+        return report_failure(&message);
     }
-    for (name, value) in arguments.place.variables(&folder) {
-        say!("export {name}={}", quoted(&value.to_string_lossy()));
+    for (name, value) in arguments.daemon.environment(&folder) {
+        say!("export {name}={}", shell_quoted(&value.to_string_lossy()));
     }
     ExitCode::SUCCESS
 }
 
 /// A word that a shell reads as it is.
-fn quoted(text: &str) -> String {
+fn shell_quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=@%+,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         text.into()
@@ -292,12 +301,12 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::shell_quoted;
 
     #[test]
     fn words_survive_a_shell() {
-        assert_eq!(quoted("/run/user/0/softhca"), "/run/user/0/softhca");
-        assert_eq!(quoted("a b"), "'a b'");
-        assert_eq!(quoted("it's"), r"'it'\''s'");
+        assert_eq!(shell_quoted("/run/user/0/softhca"), "/run/user/0/softhca");
+        assert_eq!(shell_quoted("a b"), "'a b'");
+        assert_eq!(shell_quoted("it's"), r"'it'\''s'");
     }
 }

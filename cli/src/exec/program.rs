@@ -1,7 +1,7 @@
 //! The program: finding it, and running it as if we were not there.
 
 use rustix::process::{Pid, Signal, kill_process};
-use softhca_daemon::{Signals, View};
+use softhca_daemon::{MountNamespace, Signals};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,20 +13,20 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 /// Why a program is not run, and the exit code that says so.
-pub struct Refusal {
+pub struct ExecError {
     pub code: u8,
     pub message: String,
 }
 
-const CANNOT_RUN: u8 = 126;
-const NOT_FOUND: u8 = 127;
+const EXIT_CANNOT_RUN: u8 = 126;
+const EXIT_NOT_FOUND: u8 = 127;
 
-fn refusal(code: u8, program: &Path, why: &str) -> Refusal {
-    Refusal { code, message: format!("{}: {why}", program.display()) }
+fn program_error(code: u8, program: &Path, why: &str) -> ExecError {
+    ExecError { code, message: format!("{}: {why}", program.display()) }
 }
 
 /// The file of a program, found as a shell does.
-pub fn find(name: &OsStr) -> Result<PathBuf, Refusal> {
+pub fn find(name: &OsStr) -> Result<PathBuf, ExecError> {
     let path = if name.as_bytes().contains(&b'/') {
         PathBuf::from(name)
     } else {
@@ -34,23 +34,25 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refusal> {
         let candidates = std::env::split_paths(&folders).map(|folder| folder.join(name));
         let files: Vec<PathBuf> = candidates.filter(|path| path.is_file()).collect();
         let found = files.iter().find(|path| is_executable(path)).or(files.first());
-        found.cloned().ok_or_else(|| refusal(NOT_FOUND, Path::new(name), "no such program in PATH"))?
+        found
+            .cloned()
+            .ok_or_else(|| program_error(EXIT_NOT_FOUND, Path::new(name), "no such program in PATH"))?
     };
     match std::fs::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            Err(refusal(NOT_FOUND, &path, "no such file"))
+            Err(program_error(EXIT_NOT_FOUND, &path, "no such file"))
         }
-        Err(error) => Err(refusal(CANNOT_RUN, &path, &error.to_string())),
-        Ok(found) if found.is_dir() => Err(refusal(CANNOT_RUN, &path, "is a folder")),
-        Ok(_) if !is_executable(&path) => Err(refusal(CANNOT_RUN, &path, "is not executable")),
+        Err(error) => Err(program_error(EXIT_CANNOT_RUN, &path, &error.to_string())),
+        Ok(found) if found.is_dir() => Err(program_error(EXIT_CANNOT_RUN, &path, "is a folder")),
+        Ok(_) if !is_executable(&path) => Err(program_error(EXIT_CANNOT_RUN, &path, "is not executable")),
         Ok(found) if found.permissions().mode() & 0o6000 != 0 && !rustix::process::geteuid().is_root() => {
             let why = "runs with another user's rights, so the loader ignores our library: run a copy of it";
-            Err(refusal(super::FAILED, &path, why))
+            Err(program_error(super::EXIT_EXEC_FAILED, &path, why))
         }
         Ok(_) if is_static(&path) => {
             let why = "is a static binary: it has its own libibverbs inside, which no library can replace. \
                        Link it dynamically";
-            Err(refusal(super::FAILED, &path, why))
+            Err(program_error(super::EXIT_EXEC_FAILED, &path, why))
         }
         Ok(_) => Ok(path),
     }
@@ -89,24 +91,24 @@ pub fn run(
     path: &Path,
     words: &[OsString],
     variables: &[(&'static str, OsString)],
-    view: Option<View>,
+    view: Option<MountNamespace>,
     attend: &mut dyn FnMut() -> Option<Duration>,
-) -> Result<u8, Refusal> {
-    let ours = |error: io::Error| refusal(super::FAILED, path, &error.to_string());
-    let signals = Signals::take_all().map_err(ours)?;
-    let start = |view: Option<View>| {
+) -> Result<u8, ExecError> {
+    let ours = |error: io::Error| program_error(super::EXIT_EXEC_FAILED, path, &error.to_string());
+    let signals = Signals::block_all().map_err(ours)?;
+    let start = |view: Option<MountNamespace>| {
         let mut command = Command::new(path);
         command.arg0(&words[0]).args(&words[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
-        signals.leave_to(&mut command);
+        signals.unblock_in_child(&mut command);
         if let Some(view) = view {
-            view.show_to(&mut command);
+            view.apply_to(&mut command);
         }
         command.spawn()
     };
     let seeing = view.and_then(|view| start(Some(view)).ok());
     let mut child = seeing.map_or_else(|| start(None), Ok).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => refusal(NOT_FOUND, path, "its interpreter is not there"),
-        _ => refusal(CANNOT_RUN, path, &error.to_string()),
+        io::ErrorKind::NotFound => program_error(EXIT_NOT_FOUND, path, "its interpreter is not there"),
+        _ => program_error(EXIT_CANNOT_RUN, path, &error.to_string()),
     })?;
     let process = Pid::from_child(&child);
     loop {
@@ -115,7 +117,7 @@ pub fn run(
         let Some(signal) = Signal::from_named_raw(came.number) else { continue };
         if signal == Signal::CHILD {
             if let Some(status) = child.try_wait().map_err(ours)? {
-                return Ok(code(status));
+                return Ok(exit_code(status));
             }
         } else if came.from_process {
             let _ = kill_process(process, signal);
@@ -124,10 +126,10 @@ pub fn run(
 }
 
 /// The exit code that a shell would tell.
-pub fn code(status: ExitStatus) -> u8 {
+pub fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,
         (None, Some(signal)) => 128 + signal as u8,
-        (None, None) => super::FAILED,
+        (None, None) => super::EXIT_EXEC_FAILED,
     }
 }

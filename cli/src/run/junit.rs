@@ -4,8 +4,8 @@ use super::job::{Job, Summary};
 use softhca_scenarios::Verdict;
 use std::fmt::Write;
 
-const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
-const OPEN: &str = "<testsuites name=\"softhca run\"";
+const XML_HEADER: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
+const SUITES_TAG: &str = "<testsuites name=\"softhca run\"";
 
 fn escaped(text: &str) -> String {
     let mut result = String::new();
@@ -48,7 +48,7 @@ impl Totals {
 }
 
 fn document(suites: &str, totals: Totals) -> String {
-    format!("{HEAD}{OPEN} {}>\n{suites}</testsuites>\n", totals.attributes())
+    format!("{XML_HEADER}{SUITES_TAG} {}>\n{suites}</testsuites>\n", totals.attributes())
 }
 
 /// The report of all runs, a suite for each file.
@@ -59,9 +59,10 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
         let (mut cases, mut totals) = (String::new(), Totals::default());
         for (index, summary) in runs {
             let job = &jobs[*index];
-            let set: String = job.set.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
+            let set: String =
+                job.parameters.iter().map(|(name, value)| format!(", {name} = {value}")).collect();
             let name = escaped(&format!("{} (seed {}{set})", job.scenario.title, job.seed));
-            let milliseconds = summary.took.as_millis() as u64;
+            let milliseconds = summary.duration.as_millis() as u64;
             let time = format!("{}.{:03}", milliseconds / 1000, milliseconds % 1000);
             totals.add(Totals {
                 tests: 1,
@@ -74,8 +75,8 @@ pub fn report(jobs: &[Job], ran: &[(usize, Summary)]) -> String {
                 "    <testcase classname=\"{}\" name=\"{name}\" time=\"{time}\"",
                 escaped(file)
             );
-            let text = escaped(&format!("{}\nreplay: {}", summary.complaint, job.replay()));
-            let first = escaped(summary.complaint.lines().next().unwrap_or_default());
+            let text = escaped(&format!("{}\nreplay: {}", summary.failures, job.replay()));
+            let first = escaped(summary.failures.lines().next().unwrap_or_default());
             let _ = match summary.verdict {
                 Verdict::Pass => writeln!(cases, "/>"),
                 Verdict::Fail => writeln!(cases, "><failure message=\"{first}\">{text}</failure></testcase>"),
@@ -98,7 +99,10 @@ pub fn merge(reports: &[(String, String)]) -> Result<String, String> {
     let (mut suites, mut all) = (String::new(), Totals::default());
     for (name, text) in reports {
         let foreign = || format!("{name}: not a report that `softhca run --junit` wrote");
-        let rest = text.strip_prefix(HEAD).and_then(|rest| rest.strip_prefix(OPEN)).ok_or_else(foreign)?;
+        let rest = text
+            .strip_prefix(XML_HEADER)
+            .and_then(|rest| rest.strip_prefix(SUITES_TAG))
+            .ok_or_else(foreign)?;
         let (attributes, rest) = rest.split_once(">\n").ok_or_else(foreign)?;
         let body = rest.strip_suffix("</testsuites>\n").ok_or_else(foreign)?;
         let value = |key: &str| -> Option<&str> {

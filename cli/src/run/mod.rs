@@ -1,18 +1,18 @@
 //! `softhca run`: scenario files in virtual or in real time, for one seed or many.
 
-mod artefact;
+mod artifacts;
 mod job;
 mod junit;
+mod printer;
 mod store;
-mod tell;
 
 #[cfg(target_os = "linux")]
-pub use tell::judged;
+pub use printer::format_verdict;
 
-use crate::{BAD_INPUT, output};
+use crate::{EXIT_BAD_INPUT, output};
 use clap::{Args, ValueEnum};
-use job::{Job, Ran};
-use softhca_scenarios::{Problem, Scenario, Verdict};
+use job::{Job, RunResult};
+use softhca_scenarios::{Diagnostic, Scenario, Verdict};
 use std::fs;
 use std::io::{self, Read};
 use std::ops::RangeInclusive;
@@ -33,19 +33,19 @@ pub struct Arguments {
     files: Vec<PathBuf>,
     /// In virtual time, or on real sockets
     #[arg(long, value_enum, default_value = "sim")]
-    on: Place,
+    on: Backend,
     /// The seed; the file's unless said
     #[arg(long, value_name = "N", conflicts_with = "seeds")]
     seed: Option<u64>,
     /// Every seed from A to B, both included
     #[arg(long, value_name = "A..B")]
-    seeds: Option<Seeds>,
+    seeds: Option<SeedRange>,
     /// Only the K-th of N equal parts of all runs
     #[arg(long, value_name = "K/N")]
     shard: Option<Shard>,
     /// Give a parameter of the file a value; NAME=all for each of its values in turn
     #[arg(long = "set", value_name = "NAME=VALUE")]
-    set: Vec<Setting>,
+    set: Vec<ParameterValue>,
     /// Write a JUnit report
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -62,39 +62,39 @@ pub struct Arguments {
 
 /// What time is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+pub enum Backend {
     /// Virtual time.
     Sim,
     /// Real UDP sockets.
     Udp,
 }
 
-impl Place {
+impl Backend {
     /// Its name in reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Place::Sim => "sim",
-            Place::Udp => "udp",
+            Backend::Sim => "sim",
+            Backend::Udp => "udp",
         }
     }
 }
 
 /// The most runs of one command: each of them is kept until the end.
-const MOST_RUNS: u64 = 1_000_000;
+const MAX_RUNS: u64 = 1_000_000;
 /// The most bytes of a scenario file.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_SCENARIO_BYTES: u64 = 16 << 20;
 
 /// Seeds from one to another, both included.
 #[derive(Clone, Debug)]
-struct Seeds(RangeInclusive<u64>);
+struct SeedRange(RangeInclusive<u64>);
 
-impl FromStr for Seeds {
+impl FromStr for SeedRange {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Seeds, String> {
+    fn from_str(text: &str) -> Result<SeedRange, String> {
         let ends = text.split_once("..").and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
         match ends {
-            Some((first, last)) if first <= last => Ok(Seeds(first..=last)),
+            Some((first, last)) if first <= last => Ok(SeedRange(first..=last)),
             Some(_) => Err("the range is empty".into()),
             None => Err("seeds are written A..B, such as 1..1000".into()),
         }
@@ -104,8 +104,8 @@ impl FromStr for Seeds {
 /// One part of several.
 #[derive(Clone, Copy, Debug)]
 struct Shard {
-    part: usize,
-    of: usize,
+    index: usize,
+    count: usize,
 }
 
 impl FromStr for Shard {
@@ -114,7 +114,7 @@ impl FromStr for Shard {
     fn from_str(text: &str) -> Result<Shard, String> {
         let parts = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
         match parts {
-            Some((part, of)) if 1 <= part && part <= of => Ok(Shard { part, of }),
+            Some((part, of)) if 1 <= part && part <= of => Ok(Shard { index: part, count: of }),
             Some(_) => Err("parts are counted from 1: 1/4, 2/4, 3/4, 4/4".into()),
             None => Err("a part is written K/N, such as 1/4".into()),
         }
@@ -123,14 +123,16 @@ impl FromStr for Shard {
 
 /// A parameter and its value.
 #[derive(Clone, Debug)]
-pub struct Setting(pub String, pub String);
+pub struct ParameterValue(pub String, pub String);
 
-impl FromStr for Setting {
+impl FromStr for ParameterValue {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Setting, String> {
+    fn from_str(text: &str) -> Result<ParameterValue, String> {
         match text.split_once('=') {
-            Some((name, value)) if !name.is_empty() => Ok(Setting(name.trim().into(), value.trim().into())),
+            Some((name, value)) if !name.is_empty() => {
+                Ok(ParameterValue(name.trim().into(), value.trim().into()))
+            }
             _ => Err("a setting is written NAME=VALUE".into()),
         }
     }
@@ -141,38 +143,38 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     if arguments.merge {
         return merge(arguments);
     }
-    let jobs = match jobs(arguments) {
+    let jobs = match collect_jobs(arguments) {
         Ok(jobs) => jobs,
         Err(problems) => {
             problems.iter().for_each(|problem| eprintln!("{problem}"));
-            return ExitCode::from(BAD_INPUT);
+            return ExitCode::from(EXIT_BAD_INPUT);
         }
     };
     if let Err(why) = check_outputs(arguments) {
         eprintln!("softhca run: {why}");
-        return ExitCode::from(BAD_INPUT);
+        return ExitCode::from(EXIT_BAD_INPUT);
     }
-    let mut teller = tell::Teller::new(&jobs, arguments.json, arguments.out.clone());
+    let mut teller = printer::RunPrinter::new(&jobs, arguments.json, arguments.out.clone());
     let mut ran = Vec::new();
-    job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: Ran| {
+    job::run_all(&jobs, arguments.on, arguments.out.is_some(), |index, result: RunResult| {
         ran.push((index, result.summary()));
-        teller.tell(index, &result)
+        teller.on_result(index, &result)
     });
     teller.finish();
     if let Some(path) = &arguments.junit {
         let report = junit::report(&jobs, &ran);
         if let Err(error) = fs::write(path, report) {
-            eprintln!("softhca run: {}", output::refusal("--junit", path, &error));
-            return ExitCode::from(BAD_INPUT);
+            eprintln!("softhca run: {}", output::write_error("--junit", path, &error));
+            return ExitCode::from(EXIT_BAD_INPUT);
         }
     }
-    if let Some(why) = teller.trouble() {
+    if let Some(why) = teller.write_error() {
         eprintln!("softhca run: {why}");
-        return ExitCode::from(BAD_INPUT);
+        return ExitCode::from(EXIT_BAD_INPUT);
     }
     let has = |verdict| ran.iter().any(|(_, summary)| summary.verdict == verdict);
     match (has(Verdict::Error), has(Verdict::Fail)) {
-        (true, _) => ExitCode::from(BAD_INPUT),
+        (true, _) => ExitCode::from(EXIT_BAD_INPUT),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
     }
@@ -191,12 +193,12 @@ fn check_outputs(arguments: &Arguments) -> Result<(), String> {
 }
 
 /// Every run that is asked for, in order: files, then parameters, then seeds.
-fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
+fn collect_jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     let mut problems = Vec::new();
     let mut jobs = Vec::new();
     let set: Vec<(String, String)> =
-        arguments.set.iter().map(|Setting(name, value)| (name.clone(), value.clone())).collect();
-    let seeds_each = arguments.seeds.as_ref().map_or(0, |Seeds(seeds)| seeds.end() - seeds.start());
+        arguments.set.iter().map(|ParameterValue(name, value)| (name.clone(), value.clone())).collect();
+    let seeds_each = arguments.seeds.as_ref().map_or(0, |SeedRange(seeds)| seeds.end() - seeds.start());
     for file in &arguments.files {
         let paths = match scenario_files(file) {
             Ok(paths) => paths,
@@ -206,17 +208,16 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
             }
         };
         for path in paths {
-            match read(&path).and_then(|scenario| {
+            match read_scenario(&path).and_then(|scenario| {
                 let sweep = scenario.sweep(&set).map_err(|problem| problem.to_string())?;
                 Ok((Arc::new(scenario), sweep))
             }) {
                 Err(why) => problems.push(why),
                 Ok((scenario, sweep)) => {
                     let runs = (sweep.len() as u64).saturating_mul(seeds_each.saturating_add(1));
-                    if runs > MOST_RUNS - jobs.len() as u64 {
+                    if runs > MAX_RUNS - jobs.len() as u64 {
                         let path = path.display();
-                        problems
-                            .push(format!("{path}: {runs} runs: at most {MOST_RUNS} can be done at once"));
+                        problems.push(format!("{path}: {runs} runs: at most {MAX_RUNS} can be done at once"));
                         continue;
                     }
                     let seed = arguments.seed.unwrap_or(scenario.seed);
@@ -224,9 +225,9 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
                     for values in sweep {
                         let job = |seed| Job {
                             scenario: scenario.clone(),
-                            set: values.clone(),
+                            parameters: values.clone(),
                             seed,
-                            on: arguments.on,
+                            backend: arguments.on,
                         };
                         jobs.extend(seeds.clone().map(job));
                     }
@@ -237,7 +238,7 @@ fn jobs(arguments: &Arguments) -> Result<Vec<Job>, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    if let Some(Shard { part, of }) = arguments.shard {
+    if let Some(Shard { index: part, count: of }) = arguments.shard {
         jobs = jobs.into_iter().skip(part - 1).step_by(of).collect();
     }
     Ok(jobs)
@@ -261,19 +262,19 @@ fn scenario_files(path: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// Reads and checks a scenario file.
-pub fn read(path: &Path) -> Result<Scenario, String> {
+pub fn read_scenario(path: &Path) -> Result<Scenario, String> {
     let name = path.display().to_string();
     let text =
         read_text(path).map_err(|error| format!("{name}: {error}; give the path of a scenario file"))?;
-    Scenario::read(&name, &text).map_err(|problem: Problem| problem.to_string())
+    Scenario::parse(&name, &text).map_err(|problem: Diagnostic| problem.to_string())
 }
 
 /// The text of a file, if it is not longer than any scenario.
 fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    fs::File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-    match text.len() as u64 > MOST_BYTES {
-        true => Err(io::Error::other(format!("more than {} MiB", MOST_BYTES >> 20))),
+    fs::File::open(path)?.take(MAX_SCENARIO_BYTES + 1).read_to_string(&mut text)?;
+    match text.len() as u64 > MAX_SCENARIO_BYTES {
+        true => Err(io::Error::other(format!("more than {} MiB", MAX_SCENARIO_BYTES >> 20))),
         false => Ok(text),
     }
 }
@@ -285,18 +286,19 @@ fn merge(arguments: &Arguments) -> ExitCode {
             Ok(text) => reports.push((path.display().to_string(), text)),
             Err(error) => {
                 eprintln!("softhca run: {}: {error}", path.display());
-                return ExitCode::from(BAD_INPUT);
+                return ExitCode::from(EXIT_BAD_INPUT);
             }
         }
     }
     let path = arguments.junit.as_ref().expect("clap asks for it");
-    let written = junit::merge(&reports)
-        .and_then(|merged| fs::write(path, merged).map_err(|error| output::refusal("--junit", path, &error)));
+    let written = junit::merge(&reports).and_then(|merged| {
+        fs::write(path, merged).map_err(|error| output::write_error("--junit", path, &error))
+    });
     match written {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("softhca run: {why}");
-            ExitCode::from(BAD_INPUT)
+            ExitCode::from(EXIT_BAD_INPUT)
         }
     }
 }

@@ -4,16 +4,16 @@
 //! How much a run's files take is known when the first of its kind has ended. Before anything of it is written, what
 //! the others of its kind will need is compared with what the file system has free.
 
-use super::artefact::{Artefacts, bytes_in, folder_of};
-use super::job::{Job, Ran};
+use super::artifacts::{Artifacts, folder_size, run_folder};
+use super::job::{Job, RunResult};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Tells how many bytes may still be written to the file system of a folder, if it says.
-type Free = fn(&Path) -> Option<u64>;
+type FreeSpace = fn(&Path) -> Option<u64>;
 
 /// What the file system of a folder says, or of the folder that it will be made in.
-fn free(folder: &Path) -> Option<u64> {
+fn free_space(folder: &Path) -> Option<u64> {
     let system = folder.ancestors().find_map(|folder| rustix::fs::statvfs(folder).ok())?;
     // Some have no blocks, and are not full either.
     (system.f_blocks > 0).then(|| system.f_bavail.saturating_mul(system.f_frsize))
@@ -21,7 +21,7 @@ fn free(folder: &Path) -> Option<u64> {
 
 /// Which runs leave something behind.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Leaves {
+pub enum KeepPolicy {
     /// All.
     All,
     /// Those that fail, and nobody knows how many will.
@@ -29,17 +29,17 @@ pub enum Leaves {
 }
 
 /// A folder in which runs have folders.
-pub struct Store<'a> {
+pub struct ArtifactStore<'a> {
     root: PathBuf,
     jobs: &'a [Job],
-    leaves: Leaves,
-    free: Free,
-    kind: Kind,
+    policy: KeepPolicy,
+    free_space: FreeSpace,
+    group: RunGroup,
 }
 
 /// Runs of one file with the same parameters: their files take about as much.
 #[derive(Default)]
-struct Kind {
+struct RunGroup {
     /// The first behind its last.
     end: usize,
     /// Runs that were written, and the bytes of their files.
@@ -49,61 +49,61 @@ struct Kind {
     replaced: u64,
 }
 
-fn is_same_kind(one: &Job, other: &Job) -> bool {
-    Arc::ptr_eq(&one.scenario, &other.scenario) && one.set == other.set
+fn is_same_group(one: &Job, other: &Job) -> bool {
+    Arc::ptr_eq(&one.scenario, &other.scenario) && one.parameters == other.parameters
 }
 
-impl<'a> Store<'a> {
+impl<'a> ArtifactStore<'a> {
     /// An empty store, or one with what earlier runs left.
-    pub fn new(root: PathBuf, jobs: &'a [Job], leaves: Leaves) -> Store<'a> {
-        Store { root, jobs, leaves, free, kind: Kind::default() }
+    pub fn new(root: PathBuf, jobs: &'a [Job], leaves: KeepPolicy) -> ArtifactStore<'a> {
+        ArtifactStore { root, jobs, policy: leaves, free_space, group: RunGroup::default() }
     }
 
     /// Which runs are to be written.
-    pub fn leaves(&self) -> Leaves {
-        self.leaves
+    pub fn policy(&self) -> KeepPolicy {
+        self.policy
     }
 
     /// Writes everything that was kept of a run, if it fits and so will all others of its kind; returns the folder.
     /// Runs come in the order of jobs.
-    pub fn write(&mut self, index: usize, ran: &Ran) -> Result<PathBuf, String> {
+    pub fn write(&mut self, index: usize, ran: &RunResult) -> Result<PathBuf, String> {
         let job = &self.jobs[index];
-        let folder = self.root.join(folder_of(job));
-        let artefacts =
-            Artefacts::of(job, ran).map_err(|error| format!("cannot write {}: {error}", folder.display()))?;
-        if index >= self.kind.end {
-            self.begin_kind(index);
+        let folder = self.root.join(run_folder(job));
+        let artefacts = Artifacts::new(job, ran)
+            .map_err(|error| format!("cannot write {}: {error}", folder.display()))?;
+        if index >= self.group.end {
+            self.begin_group(index);
         }
-        self.check_room(index, artefacts.bytes())?;
-        self.kind.replaced = self.kind.replaced.saturating_sub(bytes_in(&folder));
+        self.check_free_space(index, artefacts.size())?;
+        self.group.replaced = self.group.replaced.saturating_sub(folder_size(&folder));
         artefacts.write(&folder).map_err(|error| {
             format!("cannot write to {}, what is there is incomplete: {error}", folder.display())
         })?;
-        self.kind.written += 1;
-        self.kind.bytes += bytes_in(&folder);
+        self.group.written += 1;
+        self.group.bytes += folder_size(&folder);
         Ok(folder)
     }
 
-    fn begin_kind(&mut self, index: usize) {
+    fn begin_group(&mut self, index: usize) {
         let rest = &self.jobs[index..];
-        let count = rest.iter().take_while(|job| is_same_kind(job, &rest[0])).count();
-        let replaced = match self.root.join(folder_of(&rest[0])).parent() {
+        let count = rest.iter().take_while(|job| is_same_group(job, &rest[0])).count();
+        let replaced = match self.root.join(run_folder(&rest[0])).parent() {
             Some(parent) if parent.exists() => {
-                rest[..count].iter().map(|job| bytes_in(&self.root.join(folder_of(job)))).sum()
+                rest[..count].iter().map(|job| folder_size(&self.root.join(run_folder(job)))).sum()
             }
             _ => 0,
         };
-        self.kind = Kind { end: index + count, replaced, ..Kind::default() };
+        self.group = RunGroup { end: index + count, replaced, ..RunGroup::default() };
     }
 
     /// Whether a run of so many bytes fits, and those of its kind after it if they are like those until now.
-    fn check_room(&self, index: usize, bytes: u64) -> Result<(), String> {
-        let Some(free) = (self.free)(&self.root) else { return Ok(()) };
-        let Kind { end, written, bytes: before, replaced } = self.kind;
+    fn check_free_space(&self, index: usize, bytes: u64) -> Result<(), String> {
+        let Some(free) = (self.free_space)(&self.root) else { return Ok(()) };
+        let RunGroup { end, written, bytes: before, replaced } = self.group;
         let each = before.saturating_add(bytes) / (written + 1);
-        let after = match self.leaves {
-            Leaves::All => (end - index - 1) as u64,
-            Leaves::Failures => 0,
+        let after = match self.policy {
+            KeepPolicy::All => (end - index - 1) as u64,
+            KeepPolicy::Failures => 0,
         };
         let needed = bytes.saturating_add(each.saturating_mul(after));
         if needed <= free.saturating_add(replaced) {
@@ -111,7 +111,7 @@ impl<'a> Store<'a> {
         }
         let (root, name, seed) =
             (self.root.display(), self.jobs[index].scenario.name(), self.jobs[index].seed);
-        let (each, bytes, needed, free) = (Size(each), Size(bytes), Size(needed), Size(free));
+        let (each, bytes, needed, free) = (ByteSize(each), ByteSize(bytes), ByteSize(needed), ByteSize(free));
         Err(match after {
             0 => format!(
                 "no room in {root}: the run of {name} with seed {seed} would leave {bytes} behind, and {free} are \
@@ -128,9 +128,9 @@ impl<'a> Store<'a> {
 }
 
 /// A number of bytes that people can read.
-struct Size(u64);
+struct ByteSize(u64);
 
-impl std::fmt::Display for Size {
+impl std::fmt::Display for ByteSize {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             bytes if bytes < 10_000 => write!(f, "{bytes} bytes"),
@@ -144,17 +144,22 @@ impl std::fmt::Display for Size {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::Place;
+    use crate::run::Backend;
     use crate::run::job::run_all;
-    use softhca_scenarios::{Scenario, Values};
+    use softhca_scenarios::{ParameterValues, Scenario};
     use std::fs;
     use std::ops::ControlFlow;
 
     const SCENARIO: &str = include_str!("../../../scenarios/library/fatal-lost-write-middle.toml");
 
     fn jobs(seeds: u64) -> Vec<Job> {
-        let scenario = Arc::new(Scenario::read("lost.toml", SCENARIO).expect("a scenario of the library"));
-        let job = |seed| Job { scenario: scenario.clone(), set: Values::new(), seed, on: Place::Sim };
+        let scenario = Arc::new(Scenario::parse("lost.toml", SCENARIO).expect("a scenario of the library"));
+        let job = |seed| Job {
+            scenario: scenario.clone(),
+            parameters: ParameterValues::new(),
+            seed,
+            backend: Backend::Sim,
+        };
         (1..=seeds).map(job).collect()
     }
 
@@ -168,14 +173,15 @@ mod tests {
     fn bytes_below(folder: &Path) -> u64 {
         let Ok(entries) = fs::read_dir(folder) else { return 0 };
         let below = entries.map(|entry| bytes_below(&entry.expect("an entry").path()));
-        bytes_in(folder) + below.sum::<u64>()
+        folder_size(folder) + below.sum::<u64>()
     }
 
     /// Runs all until one cannot be written: how many were, and what was said then.
-    fn write_all(root: &Path, jobs: &[Job], free: Free) -> (usize, Option<String>) {
+    fn write_all(root: &Path, jobs: &[Job], free: FreeSpace) -> (usize, Option<String>) {
         let (mut written, mut trouble) = (0, None);
-        let mut store = Store { free, ..Store::new(root.into(), jobs, Leaves::All) };
-        run_all(jobs, Place::Sim, true, |index, ran| match store.write(index, &ran) {
+        let mut store =
+            ArtifactStore { free_space, ..ArtifactStore::new(root.into(), jobs, KeepPolicy::All) };
+        run_all(jobs, Backend::Sim, true, |index, ran| match store.write(index, &ran) {
             Ok(_) => {
                 written += 1;
                 ControlFlow::Continue(())
@@ -232,7 +238,7 @@ mod tests {
         assert_eq!(write_all(&root, &jobs(5), |_| None), (5, None));
         let before = bytes_below(&root);
         // Seeds differ by a few bytes.
-        let little: Free = |_| Some(10_000);
+        let little: FreeSpace = |_| Some(10_000);
         assert_eq!(write_all(&root, &jobs(5), little), (5, None));
         assert_eq!(bytes_below(&root), before, "the same runs");
         let (written, trouble) = write_all(&root, &jobs(6), little);
@@ -244,12 +250,14 @@ mod tests {
     fn a_failure_needs_room_for_itself_only() {
         let root = folder("failure");
         let jobs = jobs(1000);
-        let mut store =
-            Store { free: |_| Some(100_000), ..Store::new(root.clone(), &jobs, Leaves::Failures) };
+        let mut store = ArtifactStore {
+            free_space: |_| Some(100_000),
+            ..ArtifactStore::new(root.clone(), &jobs, KeepPolicy::Failures)
+        };
         let mut first = None;
-        run_all(&jobs[..1], Place::Sim, true, |index, ran| {
+        run_all(&jobs[..1], Backend::Sim, true, |index, ran| {
             first = Some(store.write(index, &ran));
-            store.free = |_| Some(10);
+            store.free_space = |_| Some(10);
             let why = store.write(index + 1, &ran).unwrap_err();
             assert!(why.contains("seed 2 would leave") && why.contains("10 bytes are free"), "{why}");
             ControlFlow::Break(())
@@ -260,14 +268,14 @@ mod tests {
 
     #[test]
     fn this_machine_says_how_much_is_free() {
-        let here = free(&std::env::temp_dir());
+        let here = free_space(&std::env::temp_dir());
         assert!(here.is_some_and(|bytes| bytes > 0), "{here:?}");
-        assert!(free(&std::env::temp_dir().join("no/such/folder")).is_some());
+        assert!(free_space(&std::env::temp_dir().join("no/such/folder")).is_some());
     }
 
     #[test]
     fn sizes_are_rounded_to_what_people_read() {
-        let told = [9_999, 120_000, 120_000_000, 12_000_000_000].map(|bytes| Size(bytes).to_string());
+        let told = [9_999, 120_000, 120_000_000, 12_000_000_000].map(|bytes| ByteSize(bytes).to_string());
         assert_eq!(told, ["9999 bytes", "120 kB", "120 MB", "12 GB"]);
     }
 }

@@ -1,8 +1,8 @@
 //! What a daemon is told when it starts.
 
 use serde::Deserialize;
-use softhca_engine::{Congestion, Limits, Recovery};
-use softhca_fabric::{FlowControl, Line, Marking, PER_BILLION, SwitchSettings, Topology};
+use softhca_engine::{CongestionSettings, DeviceLimits, Recovery};
+use softhca_fabric::{EcnMarking, LinkSettings, PER_BILLION, PfcSettings, SwitchSettings, Topology};
 use softhca_queue::control::DEFAULT_NAME;
 use softhca_udp::{Entropy, Loopback, parse_addresses};
 use std::collections::BTreeMap;
@@ -25,47 +25,47 @@ pub struct HostConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[allow(missing_docs, reason = "each field is the resource of its name")]
-pub struct Share {
-    pub queue_pairs: usize,
-    pub completion_queues: usize,
-    pub shared_receive_queues: usize,
-    pub protection_domains: usize,
+pub struct ClientLimits {
+    pub max_qp: usize,
+    pub max_cq: usize,
+    pub max_srq: usize,
+    pub max_pd: usize,
     /// Regions and windows together.
-    pub keys: usize,
-    pub address_handles: usize,
-    pub xrc_domains: usize,
+    pub max_mr: usize,
+    pub max_ah: usize,
+    pub max_xrcd: usize,
     /// Bytes of all its rings.
-    pub ring_bytes: u64,
+    pub max_ring_bytes: u64,
 }
 
-impl Default for Share {
-    fn default() -> Share {
-        Share {
-            queue_pairs: 4096,
-            completion_queues: 4096,
-            shared_receive_queues: 1024,
-            protection_domains: 1024,
-            keys: 8192,
-            address_handles: 8192,
-            xrc_domains: 128,
-            ring_bytes: 1 << 30,
+impl Default for ClientLimits {
+    fn default() -> ClientLimits {
+        ClientLimits {
+            max_qp: 4096,
+            max_cq: 4096,
+            max_srq: 1024,
+            max_pd: 1024,
+            max_mr: 8192,
+            max_ah: 8192,
+            max_xrcd: 128,
+            max_ring_bytes: 1 << 30,
         }
     }
 }
 
-impl Share {
+impl ClientLimits {
     /// What the device attributes of a client say: no more than its share, no more than the card has.
-    pub fn limits(&self, clients: usize) -> Limits {
-        let card = Limits::CARD;
-        Limits {
-            clients,
-            queue_pairs: card.queue_pairs.min(self.queue_pairs),
-            completion_queues: card.completion_queues.min(self.completion_queues),
-            shared_receive_queues: card.shared_receive_queues.min(self.shared_receive_queues),
-            protection_domains: card.protection_domains.min(self.protection_domains),
-            keys: card.keys.min(self.keys),
-            address_handles: card.address_handles.min(self.address_handles),
-            xrc_domains: card.xrc_domains.min(self.xrc_domains),
+    pub fn device_limits(&self, clients: usize) -> DeviceLimits {
+        let card = DeviceLimits::HCA;
+        DeviceLimits {
+            max_clients: clients,
+            max_qp: card.max_qp.min(self.max_qp),
+            max_cq: card.max_cq.min(self.max_cq),
+            max_srq: card.max_srq.min(self.max_srq),
+            max_pd: card.max_pd.min(self.max_pd),
+            max_mr: card.max_mr.min(self.max_mr),
+            max_ah: card.max_ah.min(self.max_ah),
+            max_xrcd: card.max_xrcd.min(self.max_xrcd),
             ..card
         }
     }
@@ -77,7 +77,7 @@ pub struct FabricConfig {
     /// What is connected to what; it must have as many hosts as the daemon.
     pub topology: Topology,
     /// Every cable.
-    pub line: Line,
+    pub link: LinkSettings,
     /// Every switch.
     pub settings: SwitchSettings,
     /// Hosts that take what arrives more slowly than it can come, in bits per second, and pause their switch.
@@ -100,23 +100,23 @@ pub struct Config {
     /// What a lost packet does.
     pub recovery: Recovery,
     /// What cards do about congestion.
-    pub congestion: Congestion,
+    pub congestion: CongestionSettings,
     /// The network between the hosts; without one they send to each other over sockets alone.
     pub fabric: Option<FabricConfig>,
     /// How many clients may be connected.
-    pub clients: usize,
+    pub max_clients: usize,
     /// How much each of them can have.
-    pub share: Share,
+    pub client_limits: ClientLimits,
     /// How many rings and regions all of them have together. The kernel allows a process 65530 mappings, and the
     /// daemon needs some itself.
-    pub mappings: usize,
+    pub max_mappings: usize,
     /// End a client whose memory has held up a card for so long: nothing else frees the card, and everybody on the
     /// host waits for it. Without one, it is only reported.
     pub kill_after: Option<Duration>,
     /// How long an engine thread looks for more to do before it sleeps.
-    pub linger: Duration,
+    pub busy_poll: Duration,
     /// Leave when no client was there for so long.
-    pub leave_after: Option<Duration>,
+    pub idle_exit_after: Option<Duration>,
 }
 
 impl Default for Config {
@@ -128,14 +128,14 @@ impl Default for Config {
             entropy: Entropy::Off,
             loopback: Loopback::Socket,
             recovery: Recovery::Fatal,
-            congestion: Congestion::default(),
+            congestion: CongestionSettings::default(),
             fabric: None,
-            clients: 128,
-            share: Share::default(),
-            mappings: 48_000,
+            max_clients: 128,
+            client_limits: ClientLimits::default(),
+            max_mappings: 48_000,
             kill_after: None,
-            linger: Duration::from_micros(50),
-            leave_after: None,
+            busy_poll: Duration::from_micros(50),
+            idle_exit_after: None,
         }
     }
 }
@@ -164,12 +164,12 @@ pub enum ConfigError {
 /// The network as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FabricFile {
+struct FabricTable {
     topology: String,
     /// Gb/s of every cable.
-    #[serde(default = "hundred")]
+    #[serde(default = "default_rate_gbit")]
     rate_gbit: NonZeroU64,
-    #[serde(default = "thousand")]
+    #[serde(default = "default_delay_ns")]
     delay_ns: u64,
     left: Option<u32>,
     leaves: Option<u32>,
@@ -178,8 +178,8 @@ struct FabricFile {
     k: Option<u32>,
     /// Bytes that all queues of a switch share.
     buffer: Option<u64>,
-    ecn: Option<EcnFile>,
-    pfc: Option<PfcFile>,
+    ecn: Option<EcnTable>,
+    pfc: Option<PfcTable>,
     /// Gb/s at which a host takes what arrives, by its name.
     #[serde(default)]
     receive_gbit: BTreeMap<String, f64>,
@@ -188,7 +188,7 @@ struct FabricFile {
 /// When switches mark: bytes in a queue, and the chance of a mark just below `kmax`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct EcnFile {
+struct EcnTable {
     kmin: u64,
     kmax: u64,
     pmax: f64,
@@ -197,53 +197,53 @@ struct EcnFile {
 /// When switches pause: bytes of an ingress port and priority. What is not said is as in [`FlowControl`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PfcFile {
+struct PfcTable {
     xoff: Option<u64>,
     xon: Option<u64>,
     headroom: Option<u64>,
 }
 
-impl EcnFile {
-    fn marking(&self) -> Result<Marking, String> {
-        let EcnFile { kmin, kmax, pmax } = *self;
+impl EcnTable {
+    fn marking(&self) -> Result<EcnMarking, String> {
+        let EcnTable { kmin, kmax, pmax } = *self;
         if kmin > kmax {
             return Err(format!("fabric.ecn: kmin ({kmin}) is above kmax ({kmax})"));
         }
         if !(0.0..=1.0).contains(&pmax) {
             return Err(format!("fabric.ecn.pmax is {pmax}, a chance between 0 and 1 is expected"));
         }
-        Ok(Marking { least: kmin, most: kmax, per_billion: (pmax * f64::from(PER_BILLION)).round() as u32 })
+        Ok(EcnMarking { kmin, kmax, pmax_per_billion: (pmax * f64::from(PER_BILLION)).round() as u32 })
     }
 }
 
-impl PfcFile {
-    fn flow_control(&self) -> Result<FlowControl, String> {
-        let usual = FlowControl::default();
+impl PfcTable {
+    fn flow_control(&self) -> Result<PfcSettings, String> {
+        let usual = PfcSettings::default();
         let xoff = self.xoff.unwrap_or(usual.xoff);
         let xon = self.xon.unwrap_or(xoff / 8 * 7);
         if xon > xoff || xoff == 0 {
             return Err(format!("fabric.pfc: xoff ({xoff}) must be above 0 and not below xon ({xon})"));
         }
-        Ok(FlowControl { xoff, xon, headroom: self.headroom.unwrap_or(usual.headroom), ..usual })
+        Ok(PfcSettings { xoff, xon, headroom: self.headroom.unwrap_or(usual.headroom), ..usual })
     }
 }
 
 /// Of a cable: a second, by which time a program takes its peer for dead.
-const LONGEST_DELAY: u64 = 1_000_000_000;
+const MAX_DELAY_NS: u64 = 1_000_000_000;
 
-const fn hundred() -> NonZeroU64 {
+const fn default_rate_gbit() -> NonZeroU64 {
     NonZeroU64::new(100).expect("not zero")
 }
 
-const fn thousand() -> u64 {
+const fn default_delay_ns() -> u64 {
     1_000
 }
 
-impl FabricFile {
+impl FabricTable {
     /// The network for these hosts.
     fn config(&self, named: &[HostConfig]) -> Result<FabricConfig, String> {
         let hosts = named.len() as u32;
-        let FabricFile { left, leaves, spines, switches, k, .. } = *self;
+        let FabricTable { left, leaves, spines, switches, k, .. } = *self;
         let needs = |what: &str| format!("the topology {:?} needs {what}", self.topology);
         let evenly = |groups: u32, what: &str| match groups {
             0 => Err(needs(what)),
@@ -281,21 +281,21 @@ impl FabricFile {
                 topology.hosts()
             ));
         }
-        if self.delay_ns > LONGEST_DELAY {
-            return Err(format!("fabric.delay_ns is {}, at most {LONGEST_DELAY} is expected", self.delay_ns));
+        if self.delay_ns > MAX_DELAY_NS {
+            return Err(format!("fabric.delay_ns is {}, at most {MAX_DELAY_NS} is expected", self.delay_ns));
         }
         let bits_per_second =
             Some(self.rate_gbit.saturating_mul(NonZeroU64::new(1_000_000_000).expect("not zero")));
         let mut settings = SwitchSettings::default();
         settings.buffer = self.buffer.unwrap_or(settings.buffer);
         if let Some(ecn) = &self.ecn {
-            settings.marking = Some(ecn.marking()?);
+            settings.ecn_marking = Some(ecn.marking()?);
         }
         if let Some(pfc) = &self.pfc {
-            settings.flow_control = Some(pfc.flow_control()?);
+            settings.pfc = Some(pfc.flow_control()?);
         }
-        let line = Line { bits_per_second, delay_ns: self.delay_ns, ..Line::default() };
-        Ok(FabricConfig { topology, line, settings, receive_rates: self.receive_rates(named)? })
+        let line = LinkSettings { bits_per_second, delay_ns: self.delay_ns, ..LinkSettings::default() };
+        Ok(FabricConfig { topology, link: line, settings, receive_rates: self.receive_rates(named)? })
     }
 
     fn receive_rates(&self, hosts: &[HostConfig]) -> Result<BTreeMap<String, u64>, String> {
@@ -315,20 +315,20 @@ impl FabricFile {
 /// The file as it is written.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     name: Option<String>,
     recovery: Option<String>,
     loopback: Option<String>,
     congestion: Option<String>,
-    fabric: Option<FabricFile>,
-    clients: Option<usize>,
+    fabric: Option<FabricTable>,
+    max_clients: Option<usize>,
     kill_after: Option<u64>,
     #[serde(default)]
     hosts: BTreeMap<String, toml::Spanned<String>>,
     #[serde(default)]
     entropy: bool,
     #[serde(default, rename = "share")]
-    share: Share,
+    client_limits: ClientLimits,
 }
 
 impl Config {
@@ -344,15 +344,15 @@ impl Config {
 
     /// Reads the text of a configuration.
     pub fn parse(text: &str) -> Result<Config, String> {
-        let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
-        let mut config = Config { share: file.share, ..Config::default() };
+        let file: ConfigFile = toml::from_str(text).map_err(|error| error.to_string())?;
+        let mut config = Config { client_limits: file.client_limits, ..Config::default() };
         config.entropy = if file.entropy { Entropy::On } else { Entropy::Off };
         if let Some(name) = file.name {
             config.name = name;
         }
         config.kill_after = file.kill_after.map(Duration::from_secs);
-        if let Some(clients) = file.clients {
-            config.clients = clients;
+        if let Some(clients) = file.max_clients {
+            config.max_clients = clients;
         }
         if let Some(name) = file.recovery {
             config.recovery = Recovery::from_name(&name).ok_or_else(|| {
@@ -364,8 +364,8 @@ impl Config {
                 .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"card\" is expected"))?;
         }
         config.congestion = match file.congestion.as_deref() {
-            None | Some("off") => Congestion::default(),
-            Some("dcqcn") => Congestion::DCQCN,
+            None | Some("off") => CongestionSettings::default(),
+            Some("dcqcn") => CongestionSettings::DCQCN,
             Some(name) => {
                 return Err(format!("congestion is {name:?}, one of \"off\", \"dcqcn\" is expected"));
             }
@@ -403,8 +403,8 @@ mod tests {
         assert_eq!(config.name, "lab");
         assert_eq!(config.recovery, Recovery::GoBackN);
         assert_eq!(config.hosts.len(), 2);
-        assert_eq!(config.share.limits(1).queue_pairs, 7);
-        assert_eq!(config.share.limits(1).keys, Share::default().keys);
+        assert_eq!(config.client_limits.device_limits(1).max_qp, 7);
+        assert_eq!(config.client_limits.device_limits(1).max_mr, ClientLimits::default().max_mr);
     }
 
     #[test]
@@ -433,16 +433,16 @@ mod tests {
         let hosts = "[hosts]\na = '127.0.0.2'\nb = '127.0.0.3'\nc = '127.0.0.4'\nd = '127.0.0.5'\n";
         let parse = |fabric: &str| Config::parse(&format!("congestion = 'dcqcn'\n{hosts}[fabric]\n{fabric}"));
         let config = parse("topology = 'leaf-spine'\nleaves = 2\nspines = 2\nrate_gbit = 40\n").unwrap();
-        assert_eq!(config.congestion, Congestion::DCQCN);
+        assert_eq!(config.congestion, CongestionSettings::DCQCN);
         let fabric = config.fabric.unwrap();
         assert_eq!(fabric.topology, Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 2 });
-        assert_eq!(fabric.line.bits_per_second, NonZeroU64::new(40_000_000_000));
+        assert_eq!(fabric.link.bits_per_second, NonZeroU64::new(40_000_000_000));
         let config = parse(
             "topology = 'star'\necn = { kmin = 1, kmax = 2, pmax = 0.5 }\npfc = { xoff = 800 }\nreceive_gbit = { b = 1.5 }\n",
         );
         let fabric = config.unwrap().fabric.unwrap();
-        assert_eq!(fabric.settings.marking.unwrap().per_billion, PER_BILLION / 2);
-        assert_eq!(fabric.settings.flow_control.unwrap().xon, 700);
+        assert_eq!(fabric.settings.ecn_marking.unwrap().pmax_per_billion, PER_BILLION / 2);
+        assert_eq!(fabric.settings.pfc.unwrap().xon, 700);
         assert_eq!(fabric.receive_rates["b"], 1_500_000_000);
         for (wrong, says) in [
             ("topology = 'mesh'", "one of"),

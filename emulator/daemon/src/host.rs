@@ -1,21 +1,21 @@
 //! A host: its card, the thread that drives it, and who hears what the card tells.
 
+use crate::client_memory::{AccessMonitor, ClientMemories};
 use crate::config::{Config, HostConfig};
-use crate::outbox::Outbox;
-use crate::reach::{Memories, Reaching};
-use crate::record::Records;
+use crate::notification_queue::NotificationQueue;
+use crate::recording::Recordings;
 use crate::server::StartError;
 use parking_lot::Mutex;
-use softhca_engine::{Acks, ClientId, CqId, Event, Instant, Settings};
+use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
 use softhca_fabric::{FabricEvent, Fault, HostId};
-use softhca_queue::control::{HostCard, News};
-use softhca_queue::{Rights, SharedMemory};
-use softhca_trace::Heading;
+use softhca_queue::control::{HostDevice, Notification};
+use softhca_queue::{MapMode, SharedMemory};
+use softhca_trace::PacketDirection;
 use softhca_udp::{
-    Backbone, Conduct, Driver, DriverOptions, HostSockets, IcrcCheck, Passage, SocketOptions, Station,
-    Witness, bind_host,
+    DrivePolicy, Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, IcrcCheck, PortDirection,
+    SharedDriver, SocketOptions, bind_host,
 };
-use softhca_wire::{Envelope, Pfc};
+use softhca_wire::{AddressHeaders, Pfc};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -24,49 +24,49 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A host of the daemon.
-pub(crate) struct Host {
-    pub card: HostCard,
-    pub station: Station<Memories>,
-    pub board: Arc<Board>,
-    pub reaching: Arc<Reaching>,
+pub(crate) struct DaemonHost {
+    pub device: HostDevice,
+    pub driver: SharedDriver<ClientMemories>,
+    pub event_bus: Arc<EventBus>,
+    pub access_monitor: Arc<AccessMonitor>,
     /// The page that tells clients whether the engine thread sleeps. They can only read it.
-    pub asleep: OwnedFd,
+    pub sleep_flag: OwnedFd,
 }
 
 /// Who hears what of a card.
 #[derive(Default)]
-pub(crate) struct Board {
-    host: String,
-    queues: Mutex<BTreeMap<CqId, Arc<Outbox>>>,
-    clients: Mutex<BTreeMap<ClientId, Listener>>,
-    watchers: Arc<Watchers>,
+pub(crate) struct EventBus {
+    host_name: String,
+    completion_queues: Mutex<BTreeMap<CqId, Arc<NotificationQueue>>>,
+    clients: Mutex<BTreeMap<ClientId, ClientSubscription>>,
+    watchers: Arc<AsyncEventWatchers>,
 }
 
-struct Listener {
-    process: u32,
+struct ClientSubscription {
+    pid: u32,
     name: String,
-    outbox: Arc<Outbox>,
+    notifications: Arc<NotificationQueue>,
 }
 
 /// Connections that hear every asynchronous event of every host.
 #[derive(Default)]
-pub(crate) struct Watchers {
-    all: Mutex<Vec<Arc<Outbox>>>,
+pub(crate) struct AsyncEventWatchers {
+    watchers: Mutex<Vec<Arc<NotificationQueue>>>,
 }
 
-impl Watchers {
-    pub fn add(&self, outbox: &Arc<Outbox>) {
-        self.all.lock().push(outbox.clone());
+impl AsyncEventWatchers {
+    pub fn add(&self, outbox: &Arc<NotificationQueue>) {
+        self.watchers.lock().push(outbox.clone());
     }
 
-    pub fn remove(&self, outbox: &Arc<Outbox>) {
-        self.all.lock().retain(|other| !Arc::ptr_eq(other, outbox));
+    pub fn remove(&self, outbox: &Arc<NotificationQueue>) {
+        self.watchers.lock().retain(|other| !Arc::ptr_eq(other, outbox));
     }
 }
 
-impl Board {
-    pub fn add_client(&self, client: ClientId, process: u32, name: &str, outbox: &Arc<Outbox>) {
-        let listener = Listener { process, name: name.into(), outbox: outbox.clone() };
+impl EventBus {
+    pub fn add_client(&self, client: ClientId, process: u32, name: &str, outbox: &Arc<NotificationQueue>) {
+        let listener = ClientSubscription { pid: process, name: name.into(), notifications: outbox.clone() };
         self.clients.lock().insert(client, listener);
     }
 
@@ -74,53 +74,59 @@ impl Board {
         self.clients.lock().remove(&client);
     }
 
-    pub fn add_queue(&self, cq: CqId, outbox: &Arc<Outbox>) {
-        self.queues.lock().insert(cq, outbox.clone());
+    pub fn add_completion_queue(&self, cq: CqId, outbox: &Arc<NotificationQueue>) {
+        self.completion_queues.lock().insert(cq, outbox.clone());
     }
 
-    pub fn remove_queue(&self, cq: CqId) {
-        self.queues.lock().remove(&cq);
+    pub fn remove_completion_queue(&self, cq: CqId) {
+        self.completion_queues.lock().remove(&cq);
     }
 
-    fn raised(&self, client: Option<ClientId>, event: softhca_engine::AsyncEvent) {
+    fn publish_async_event(&self, client: Option<ClientId>, event: softhca_engine::AsyncEvent) {
         let clients = self.clients.lock();
         let heard = |id: &ClientId| client.is_none_or(|client| client == *id);
         for (_, listener) in clients.iter().filter(|(id, _)| heard(id)) {
-            listener.outbox.put(News::Raised(event));
+            listener.notifications.push(Notification::AsyncEventRaised(event));
         }
-        let process = client.and_then(|client| clients.get(&client)).map(|listener| listener.process);
-        for watcher in self.watchers.all.lock().iter() {
-            watcher.put(News::Seen { host: self.host.clone(), process, event });
+        let process = client.and_then(|client| clients.get(&client)).map(|listener| listener.pid);
+        for watcher in self.watchers.watchers.lock().iter() {
+            watcher.push(Notification::AsyncEventObserved {
+                host: self.host_name.clone(),
+                pid: process,
+                event,
+            });
         }
     }
 }
 
 /// Reads the card's events for the board and for records.
-struct Herald {
-    board: Arc<Board>,
-    records: Arc<Records>,
+struct HostEventSink {
+    bus: Arc<EventBus>,
+    recordings: Arc<Recordings>,
     host: HostId,
     /// Queues whose owners are to be woken, once everything that arrived together is in its place: a program may
     /// take it for granted that the acknowledgement of its message comes before the answer, although both are in one
     /// send, the other way round.
-    notified: Vec<CqId>,
+    pending_notifications: Vec<CqId>,
 }
 
-impl Witness for Herald {
-    fn card(&mut self, _: Instant, event: &Event) {
-        self.records.card(self.host, event);
+impl DriverSink for HostEventSink {
+    fn on_engine_event(&mut self, _: Instant, event: &Event) {
+        self.recordings.on_engine_event(self.host, event);
         match event {
-            Event::Notified { cq } => self.notified.push(*cq),
-            Event::Raised { client, event } => self.board.raised(*client, *event),
-            Event::CmRaised { client, channel, .. } => {
-                if let Some(listener) = self.board.clients.lock().get(client) {
+            Event::CompletionNotified { cq } => self.pending_notifications.push(*cq),
+            Event::AsyncEventRaised { client, event } => self.bus.publish_async_event(*client, *event),
+            Event::CmEventRaised { client, channel, .. } => {
+                if let Some(listener) = self.bus.clients.lock().get(client) {
                     // The session takes them when it sends.
-                    listener.outbox.put(News::CmRaised { channel: *channel, events: Vec::new() });
+                    listener
+                        .notifications
+                        .push(Notification::CmEventsRaised { channel: *channel, events: Vec::new() });
                 }
             }
             Event::ClientFaulted { client, qp, why } => {
-                let clients = self.board.clients.lock();
-                if let Some(Listener { process, name, .. }) = clients.get(client) {
+                let clients = self.bus.clients.lock();
+                if let Some(ClientSubscription { pid: process, name, .. }) = clients.get(client) {
                     eprintln!("softhca: process {process} ({name}), queue pair {qp}: {why}; it was stopped");
                 }
             }
@@ -128,98 +134,108 @@ impl Witness for Herald {
         }
     }
 
-    fn settled(&mut self) {
-        if self.notified.is_empty() {
+    fn flush(&mut self) {
+        if self.pending_notifications.is_empty() {
             return;
         }
-        let queues = self.board.queues.lock();
-        for cq in self.notified.drain(..) {
+        let queues = self.bus.completion_queues.lock();
+        for cq in self.pending_notifications.drain(..) {
             if let Some(outbox) = queues.get(&cq) {
-                outbox.put(News::Notified(cq));
+                outbox.push(Notification::CompletionNotified(cq));
             }
         }
     }
 
-    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
-        if passage == Passage::Sent {
-            self.records.sent(self.host, envelope, packet);
+    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
+        if passage == PortDirection::Sent {
+            self.recordings.on_packet_sent(self.host, envelope, packet);
         }
     }
 
-    fn fault(&mut self, _: Instant, fault: &Fault) {
-        self.records.fault(self.host, fault);
+    fn on_fault(&mut self, _: Instant, fault: &Fault) {
+        self.recordings.on_fault(self.host, fault);
     }
 
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        self.records.port(self.host, now, event);
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
+        self.recordings.on_port_event(self.host, now, event);
     }
 
-    fn pause(&mut self, _: Instant, passage: Passage, pause: &Pfc) {
-        let heading = if passage == Passage::Sent { Heading::Out } else { Heading::In };
-        self.records.link_pause(self.host, heading, pause);
+    fn on_pause_frame(&mut self, _: Instant, passage: PortDirection, pause: &Pfc) {
+        let heading =
+            if passage == PortDirection::Sent { PacketDirection::Outbound } else { PacketDirection::Inbound };
+        self.recordings.on_link_pause(self.host, heading, pause);
     }
 }
 
-impl Host {
+impl DaemonHost {
     pub fn start(
         config: &Config,
         index: usize,
         host: &HostConfig,
-        watchers: &Arc<Watchers>,
-        records: &Arc<Records>,
-    ) -> Result<Host, StartError> {
+        watchers: &Arc<AsyncEventWatchers>,
+        records: &Arc<Recordings>,
+    ) -> Result<DaemonHost, StartError> {
         let explain = |source| StartError::Bind { host: host.name.clone(), source };
         let sockets = match host.address {
             Some(address) => {
                 let ipv6 = config.ipv6.get(&host.name).copied();
-                HostSockets::bind_both(address, ipv6, SocketOptions::default()).map_err(explain)?
+                HostSockets::bind_dual_stack(address, ipv6, SocketOptions::default()).map_err(explain)?
             }
             None => bind_host(SocketOptions::default()).map_err(explain)?,
         };
         let settings = Settings {
             recovery: config.recovery,
             congestion: config.congestion,
-            acks: Acks::Coalesce,
-            least_ack_timeout: Duration::from_millis(500),
+            ack_policy: AckPolicy::Coalesce,
+            min_ack_timeout: Duration::from_millis(500),
             seed: RandomState::new().hash_one(index),
             ..Settings::default()
         };
-        let card = HostCard {
+        let card = HostDevice {
             name: host.name.clone(),
-            device: format!("softhca{index}"),
+            device_name: format!("softhca{index}"),
             address: sockets.address(),
             active_mtu: sockets.active_mtu(),
-            limits: config.share.limits(config.clients),
+            limits: config.client_limits.device_limits(config.max_clients),
             recovery: config.recovery.name().into(),
             loopback: config.loopback.name().into(),
         };
-        let board =
-            Arc::new(Board { host: host.name.clone(), watchers: watchers.clone(), ..Board::default() });
+        let board = Arc::new(EventBus {
+            host_name: host.name.clone(),
+            watchers: watchers.clone(),
+            ..EventBus::default()
+        });
         let Config { entropy, loopback, .. } = *config;
         let options = DriverOptions { settings, icrc: IcrcCheck::default(), entropy, loopback };
-        let reaching = Arc::new(Reaching::default());
+        let reaching = Arc::new(AccessMonitor::default());
         let id = HostId(index as u32);
         records.name_host(id, &host.name, card.address);
-        let herald = Box::new(Herald {
-            board: board.clone(),
-            records: records.clone(),
+        let herald = Box::new(HostEventSink {
+            bus: board.clone(),
+            recordings: records.clone(),
             host: id,
-            notified: Vec::new(),
+            pending_notifications: Vec::new(),
         });
-        let driver = Driver::new(sockets, options, Memories::new(reaching.clone()), herald);
-        let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, Rights::Read)?);
+        let driver = Driver::new(sockets, options, ClientMemories::new(reaching.clone()), herald);
+        let page = Arc::new(SharedMemory::create("softhca-asleep", 4096, MapMode::ReadOnly)?);
         let asleep = page.take_descriptor().expect("nobody took it yet");
-        let conduct = Conduct::Thread { linger: config.linger };
-        let station = Station::start(driver, conduct, page.words(0, 1))?;
-        Ok(Host { card, station, board, reaching, asleep })
+        let conduct = DrivePolicy::Thread { busy_poll: config.busy_poll };
+        let station = SharedDriver::start(driver, conduct, page.words(0, 1))?;
+        Ok(DaemonHost {
+            device: card,
+            driver: station,
+            event_bus: board,
+            access_monitor: reaching,
+            sleep_flag: asleep,
+        })
     }
 
     /// Puts a network between this host and the others of the daemon.
-    pub fn plug_in(&self, backbone: &Arc<Backbone>) -> io::Result<()> {
-        if let Some(bell) = backbone.bell(self.card.address) {
-            self.station.listen(bell)?;
+    pub fn attach_network(&self, backbone: &Arc<HostNetwork>) -> io::Result<()> {
+        if let Some(bell) = backbone.wake_descriptor(self.device.address) {
+            self.driver.add_wake_source(bell)?;
         }
-        self.station.control(|driver| driver.plug_in(backbone.clone()));
+        self.driver.control(|driver| driver.attach_to_network(backbone.clone()));
         Ok(())
     }
 }
@@ -230,21 +246,26 @@ mod tests {
 
     #[test]
     fn owners_are_woken_when_all_that_came_together_is_there() {
-        let (board, outbox) = (Arc::new(Board::default()), Arc::new(Outbox::new().unwrap()));
+        let (board, outbox) = (Arc::new(EventBus::default()), Arc::new(NotificationQueue::new().unwrap()));
         for number in [1, 2] {
-            board.add_queue(CqId(number), &outbox);
+            board.add_completion_queue(CqId(number), &outbox);
         }
-        let records = Records::new();
-        let mut herald = Herald { board: board.clone(), records, host: HostId(0), notified: Vec::new() };
+        let records = Recordings::new();
+        let mut herald = HostEventSink {
+            bus: board.clone(),
+            recordings: records,
+            host: HostId(0),
+            pending_notifications: Vec::new(),
+        };
         let now = Instant::from_nanos(0);
         for number in [2, 1] {
-            herald.card(now, &Event::Notified { cq: CqId(number) });
-            assert!(outbox.take().unwrap().is_empty(), "before the rest has arrived");
+            herald.on_engine_event(now, &Event::CompletionNotified { cq: CqId(number) });
+            assert!(outbox.drain().unwrap().is_empty(), "before the rest has arrived");
         }
-        board.remove_queue(CqId(1));
-        herald.settled();
-        assert_eq!(outbox.take().unwrap(), [News::Notified(CqId(2))]);
-        herald.settled();
-        assert!(outbox.take().unwrap().is_empty());
+        board.remove_completion_queue(CqId(1));
+        herald.flush();
+        assert_eq!(outbox.drain().unwrap(), [Notification::CompletionNotified(CqId(2))]);
+        herald.flush();
+        assert!(outbox.drain().unwrap().is_empty());
     }
 }

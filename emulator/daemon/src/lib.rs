@@ -7,22 +7,22 @@
 #![cfg(target_os = "linux")]
 
 mod client;
+mod client_memory;
+mod client_process;
+mod command_error;
 mod config;
-mod faults;
+mod fault_rules;
 mod host;
-mod outbox;
-mod peer;
-mod ports;
+mod mount_namespace;
+mod notification_queue;
+mod port_counters;
 mod quota;
-mod reach;
-mod record;
-mod refusal;
+mod recording;
 mod server;
 mod session;
 mod signals;
-mod view;
 
-pub use config::{Config, ConfigError, HostConfig, Share};
+pub use config::{ClientLimits, Config, ConfigError, HostConfig};
+pub use mount_namespace::MountNamespace;
 pub use server::{Daemon, StartError};
-pub use signals::{Came, Signals};
-pub use view::View;
+pub use signals::{Signal, Signals};

@@ -1,63 +1,69 @@
 //! How much of everything a client has, and may have.
 
-use crate::Share;
-use crate::refusal::Refusal;
+use crate::ClientLimits;
+use crate::command_error::CommandError;
 use softhca_engine::Resource;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A mapping that counts while it lives.
-pub(crate) struct Counted(Arc<AtomicUsize>);
+pub(crate) struct MappingGuard(Arc<AtomicUsize>);
 
-impl Drop for Counted {
+impl Drop for MappingGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Counts one more mapping of the daemon.
-pub(crate) fn count_mapping(all: &Arc<AtomicUsize>, limit: usize) -> Result<Counted, Refusal> {
+pub(crate) fn reserve_mapping(all: &Arc<AtomicUsize>, limit: usize) -> Result<MappingGuard, CommandError> {
     if all.fetch_add(1, Ordering::Relaxed) >= limit {
         all.fetch_sub(1, Ordering::Relaxed);
         let text = format!("the daemon has no more than {limit} rings and regions for all its clients");
-        return Err(Refusal::new(libc::ENOMEM, text));
+        return Err(CommandError::new(libc::ENOMEM, text));
     }
-    Ok(Counted(all.clone()))
+    Ok(MappingGuard(all.clone()))
 }
 
 /// What a client has.
-pub(crate) struct Quota {
-    share: Share,
+pub(crate) struct ClientQuota {
+    limits: ClientLimits,
     used: BTreeMap<&'static str, (usize, Resource)>,
-    rings: BTreeMap<(&'static str, u32), (u64, Counted)>,
+    rings: BTreeMap<(&'static str, u32), (u64, MappingGuard)>,
     ring_bytes: u64,
     has_changed: bool,
 }
 
-impl Quota {
-    pub fn new(share: Share) -> Quota {
-        Quota { share, used: BTreeMap::new(), rings: BTreeMap::new(), ring_bytes: 0, has_changed: true }
+impl ClientQuota {
+    pub fn new(share: ClientLimits) -> ClientQuota {
+        ClientQuota {
+            limits: share,
+            used: BTreeMap::new(),
+            rings: BTreeMap::new(),
+            ring_bytes: 0,
+            has_changed: true,
+        }
     }
 
     fn limit(&self, resource: Resource) -> usize {
-        let share = &self.share;
+        let share = &self.limits;
         match resource {
-            Resource::QueuePair => share.queue_pairs,
-            Resource::CompletionQueue => share.completion_queues,
-            Resource::SharedReceiveQueue => share.shared_receive_queues,
-            Resource::ProtectionDomain => share.protection_domains,
-            Resource::MemoryRegion | Resource::MemoryWindow => share.keys,
-            Resource::AddressHandle => share.address_handles,
-            Resource::XrcDomain => share.xrc_domains,
+            Resource::QueuePair => share.max_qp,
+            Resource::CompletionQueue => share.max_cq,
+            Resource::SharedReceiveQueue => share.max_srq,
+            Resource::ProtectionDomain => share.max_pd,
+            Resource::MemoryRegion | Resource::MemoryWindow => share.max_mr,
+            Resource::AddressHandle => share.max_ah,
+            Resource::XrcDomain => share.max_xrcd,
             // A connection has a queue pair, and one that is asked for has none yet.
-            Resource::CmIdentifier | Resource::CmChannel => share.queue_pairs.saturating_mul(2),
-            Resource::Client | Resource::MulticastGroup | Resource::Port => usize::MAX,
+            Resource::CmIdentifier | Resource::CmChannel => share.max_qp.saturating_mul(2),
+            Resource::Client | Resource::MulticastGroup | Resource::CmPort => usize::MAX,
         }
     }
 
     /// Whether another may be made.
-    pub fn check(&self, resource: Resource) -> Result<(), Refusal> {
+    pub fn check(&self, resource: Resource) -> Result<(), CommandError> {
         let limit = self.limit(resource);
         let keys = [Resource::MemoryRegion, Resource::MemoryWindow];
         let used: usize = match keys.contains(&resource) {
@@ -66,7 +72,7 @@ impl Quota {
         };
         if used >= limit {
             let text = format!("a client has no more than {limit} {}s", resource.name());
-            return Err(Refusal::new(libc::ENOMEM, text));
+            return Err(CommandError::new(libc::ENOMEM, text));
         }
         Ok(())
     }
@@ -90,17 +96,17 @@ impl Quota {
     }
 
     /// Whether rings of so many bytes more may be made.
-    pub fn check_rings(&self, bytes: u64) -> Result<(), Refusal> {
-        let limit = self.share.ring_bytes;
+    pub fn check_rings(&self, bytes: u64) -> Result<(), CommandError> {
+        let limit = self.limits.max_ring_bytes;
         if self.ring_bytes.saturating_add(bytes) > limit {
             let text = format!("the rings of a client have no more than {limit} bytes");
-            return Err(Refusal::new(libc::ENOMEM, text));
+            return Err(CommandError::new(libc::ENOMEM, text));
         }
         Ok(())
     }
 
     /// The rings of a resource were made, or made anew.
-    pub fn add_rings(&mut self, resource: Resource, number: u32, bytes: u64, counted: Counted) {
+    pub fn add_rings(&mut self, resource: Resource, number: u32, bytes: u64, counted: MappingGuard) {
         self.remove_rings(resource, number);
         self.ring_bytes += bytes;
         self.rings.insert((resource.name(), number), (bytes, counted));

@@ -1,18 +1,20 @@
 //! The daemon: its hosts, its socket, and its connections.
 
+use crate::client_process::ClientProcess;
+use crate::command_error::CommandError;
 use crate::config::{Config, FabricConfig};
-use crate::faults::Names;
-use crate::host::{Host, Watchers};
-use crate::peer::Peer;
-use crate::record::{Lookout, Records};
-use crate::refusal::Refusal;
-use crate::session::{Card, Session};
+use crate::fault_rules::QpRoles;
+use crate::host::{AsyncEventWatchers, DaemonHost};
+use crate::recording::{FabricEventSink, Recordings};
+use crate::session::{Session, SessionStatus};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
-use softhca_fabric::Receiver;
-use softhca_queue::control::{ClientStatus, Folder, Frame, HostStatus, Status, Welcome, encode, send_frame};
-use softhca_udp::{Backbone, Waker};
+use softhca_fabric::ReceiverSettings;
+use softhca_queue::control::{
+    ClientStatus, DaemonStatus, FramedMessage, HostStatus, RuntimeDir, Welcome, encode, send_message,
+};
+use softhca_udp::{HostNetwork, Waker};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -39,7 +41,7 @@ pub enum StartError {
     },
     /// There is one already.
     #[error("a daemon named {name:?} runs already: `softhca status`, `softhca stop`, or another `--name`")]
-    Running {
+    AlreadyRunning {
         /// Its name.
         name: String,
     },
@@ -54,64 +56,71 @@ pub enum StartError {
     BadHosts(String),
     /// The network between the hosts cannot be built.
     #[error("the fabric: {0}")]
-    Fabric(#[from] softhca_udp::BackboneError),
+    Fabric(#[from] softhca_udp::HostNetworkError),
     /// The system failed.
     #[error("{0}")]
     System(#[from] io::Error),
 }
 
 /// What all connections share.
-pub(crate) struct Shared {
+pub(crate) struct DaemonState {
     pub config: Config,
-    pub hosts: Vec<Arc<Host>>,
-    pub watchers: Arc<Watchers>,
-    pub records: Arc<Records>,
-    pub names: Names,
+    pub hosts: Vec<Arc<DaemonHost>>,
+    pub watchers: Arc<AsyncEventWatchers>,
+    pub recordings: Arc<Recordings>,
+    pub roles: QpRoles,
     pub mappings: Arc<AtomicUsize>,
     /// The network between the hosts.
-    pub backbone: Option<Arc<Backbone>>,
+    pub network: Option<Arc<HostNetwork>>,
     /// Readable when every connection is to end.
     pub stopping: Waker,
-    asked_to_stop: Waker,
+    stop_requested: Waker,
     has_stopped: AtomicBool,
     started: Instant,
-    sessions: Mutex<BTreeMap<u64, Arc<Mutex<Card>>>>,
+    sessions: Mutex<BTreeMap<u64, Arc<Mutex<SessionStatus>>>>,
 }
 
-impl Shared {
-    pub fn host(&self, name: Option<&str>) -> Result<&Arc<Host>, Refusal> {
+impl DaemonState {
+    pub fn host(&self, name: Option<&str>) -> Result<&Arc<DaemonHost>, CommandError> {
         let found = match name {
             None => self.hosts.first(),
-            Some(name) => self.hosts.iter().find(|host| host.card.name == name || host.card.device == name),
+            Some(name) => {
+                self.hosts.iter().find(|host| host.device.name == name || host.device.device_name == name)
+            }
         };
         found.ok_or_else(|| {
-            let names: Vec<&str> = self.hosts.iter().map(|host| host.card.name.as_str()).collect();
+            let names: Vec<&str> = self.hosts.iter().map(|host| host.device.name.as_str()).collect();
             let text = format!("there is no host {:?}: {}", name.unwrap_or(""), names.join(", "));
-            Refusal::new(libc::ENODEV, text)
+            CommandError::new(libc::ENODEV, text)
         })
     }
 
-    pub fn ask_to_stop(&self) {
-        self.asked_to_stop.wake();
+    pub fn request_stop(&self) {
+        self.stop_requested.wake();
     }
 
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> DaemonStatus {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let hosts = self.hosts.iter().map(|host| {
             let clients = sessions.iter().filter_map(|card| {
                 let card = card.lock();
-                (card.host.as_ref() == Some(&host.card.name)).then(|| card.status.clone())
+                (card.host_name.as_ref() == Some(&host.device.name)).then(|| card.client.clone())
             });
-            let (queue_pairs, listening) = host.station.control(|driver| {
-                let card = driver.card();
+            let (queue_pairs, listening) = host.driver.control(|driver| {
+                let card = driver.hca();
                 (card.queue_pair_count() as u32, card.listening_ports().collect())
             });
-            HostStatus { host: host.card.clone(), clients: clients.collect(), queue_pairs, listening }
+            HostStatus {
+                host: host.device.clone(),
+                clients: clients.collect(),
+                queue_pairs,
+                listening_ports: listening,
+            }
         });
-        Status {
-            process: std::process::id(),
+        DaemonStatus {
+            pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").into(),
-            uptime: self.started.elapsed().as_secs(),
+            uptime_s: self.started.elapsed().as_secs(),
             hosts: hosts.collect(),
         }
     }
@@ -119,39 +128,39 @@ impl Shared {
 
 /// One or more cards, and the socket where programs ask for them.
 pub struct Daemon {
-    shared: Arc<Shared>,
+    state: Arc<DaemonState>,
     listener: UnixListener,
     socket: PathBuf,
     /// Held locked for as long as the daemon lives.
     _lock: File,
     threads: Vec<JoinHandle<()>>,
-    serial: u64,
+    last_session: u64,
     /// Kept locked until everything else is gone, if the daemon leaves by itself: whoever waits at the door starts a new
     /// one then, which finds nothing of this one in its way.
-    door: Option<File>,
+    start_lock: Option<File>,
 }
 
 /// Puts a network between hosts.
-fn join(
+fn build_network(
     config: &FabricConfig,
-    hosts: &[Arc<Host>],
-    records: &Arc<Records>,
-) -> Result<Arc<Backbone>, StartError> {
-    let addresses: Vec<_> = hosts.iter().map(|host| host.card.address).collect();
-    let FabricConfig { topology, line, settings, .. } = *config;
-    let lookout = Box::new(Lookout(records.clone()));
-    let backbone = Backbone::observed(0, &addresses, &topology, line, settings, lookout)?;
-    let laid = backbone.laid();
-    backbone.ask(|fabric| {
+    hosts: &[Arc<DaemonHost>],
+    records: &Arc<Recordings>,
+) -> Result<Arc<HostNetwork>, StartError> {
+    let addresses: Vec<_> = hosts.iter().map(|host| host.device.address).collect();
+    let FabricConfig { topology, link: line, settings, .. } = *config;
+    let lookout = Box::new(FabricEventSink(records.clone()));
+    let backbone = HostNetwork::with_sink(0, &addresses, &topology, line, settings, lookout)?;
+    let laid = backbone.topology();
+    backbone.with_fabric(|fabric| {
         let switches = laid.switches.iter().map(|id| (*id, fabric.switch(*id).name()));
-        records.name_fabric(switches, laid.cables.iter().map(|id| (*id, fabric.ends(*id))));
+        records.name_fabric(switches, laid.links.iter().map(|id| (*id, fabric.link_ends(*id))));
     });
     for host in hosts {
-        if let Some(rate) = config.receive_rates.get(&host.card.name) {
-            let receiver = Receiver { bits_per_second: Some(*rate), ..Receiver::default() };
-            backbone.set_receiver(host.card.address, receiver);
+        if let Some(rate) = config.receive_rates.get(&host.device.name) {
+            let receiver = ReceiverSettings { bits_per_second: Some(*rate), ..ReceiverSettings::default() };
+            backbone.set_receiver(host.device.address, receiver);
         }
-        host.plug_in(&backbone)?;
+        host.attach_network(&backbone)?;
     }
     Ok(backbone)
 }
@@ -159,7 +168,7 @@ fn join(
 impl Daemon {
     /// Starts the cards and opens the socket.
     pub fn start(config: Config) -> Result<Daemon, StartError> {
-        if !Folder::is_name(&config.name) {
+        if !RuntimeDir::is_valid_name(&config.name) {
             return Err(StartError::BadName { name: config.name });
         }
         let mut names: Vec<&str> = config.hosts.iter().map(|host| host.name.as_str()).collect();
@@ -170,20 +179,20 @@ impl Daemon {
         if names.is_empty() {
             return Err(StartError::BadHosts("there is none".into()));
         }
-        let folder = Folder::of_user();
-        folder.prepare()?;
+        let folder = RuntimeDir::for_user();
+        folder.create()?;
         let lock = lock(&folder.lock(&config.name), &config.name)?;
-        let watchers = Arc::new(Watchers::default());
-        let records = Records::new();
+        let watchers = Arc::new(AsyncEventWatchers::default());
+        let records = Recordings::new();
         let hosts: Result<Vec<_>, StartError> = config
             .hosts
             .iter()
             .enumerate()
-            .map(|(index, host)| Host::start(&config, index, host, &watchers, &records).map(Arc::new))
+            .map(|(index, host)| DaemonHost::start(&config, index, host, &watchers, &records).map(Arc::new))
             .collect();
         let hosts = hosts?;
         let backbone = match &config.fabric {
-            Some(fabric) => Some(join(fabric, &hosts, &records)?),
+            Some(fabric) => Some(build_network(fabric, &hosts, &records)?),
             None => None,
         };
         // Whoever had this socket does not live: the lock is ours.
@@ -194,26 +203,34 @@ impl Daemon {
         std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600))?;
         listener.set_nonblocking(true)?;
         raise_descriptor_limit();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(DaemonState {
             config,
             hosts,
             watchers,
-            records,
-            names: Names::default(),
+            recordings: records,
+            roles: QpRoles::default(),
             mappings: Arc::default(),
-            backbone,
+            network: backbone,
             stopping: Waker::new()?,
-            asked_to_stop: Waker::new()?,
+            stop_requested: Waker::new()?,
             has_stopped: AtomicBool::new(false),
             started: Instant::now(),
             sessions: Mutex::default(),
         });
-        Ok(Daemon { shared, listener, socket, _lock: lock, threads: Vec::new(), serial: 0, door: None })
+        Ok(Daemon {
+            state: shared,
+            listener,
+            socket,
+            _lock: lock,
+            threads: Vec::new(),
+            last_session: 0,
+            start_lock: None,
+        })
     }
 
     /// Writes what the cards do, from now to the daemon's end: a capture, an event log, or both.
-    pub fn record(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
-        self.shared.records.start(0, capture, log)
+    pub fn start_recording(&self, capture: Option<File>, log: Option<File>) -> io::Result<()> {
+        self.state.recordings.start(0, capture, log)
     }
 
     /// Where it listens.
@@ -222,22 +239,23 @@ impl Daemon {
     }
 
     /// The hosts and what runs on them.
-    pub fn status(&self) -> Status {
-        self.shared.status()
+    pub fn status(&self) -> DaemonStatus {
+        self.state.status()
     }
 
     /// Serves until somebody asks it to stop, `signals` becomes readable, or nobody was there for too long.
     pub fn run(&mut self, signals: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let mut idle_since = Instant::now();
-        let mut rounds = Rounds { at: Instant::now(), seen: vec![None; self.shared.hosts.len()] };
+        let mut rounds =
+            StallWatchdog { last_check: Instant::now(), stalled_since: vec![None; self.state.hosts.len()] };
         loop {
-            let limit = match self.shared.config.leave_after {
+            let limit = match self.state.config.idle_exit_after {
                 Some(_) => Timespec { tv_sec: 0, tv_nsec: 100_000_000 },
                 None => Timespec { tv_sec: 1, tv_nsec: 0 },
             };
             let mut polled = vec![
                 PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.shared.asked_to_stop.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.state.stop_requested.as_fd(), PollFlags::IN),
             ];
             polled.extend(signals.map(|signals| PollFd::from_borrowed_fd(signals, PollFlags::IN)));
             match poll(&mut polled, Some(&limit)) {
@@ -251,13 +269,14 @@ impl Daemon {
                 self.accept();
             }
             self.threads.retain(|thread| !thread.is_finished());
-            rounds.make(&self.shared);
-            if !self.shared.sessions.lock().is_empty() {
+            rounds.poll(&self.state);
+            if !self.state.sessions.lock().is_empty() {
                 idle_since = Instant::now();
             }
-            let is_idle = self.shared.config.leave_after.is_some_and(|limit| idle_since.elapsed() >= limit);
+            let is_idle =
+                self.state.config.idle_exit_after.is_some_and(|limit| idle_since.elapsed() >= limit);
             // Somebody who is about to connect holds the door.
-            if is_idle && self.close_door() {
+            if is_idle && self.try_start_lock() {
                 self.stop();
                 return Ok(());
             }
@@ -265,12 +284,12 @@ impl Daemon {
     }
 
     /// Locks the door, if nobody is in it. Where the folder is gone, nobody finds the way any more.
-    fn close_door(&mut self) -> bool {
-        let path = Folder::of_user().door(&self.shared.config.name);
+    fn try_start_lock(&mut self) -> bool {
+        let path = RuntimeDir::for_user().start_lock(&self.state.config.name);
         match File::options().create(true).truncate(false).write(true).open(path) {
             Ok(file) => {
                 let is_shut = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-                self.door = is_shut.then_some(file);
+                self.start_lock = is_shut.then_some(file);
                 is_shut
             }
             Err(error) => error.kind() == io::ErrorKind::NotFound,
@@ -291,22 +310,22 @@ impl Daemon {
     }
 
     fn admit(&mut self, stream: UnixStream) -> io::Result<()> {
-        let limit = self.shared.config.clients;
-        if self.shared.sessions.lock().len() >= limit {
+        let limit = self.state.config.max_clients;
+        if self.state.sessions.lock().len() >= limit {
             let why = format!("it has {limit} clients, as many as it allows");
-            let frame = Frame::lay_out(&encode(&Err::<Welcome, _>(&why)), 0);
+            let frame = FramedMessage::frame(&encode(&Err::<Welcome, _>(&why)), 0);
             // It has room for this: it is new.
-            let _ = send_frame(stream.as_fd(), &frame, 0, &[]);
+            let _ = send_message(stream.as_fd(), &frame, 0, &[]);
             return Err(io::Error::other(why));
         }
-        let peer = Peer::of(&stream)?;
-        let (process, name) = (peer.process, peer.name.clone());
-        let status = ClientStatus { process, name: name.clone(), resources: Vec::new() };
-        let card = Arc::new(Mutex::new(Card { host: None, status }));
-        let session = Session::new(self.shared.clone(), stream, peer, card.clone(), self.serial + 1)?;
-        self.serial += 1;
-        let (serial, shared) = (self.serial, self.shared.clone());
-        self.shared.sessions.lock().insert(serial, card);
+        let peer = ClientProcess::from_stream(&stream)?;
+        let (process, name) = (peer.pid, peer.name.clone());
+        let status = ClientStatus { pid: process, name: name.clone(), resources: Vec::new() };
+        let card = Arc::new(Mutex::new(SessionStatus { host_name: None, client: status }));
+        let session = Session::new(self.state.clone(), stream, peer, card.clone(), self.last_session + 1)?;
+        self.last_session += 1;
+        let (serial, shared) = (self.last_session, self.state.clone());
+        self.state.sessions.lock().insert(serial, card);
         let thread = std::thread::Builder::new().name(format!("client {process}")).spawn(move || {
             if let Err(error) = session.run() {
                 eprintln!("softhca: process {process} ({name}) was disconnected: {error}");
@@ -316,7 +335,7 @@ impl Daemon {
         match thread {
             Ok(thread) => self.threads.push(thread),
             Err(error) => {
-                self.shared.sessions.lock().remove(&serial);
+                self.state.sessions.lock().remove(&serial);
                 return Err(error);
             }
         }
@@ -325,15 +344,15 @@ impl Daemon {
 
     /// Lets every client go and removes the socket.
     pub fn stop(&mut self) {
-        if self.shared.has_stopped.swap(true, Ordering::AcqRel) {
+        if self.state.has_stopped.swap(true, Ordering::AcqRel) {
             return;
         }
         let _ = std::fs::remove_file(&self.socket);
-        self.shared.stopping.wake();
+        self.state.stopping.wake();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        if let Err(error) = self.shared.records.end(0) {
+        if let Err(error) = self.state.recordings.end(0) {
             eprintln!("softhca: the record is not complete: {error}");
         }
     }
@@ -346,41 +365,41 @@ impl Drop for Daemon {
 }
 
 /// Looks once a second whether a card is held up inside of a client's memory, and hands records on.
-struct Rounds {
-    at: Instant,
+struct StallWatchdog {
+    last_check: Instant,
     /// The access that each card was in at the last round, and since when.
-    seen: Vec<Option<((u64, u32), Instant)>>,
+    stalled_since: Vec<Option<((u64, u32), Instant)>>,
 }
 
-impl Rounds {
-    fn make(&mut self, shared: &Shared) {
-        if self.at.elapsed() < Duration::from_secs(1) {
+impl StallWatchdog {
+    fn poll(&mut self, shared: &DaemonState) {
+        if self.last_check.elapsed() < Duration::from_secs(1) {
             return;
         }
-        self.at = Instant::now();
-        shared.records.flush();
-        for (host, seen) in shared.hosts.iter().zip(&mut self.seen) {
-            let now = host.reaching.now();
+        self.last_check = Instant::now();
+        shared.recordings.flush();
+        for (host, seen) in shared.hosts.iter().zip(&mut self.stalled_since) {
+            let now = host.access_monitor.current();
             let since = seen.filter(|(access, _)| Some(*access) == now).map(|(_, since)| since);
             if let (Some((_, process)), Some(since)) = (now, since) {
                 let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-                let (host, name) = (&host.card.name, name.trim());
+                let (host, name) = (&host.device.name, name.trim());
                 eprintln!(
                     "softhca: host {host} waits for memory of process {process} ({name}): \
                      it has a page that does not come; everybody on the host waits with it"
                 );
                 if shared.config.kill_after.is_some_and(|limit| since.elapsed() >= limit) {
                     eprintln!("softhca: process {process} ({name}) is ended, so that host {host} can go on");
-                    end_process(process);
+                    kill_process(process);
                 }
             }
-            *seen = now.map(|access| (access, since.unwrap_or(self.at)));
+            *seen = now.map(|access| (access, since.unwrap_or(self.last_check)));
         }
     }
 }
 
 /// SIGKILL. It cannot be another process by now: the card is inside of its memory.
-fn end_process(number: u32) {
+fn kill_process(number: u32) {
     if let Some(process) = rustix::process::Pid::from_raw(number as i32) {
         let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
@@ -391,7 +410,7 @@ fn lock(path: &Path, name: &str) -> Result<File, StartError> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::Running { name: name.into() }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(StartError::AlreadyRunning { name: name.into() }),
         Err(error) => Err(StartError::System(error.into())),
     }
 }
@@ -411,8 +430,9 @@ mod tests {
     #[test]
     fn whoever_waits_at_the_door_finds_nothing_of_a_daemon_that_left() {
         let name = format!("door-{}", std::process::id());
-        let config = Config { name: name.clone(), leave_after: Some(Duration::ZERO), ..Config::default() };
-        let folder = Folder::of_user();
+        let config =
+            Config { name: name.clone(), idle_exit_after: Some(Duration::ZERO), ..Config::default() };
+        let folder = RuntimeDir::for_user();
         let is_free = |path: PathBuf| {
             let file = File::options().write(true).open(path).expect("the daemon made it");
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
@@ -421,10 +441,10 @@ mod tests {
         daemon.run(None).expect("it leaves, as nobody is there");
         assert!(!folder.socket(&name).exists());
         // It still has its lock: nobody may start another yet.
-        assert!(!is_free(folder.lock(&name)) && !is_free(folder.door(&name)));
+        assert!(!is_free(folder.lock(&name)) && !is_free(folder.start_lock(&name)));
         drop(daemon);
-        assert!(is_free(folder.door(&name)) && is_free(folder.lock(&name)));
-        for path in [folder.door(&name), folder.lock(&name)] {
+        assert!(is_free(folder.start_lock(&name)) && is_free(folder.lock(&name)));
+        for path in [folder.start_lock(&name), folder.lock(&name)] {
             std::fs::remove_file(path).expect("it is ours");
         }
     }

@@ -12,12 +12,12 @@ use std::time::Duration;
 /// Signals as a descriptor that becomes readable.
 pub struct Signals {
     descriptor: OwnedFd,
-    before: libc::sigset_t,
+    previous_mask: libc::sigset_t,
 }
 
 /// A signal that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Came {
+pub struct Signal {
     /// Its number.
     pub number: i32,
     /// A process sent it; otherwise the kernel did, to everybody who is concerned.
@@ -26,18 +26,18 @@ pub struct Came {
 
 impl Signals {
     /// Takes SIGINT and SIGTERM for the whole process: call it before any thread starts.
-    pub fn take() -> io::Result<Signals> {
-        Signals::of(&[libc::SIGINT, libc::SIGTERM])
+    pub fn block_termination() -> io::Result<Signals> {
+        Signals::block(&[libc::SIGINT, libc::SIGTERM])
     }
 
     /// Takes those signals that end or tell something, and the end of a child: call it before any thread starts.
-    pub fn take_all() -> io::Result<Signals> {
+    pub fn block_all() -> io::Result<Signals> {
         let numbers =
             [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
-        Signals::of(&[&numbers[..], &[libc::SIGCHLD, libc::SIGALRM, libc::SIGWINCH]].concat())
+        Signals::block(&[&numbers[..], &[libc::SIGCHLD, libc::SIGALRM, libc::SIGWINCH]].concat())
     }
 
-    fn of(numbers: &[i32]) -> io::Result<Signals> {
+    fn block(numbers: &[i32]) -> io::Result<Signals> {
         // SAFETY: an all-zero set is valid memory for `sigemptyset` to fill.
         let [mut set, mut before]: [libc::sigset_t; 2] = unsafe { std::mem::zeroed() };
         // SAFETY: `set` outlives the calls; the numbers are signals.
@@ -55,12 +55,12 @@ impl Signals {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the descriptor is new and belongs to nobody else.
-        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, before })
+        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) }, previous_mask: before })
     }
 
     /// Has a program that is to be started take the signals that were taken from this one.
-    pub fn leave_to(&self, command: &mut Command) {
-        let before = self.before;
+    pub fn unblock_in_child(&self, command: &mut Command) {
+        let before = self.previous_mask;
         // SAFETY: the closure makes one call, which may be made between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -73,8 +73,8 @@ impl Signals {
     }
 
     /// Waits for the next signal; for so long at most, if something is said. `None` if none came.
-    pub fn wait(&self, patience: Option<Duration>) -> io::Result<Option<Came>> {
-        let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Option<Signal>> {
+        let patience = timeout.and_then(|patience| Timespec::try_from(patience).ok());
         loop {
             let mut polled = [rustix::event::PollFd::new(&self.descriptor, rustix::event::PollFlags::IN)];
             match rustix::event::poll(&mut polled, patience.as_ref()) {
@@ -90,7 +90,7 @@ impl Signals {
             if read == size as isize {
                 // Codes of the kernel's own are positive.
                 let (number, from_process) = (record.ssi_signo as i32, record.ssi_code <= 0);
-                return Ok(Some(Came { number, from_process }));
+                return Ok(Some(Signal { number, from_process }));
             }
         }
     }

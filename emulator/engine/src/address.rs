@@ -1,13 +1,18 @@
 //! The envelope that takes a packet to a peer.
 
 use crate::AddressVector;
-use softhca_wire::{Envelope, Gid, Qpn};
+use softhca_wire::{AddressHeaders, Gid, Qpn};
 
 /// The envelope of a flow between two queue pairs.
-pub(crate) fn envelope(vector: &AddressVector, source: Gid, local: Qpn, remote: Qpn) -> Envelope {
-    Envelope {
+pub(crate) fn address_headers(
+    vector: &AddressVector,
+    source: Gid,
+    local: Qpn,
+    remote: Qpn,
+) -> AddressHeaders {
+    AddressHeaders {
         source: source.ip(),
-        destination: vector.destination.ip(),
+        destination: vector.dgid.ip(),
         source_port: source_port(vector.flow_label, local, remote),
         traffic_class: vector.traffic_class,
         flow_label: vector.flow_label,

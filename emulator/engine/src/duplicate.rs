@@ -1,64 +1,69 @@
 //! Duplicate requests: answered, not executed again.
 
-use crate::card::Card;
-use crate::inbound::Owed;
+use crate::hca_state::HcaState;
 use crate::queue_pair::QueuePair;
-use crate::responder::MAX_OWED;
-use crate::{Context, DropReason, Event, Packet, PdId};
-use softhca_queue::Access;
-use softhca_wire::{Operation, Psn, Reth, Syndrome, Transport};
+use crate::responder::MAX_PENDING_RESPONSES;
+use crate::responder_state::PendingResponse;
+use crate::{Context, DropReason, Event, PacketSummary, PdId};
+use softhca_queue::AccessFlags;
+use softhca_wire::{Operation, Psn, Reth, Syndrome, TransportPacket};
 
 impl QueuePair {
     /// Answers a request that was executed before, without executing it again (IBA 9.7.5.1.5).
-    pub(crate) fn on_duplicate(
+    pub(crate) fn on_duplicate_request(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-        packet: Packet,
+        transport: &TransportPacket<'_>,
+        packet: PacketSummary,
     ) {
         card.counters.duplicate_request += 1;
         let header = &transport.header;
         let psn = packet.psn;
-        if self.inbound.owed.len() >= MAX_OWED {
-            return self.tell_dropped(card, ctx, packet, DropReason::TooManyRepliesOwed);
+        if self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES {
+            return self.emit_dropped(card, ctx, packet, DropReason::TooManyPendingResponses);
         }
         match packet.opcode.operation() {
             Operation::Send | Operation::Write => {
                 if !header.bth.ack_request {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
+                    return self.emit_dropped(card, ctx, packet, DropReason::Duplicate);
                 }
-                let latest = self.inbound.expected.minus(1);
-                self.owe_acknowledge(card, latest, Syndrome::ACK);
+                let latest = self.responder.expected_psn.minus(1);
+                self.queue_ack(card, latest, Syndrome::ACK);
             }
             Operation::ReadRequest => {
                 let remote = header.reth.expect("a READ request has a RETH");
-                let packets = self.attributes.mtu.packets(remote.length);
-                let known = packets <= self.inbound.expected.since(psn);
-                let allowed =
-                    remote.length == 0 || self.locate(card, header, remote, Access::REMOTE_READ).is_ok();
-                let (true, true, Ok(domain)) = (known, allowed, self.access_domain(card, header)) else {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateOfNoInterest);
+                let packets = self.attributes.path_mtu.packets(remote.dma_length);
+                let known = packets <= self.responder.expected_psn.since(psn);
+                let allowed = remote.dma_length == 0
+                    || self.check_remote_access(card, header, remote, AccessFlags::REMOTE_READ).is_ok();
+                let (true, true, Ok(domain)) = (known, allowed, self.remote_access_pd(card, header)) else {
+                    return self.emit_dropped(card, ctx, packet, DropReason::Duplicate);
                 };
-                self.answer_again(psn, packets, remote, domain);
+                self.replay_read_response(psn, packets, remote, domain);
             }
             _ => {
-                let found = self.inbound.atomics.iter().find(|(kept, _)| *kept == psn);
+                let found = self.responder.atomic_results.iter().find(|(kept, _)| *kept == psn);
                 let Some((_, original)) = found.copied() else {
-                    return self.tell_dropped(card, ctx, packet, DropReason::DuplicateWithoutRecord);
+                    return self.emit_dropped(card, ctx, packet, DropReason::AtomicResultNotSaved);
                 };
-                let msn = self.inbound.msn;
-                self.inbound.owed.push_back(Owed::Atomic { psn, original, msn, again: true });
+                let msn = self.responder.msn;
+                self.responder.pending_responses.push_back(PendingResponse::AtomicResponse {
+                    psn,
+                    original,
+                    msn,
+                    is_duplicate: true,
+                });
             }
         }
-        ctx.tell(Event::DuplicateAnswered { qp: self.number, psn, opcode: packet.opcode });
-        self.wake(card);
+        ctx.emit(Event::DuplicateRequestHandled { qp: self.qpn, psn, opcode: packet.opcode });
+        self.schedule_transmit(card);
     }
 
     /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
-    fn answer_again(&mut self, psn: Psn, count: u32, asked: Reth, domain: PdId) {
-        for owed in &mut self.inbound.owed {
-            if let Owed::Read { first, next, packets, remote, .. } = owed
+    fn replay_read_response(&mut self, psn: Psn, count: u32, asked: Reth, domain: PdId) {
+        for owed in &mut self.responder.pending_responses {
+            if let PendingResponse::ReadResponse { first, next, packets, reth: remote, .. } = owed
                 && psn.is_within(*first, *packets)
             {
                 // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
@@ -68,8 +73,16 @@ impl QueuePair {
                 return;
             }
         }
-        let msn = self.inbound.msn;
+        let msn = self.responder.msn;
         let (first, next, packets, remote) = (psn, psn, count, asked);
-        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, domain, msn, again: true });
+        self.responder.pending_responses.push_back(PendingResponse::ReadResponse {
+            first,
+            next,
+            packets,
+            reth: remote,
+            pd: domain,
+            msn,
+            is_duplicate: true,
+        });
     }
 }

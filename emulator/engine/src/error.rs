@@ -1,8 +1,8 @@
 //! What a caller can do wrong.
 
-use crate::{AttributeMask, CmId, Denied, State};
+use crate::{AccessError, CmId, QpAttributeMask, QpState};
 use core::net::IpAddr;
-use softhca_queue::Impossible;
+use softhca_queue::CorruptRing;
 use softhca_queue::cm::CmState;
 use softhca_wire::Qpn;
 use thiserror::Error;
@@ -23,7 +23,7 @@ pub enum Resource {
     MulticastGroup,
     CmIdentifier,
     CmChannel,
-    Port,
+    CmPort,
 }
 
 impl Resource {
@@ -42,7 +42,7 @@ impl Resource {
             Resource::MulticastGroup => "multicast group",
             Resource::CmIdentifier => "connection identifier",
             Resource::CmChannel => "event channel",
-            Resource::Port => "port",
+            Resource::CmPort => "port",
         }
     }
 }
@@ -50,7 +50,7 @@ impl Resource {
 /// Why a control verb was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum VerbsError {
     /// No such resource, or it belongs to another client.
     #[error("there is no {} {number:#x}", .resource.name())]
     NotFound {
@@ -97,34 +97,34 @@ pub enum Error {
     },
     /// The state machine has no such transition.
     #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
-    Transition {
+    InvalidTransition {
         /// Which queue pair.
         queue_pair: Qpn,
         /// The state it is in.
-        from: State,
+        from: QpState,
         /// The state asked for.
-        to: State,
+        to: QpState,
     },
     /// A transition lacks attributes or has ones that it does not allow.
     #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
-    Attributes {
+    InvalidAttributes {
         /// Which queue pair.
         queue_pair: Qpn,
         /// The state it is in.
-        from: State,
+        from: QpState,
         /// The state asked for.
-        to: State,
+        to: QpState,
         /// What it needs besides.
-        missing: AttributeMask,
+        missing: QpAttributeMask,
         /// What it does not take.
-        forbidden: AttributeMask,
+        forbidden: QpAttributeMask,
     },
     /// The memory does not allow it.
     #[error("memory: {0}")]
-    Denied(#[from] Denied),
+    Access(#[from] AccessError),
     /// The client's ring is broken.
     #[error("the client's ring is broken: {0}")]
-    BrokenRing(#[from] Impossible),
+    CorruptRing(#[from] CorruptRing),
     /// Somebody else has the port.
     #[error("port {port} of the {space} port space is in use on this host")]
     AddressInUse {
@@ -147,7 +147,7 @@ pub enum Error {
     },
     /// A call that the state of a connection does not allow.
     #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
-    CmState {
+    InvalidCmState {
         /// Which identifier.
         id: CmId,
         /// The state that it is in.
@@ -163,7 +163,7 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl VerbsError {
     /// The errno that C callers get.
     pub const fn errno(&self) -> i32 {
         const ENOENT: i32 = 2;
@@ -176,20 +176,20 @@ impl Error {
         const EADDRNOTAVAIL: i32 = 99;
         const ENETUNREACH: i32 = 101;
         match self {
-            Error::NotFound { .. } => ENOENT,
-            Error::Busy { .. } => EBUSY,
-            Error::Exhausted { .. } => ENOMEM,
-            Error::Denied(_) => EACCES,
-            Error::Unsupported { .. } => EOPNOTSUPP,
-            Error::AddressInUse { .. } => EADDRINUSE,
-            Error::AddressNotAvailable { .. } => EADDRNOTAVAIL,
-            Error::NetworkUnreachable { .. } => ENETUNREACH,
-            Error::TooLarge { .. }
-            | Error::Invalid { .. }
-            | Error::Transition { .. }
-            | Error::Attributes { .. }
-            | Error::CmState { .. }
-            | Error::BrokenRing(_) => EINVAL,
+            VerbsError::NotFound { .. } => ENOENT,
+            VerbsError::Busy { .. } => EBUSY,
+            VerbsError::Exhausted { .. } => ENOMEM,
+            VerbsError::Access(_) => EACCES,
+            VerbsError::Unsupported { .. } => EOPNOTSUPP,
+            VerbsError::AddressInUse { .. } => EADDRINUSE,
+            VerbsError::AddressNotAvailable { .. } => EADDRNOTAVAIL,
+            VerbsError::NetworkUnreachable { .. } => ENETUNREACH,
+            VerbsError::TooLarge { .. }
+            | VerbsError::Invalid { .. }
+            | VerbsError::InvalidTransition { .. }
+            | VerbsError::InvalidAttributes { .. }
+            | VerbsError::InvalidCmState { .. }
+            | VerbsError::CorruptRing(_) => EINVAL,
         }
     }
 }

@@ -14,53 +14,55 @@
 extern crate alloc;
 
 mod address;
-mod ahead;
-mod card;
+mod batch_copy;
 mod cm;
 mod completer;
 mod completion_queue;
 mod congestion;
 mod control;
+mod control_packets;
+mod dcqcn;
 mod duplicate;
 mod error;
 mod event;
 mod flush;
 mod hca;
-mod inbound;
-mod limiter;
+mod hca_state;
 mod memory;
-mod outbound;
-mod owing;
+mod pending_responses;
 mod protection;
 mod queue_pair;
-mod refusal;
-mod replies;
+mod request_error;
 mod requester;
+mod requester_state;
 mod responder;
-mod run;
+mod responder_state;
 mod settings;
-mod shared_receive;
+mod shared_receive_queue;
 mod table;
 mod time;
 mod timers;
 mod transition;
+mod transmit;
 mod unreliable;
 
-pub use cm::{CmFailure, CmIgnored, CmKind};
-pub use congestion::{Congestion, Dcqcn, Notification, RateCause};
+pub use cm::{CmDropReason, CmFailure, CmMessageKind};
+pub use congestion::{CongestionSettings, DcqcnParameters, NotificationPoint, RateCause};
 pub use control::QpRings;
-pub use error::{Error, Resource};
-pub use event::{BackCause, DropReason, Event, Packet, Profile, Reason, Refusal, Subscriber};
+pub use error::{Resource, VerbsError};
+pub use event::{
+    DropReason, Event, EventSink, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause,
+};
 pub use hca::{Context, Hca};
-pub use memory::{Atomic, Memory, MemoryFault, MemoryId, Place};
-pub use protection::{Denied, Region};
-pub use settings::{Acks, Answers, CmTimes, EndToEndCredits, PayloadMode, Recovery, Settings};
+pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
+pub use protection::{AccessError, MemoryRegion};
+pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Recovery, ResponseOrder, Settings};
 pub use time::Instant;
 pub use transition::{Transition, transition};
 
-pub use run::{Gate, Run};
 pub use softhca_queue::{
-    AddressVector, AhId, AsyncEvent, AttributeMask, Attributes, ClientId, CmChannelId, CmId, Counters, CqId,
-    Limits, Modify, PdId, PortState, QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State,
-    WindowKind, XrcdId,
+    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
+    MemoryWindowType, Modify, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
+    QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
 };
+pub use transmit::{PacketBatch, TransmitGate};

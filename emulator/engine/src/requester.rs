@@ -1,435 +1,490 @@
 //! The requester: takes work from the send queue and turns it into packets.
 
-use crate::card::Card;
-use crate::congestion::mark_capable;
-use crate::outbound::{Work, WorkOperation};
+use crate::congestion::set_ecn_capable;
+use crate::hca_state::HcaState;
 use crate::queue_pair::QueuePair;
-use crate::run::Plan;
-use crate::{AsyncEvent, Context, EndToEndCredits, Event, Limits, QpKind, Reason, State};
-use softhca_queue::{Access, Operation, Payload, RemoteAddress, SendFlags, SendTrailer, Status};
+use crate::requester_state::{SendWqe, WqeOperation};
+use crate::transmit::PlannedPacket;
+use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
+use softhca_queue::{
+    AccessFlags, CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
+};
 use softhca_wire as wire;
 use softhca_wire::{
-    AtomicEth, Bth, Deth, Header, Ieth, Immediate, Opcode, Position, Psn, Reth, Trailer, XrcEth,
+    AtomicEth, Bth, Deth, Ieth, ImmOrInvalidate, Immediate, Opcode, Position, Psn, Reth, TransportHeader,
+    XrcEth,
 };
 
 /// The most PSNs that may be outstanding: beyond half the number space old and new cannot be told apart.
-const WINDOW: u32 = Psn::SPACE / 2 - 1;
+const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
 
 /// Whether the service of a queue pair has the operation.
-fn offers(kind: QpKind, operation: &Operation) -> bool {
+fn supports(kind: QpType, operation: &Operation) -> bool {
     match operation {
-        Operation::Send(SendTrailer::Invalidate(_)) => kind.is_reliable(),
+        Operation::Send(SendImmOrInvalidate::Invalidate(_)) => kind.is_reliable(),
         Operation::Send(_) => true,
         Operation::Write { .. } => !kind.is_datagram(),
         Operation::Read { .. } | Operation::CompareSwap { .. } | Operation::FetchAdd { .. } => {
             kind.is_reliable()
         }
-        Operation::BindWindow(_) | Operation::LocalInvalidate { .. } => !kind.is_datagram(),
+        Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. } => !kind.is_datagram(),
     }
 }
 
 impl QueuePair {
     /// The next request packet, if one may be sent now.
-    pub(crate) fn plan_request(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> Option<Plan> {
+    pub(crate) fn plan_request(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+    ) -> Option<PlannedPacket> {
         loop {
-            if !self.state.takes_responses() || self.outbound.rnr_until.is_some() {
+            if !self.state.accepts_responses() || self.requester.rnr_wait_until.is_some() {
                 return None;
             }
-            if self.outbound.cursor == self.outbound.works.len() {
-                if self.state == State::SendQueueDrained || !self.take(card, ctx) {
-                    self.note_drained(ctx);
+            if self.requester.wqe_index == self.requester.wqes.len() {
+                if self.state == QpState::SendQueueDrained || !self.fetch_wqe(card, ctx) {
+                    self.raise_drained(ctx);
                     return None;
                 }
                 // What was taken may have failed at once, and the queue pair with it.
                 continue;
             }
-            let work = &self.outbound.works[self.outbound.cursor];
+            let work = &self.requester.wqes[self.requester.wqe_index];
             match work.outcome {
-                Some((Status::Success, _)) => {
-                    self.outbound.cursor += 1;
+                Some((CompletionStatus::Success, _)) => {
+                    self.requester.wqe_index += 1;
                     continue;
                 }
                 Some(_) => return None,
                 None => {}
             }
-            let started = self.outbound.is_started(work);
-            if !started && self.state == State::SendQueueDrained {
-                self.note_drained(ctx);
+            let started = self.requester.is_started(work);
+            if !started && self.state == QpState::SendQueueDrained {
+                self.raise_drained(ctx);
                 return None;
             }
-            if !started && work.flags.contains(SendFlags::FENCE) && self.outbound.reads > 0 {
+            if !started && work.flags.contains(SendFlags::FENCE) && self.requester.outstanding_rd_atomic > 0 {
                 return None;
             }
-            if work.is_local() {
-                self.execute_local(card, ctx);
+            if work.is_local_operation() {
+                self.execute_local_operation(card, ctx);
                 continue;
             }
-            if self.outbound.next == work.first
-                && let Some(failure) = self.check_work(card, work)
+            if self.requester.next_psn == work.first_psn
+                && let Some(failure) = self.check_wqe_access(card, work)
             {
-                self.fail_local(card, ctx, failure);
+                self.fail_current_wqe(card, ctx, failure);
                 return None;
             }
-            let work = &self.outbound.works[self.outbound.cursor];
+            let work = &self.requester.wqes[self.requester.wqe_index];
             let is_read = matches!(work.operation.0, Operation::Read { .. });
-            let needed = if is_read { work.end().since(self.outbound.next) } else { 1 };
-            let outstanding = self.outbound.next.since(self.outbound.unacked);
-            if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > WINDOW {
+            let needed = if is_read { work.end_psn().since(self.requester.next_psn) } else { 1 };
+            let outstanding = self.requester.next_psn.since(self.requester.unacked_psn);
+            if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > MAX_OUTSTANDING_PSNS {
                 return None;
             }
             // Beyond the peer's receives one packet asks, once everything before is answered (IBA 9.7.7.2.5).
-            let asks = [self.outbound.next, self.outbound.unacked] == [work.first; 2];
-            if self.uses_credits(card) && self.outbound.is_limited(work) && !asks {
+            let asks = [self.requester.next_psn, self.requester.unacked_psn] == [work.first_psn; 2];
+            if self.uses_credits(card) && self.requester.exceeds_lsn(work) && !asks {
                 return None;
             }
-            if work.is_read_or_atomic() && self.outbound.reads >= u32::from(self.attributes.max_reads_out) {
+            if work.is_read_or_atomic()
+                && self.requester.outstanding_rd_atomic >= u32::from(self.attributes.max_rd_atomic)
+            {
                 return None;
             }
             let carries = !work.is_read_or_atomic();
-            if carries && !self.may_go(card, ctx) {
+            if carries && !self.may_send_now(card, ctx) {
                 return None;
             }
-            return Some(self.plan_work(card, &self.outbound.works[self.outbound.cursor]));
+            return Some(self.plan_request_packet(card, &self.requester.wqes[self.requester.wqe_index]));
         }
     }
 
     /// Whether the peer's receives limit what is sent.
-    fn uses_credits(&self, card: &Card) -> bool {
-        card.settings.credits == EndToEndCredits::On && self.kind.is_reliable()
+    fn uses_credits(&self, card: &HcaState) -> bool {
+        card.settings.end_to_end_credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
     /// Takes requests of one packet before their turn, so that about `packets` of them are at hand.
-    pub(crate) fn take_ahead(&mut self, card: &mut Card, ctx: &mut Context<'_>, packets: usize) {
-        let is_short = |qp: &QueuePair| qp.outbound.works.back().is_none_or(|work| work.packets == 1);
-        while self.state == State::ReadyToSend
-            && self.outbound.works.len() - self.outbound.cursor < packets
+    pub(crate) fn prefetch_wqes(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, packets: usize) {
+        let is_short = |qp: &QueuePair| qp.requester.wqes.back().is_none_or(|work| work.packets == 1);
+        while self.state == QpState::ReadyToSend
+            && self.requester.wqes.len() - self.requester.wqe_index < packets
             && is_short(self)
-            && self.take(card, ctx)
+            && self.fetch_wqe(card, ctx)
         {}
     }
 
     /// Copies the next request out of the ring and gives it its PSNs.
-    fn take(&mut self, card: &mut Card, ctx: &mut Context<'_>) -> bool {
-        let Some(ring) = &mut self.outbound.ring else { return false };
-        if matches!(ring.is_waiting(), Ok(false)) {
+    fn fetch_wqe(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
+        let Some(ring) = &mut self.requester.ring else { return false };
+        if matches!(ring.has_pending(), Ok(false)) {
             return false;
         }
-        let mut work = self.outbound.spare.pop().unwrap_or_default();
-        let taken = ring.take(&mut work.entries, &mut work.inline);
+        let mut work = self.requester.spare_wqes.pop().unwrap_or_default();
+        let taken = ring.dequeue(&mut work.sges, &mut work.inline_data);
         let (size, outcome) = match taken {
             Ok(None) => {
-                self.outbound.spare.push(work);
+                self.requester.spare_wqes.push(work);
                 return false;
             }
             Err(why) => {
-                self.outbound.spare.push(work);
-                self.break_ring(card, ctx, why);
+                self.requester.spare_wqes.push(work);
+                self.on_corrupt_ring(card, ctx, why);
                 return false;
             }
             Ok(Some(Err(_))) => {
-                (work.id, work.operation) = (0, WorkOperation::default());
+                (work.wr_id, work.operation) = (0, WqeOperation::default());
                 work.flags = SendFlags::empty();
-                (0, Some((Status::LocalQueuePairOperation, Reason::BrokenRequest)))
+                (0, Some((CompletionStatus::LocalQpOperationError, Reason::InvalidWqe)))
             }
             Ok(Some(Ok(request))) => {
                 let size = match request.payload {
                     Payload::Inline(bytes) => bytes.len() as u64,
                     Payload::Gather(entries) => entries.iter().map(|e| u64::from(e.length)).sum(),
                 };
-                work.id = request.id;
-                work.operation = WorkOperation(request.operation);
+                work.wr_id = request.wr_id;
+                work.operation = WqeOperation(request.operation);
                 work.flags = request.flags;
-                work.datagram = request.datagram;
-                work.shared_receive_queue = request.shared_receive_queue;
+                work.datagram = request.ud;
+                work.srqn = request.remote_srqn;
                 (size, None)
             }
         };
-        work.outcome = outcome.or_else(|| self.check_request(&work, size));
-        work.length = if work.is_local() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
+        work.outcome = outcome.or_else(|| self.check_wqe(&work, size));
+        work.length = if work.is_local_operation() { 0 } else { size.min(u64::from(u32::MAX)) as u32 };
         if matches!(work.operation.0, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) {
             work.length = 8;
         }
-        work.first = self.outbound.assigned;
+        work.first_psn = self.requester.next_wqe_psn;
         work.packets = match (work.outcome, work.operation.0) {
-            (Some(_), _) | (_, Operation::BindWindow(_) | Operation::LocalInvalidate { .. }) => 0,
+            (Some(_), _) | (_, Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. }) => 0,
             (_, Operation::CompareSwap { .. } | Operation::FetchAdd { .. }) => 1,
-            _ => self.attributes.mtu.packets(work.length),
+            _ => self.attributes.path_mtu.packets(work.length),
         };
         if self.kind.is_datagram() && work.packets > 1 {
             work.packets = 1;
         }
         if work.packets > 0 {
-            self.outbound.sequence = (self.outbound.sequence + 1) & 0xff_ffff;
-            work.sequence = self.outbound.sequence;
+            self.requester.ssn = (self.requester.ssn + 1) & 0xff_ffff;
+            work.ssn = self.requester.ssn;
         }
-        self.outbound.assigned = work.end();
-        ctx.tell(Event::WorkStarted {
-            qp: self.number,
-            id: work.id,
+        self.requester.next_wqe_psn = work.end_psn();
+        ctx.emit(Event::WqeFetched {
+            qp: self.qpn,
+            wr_id: work.wr_id,
             operation: work.completion_operation(),
             bytes: work.length,
-            first: work.first,
+            first_psn: work.first_psn,
             packets: work.packets,
-            buffer: work.entries.first().copied().filter(|_| !work.is_inline()),
+            first_sge: work.sges.first().copied().filter(|_| !work.is_inline()),
         });
         let failed = work.outcome.is_some();
-        self.outbound.works.push_back(work);
+        self.requester.wqes.push_back(work);
         if failed {
-            self.retire(card, ctx);
+            self.retire_wqes(card, ctx);
         }
         true
     }
 
     /// What is wrong with a request by itself.
-    fn check_request(&self, work: &Work, size: u64) -> Option<(Status, Reason)> {
-        if !offers(self.kind, &work.operation.0) {
-            return Some((Status::LocalQueuePairOperation, Reason::Unsupported));
+    fn check_wqe(&self, work: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
+        if !supports(self.kind, &work.operation.0) {
+            return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
         }
         let limit = match self.kind.is_datagram() {
-            true => u64::from(self.attributes.mtu.bytes()),
-            false => u64::from(Limits::CARD.message),
+            true => u64::from(self.attributes.path_mtu.bytes()),
+            false => u64::from(DeviceLimits::HCA.max_msg_sz),
         };
         if size > limit {
-            return Some((Status::LocalLength, Reason::MessageTooLong { length: size, limit }));
+            return Some((
+                CompletionStatus::LocalLengthError,
+                Reason::MessageTooLong { length: size, limit },
+            ));
         }
         if work.is_read_or_atomic() {
-            if self.attributes.max_reads_out == 0 {
-                return Some((Status::LocalQueuePairOperation, Reason::NoReadsAllowed));
+            if self.attributes.max_rd_atomic == 0 {
+                return Some((CompletionStatus::LocalQpOperationError, Reason::RdAtomicDisabled));
             }
             if work.is_inline() {
-                return Some((Status::LocalQueuePairOperation, Reason::Unsupported));
+                return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
             }
             let is_atomic = !matches!(work.operation.0, Operation::Read { .. });
             if is_atomic && size < 8 {
-                return Some((Status::LocalLength, Reason::MessageTooLong { length: 8, limit: size }));
+                return Some((
+                    CompletionStatus::LocalLengthError,
+                    Reason::MessageTooLong { length: 8, limit: size },
+                ));
             }
         }
         None
     }
 
     /// What is wrong with a request at the moment when its first packet is to be sent.
-    fn check_work(&self, card: &Card, work: &Work) -> Option<(Status, Reason)> {
+    fn check_wqe_access(&self, card: &HcaState, work: &SendWqe) -> Option<(CompletionStatus, Reason)> {
         if self.kind.is_datagram() {
-            let handle = work.datagram.address_handle;
+            let handle = work.datagram.ah;
             let known = card
                 .address_handles
                 .get(handle)
-                .is_some_and(|found| found.client == self.client && Some(found.domain) == self.domain);
+                .is_some_and(|found| found.client == self.client && Some(found.pd) == self.pd);
             if !known {
-                return Some((Status::LocalQueuePairOperation, Reason::BadAddressHandle { handle }));
+                return Some((CompletionStatus::LocalQpOperationError, Reason::BadAddressHandle { handle }));
             }
         }
         if work.is_inline() {
             return None;
         }
-        let needs = if work.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::empty() };
-        let domain = self.domain?;
-        let denied = card.check_entries(domain, &work.entries, needs).err()?;
-        Some((Status::LocalProtection, Reason::LocalMemory(denied)))
+        let needs = if work.is_read_or_atomic() { AccessFlags::LOCAL_WRITE } else { AccessFlags::empty() };
+        let domain = self.pd?;
+        let denied = card.check_sges(domain, &work.sges, needs).err()?;
+        Some((CompletionStatus::LocalProtectionError, Reason::LocalAccess(denied)))
     }
 
     /// Ends the request at the cursor with a local error, which is reported when its turn has come.
-    pub(crate) fn fail_local(&mut self, card: &mut Card, ctx: &mut Context<'_>, failure: (Status, Reason)) {
-        let cursor = self.outbound.cursor;
-        if let Some(work) = self.outbound.works.get_mut(cursor) {
+    pub(crate) fn fail_current_wqe(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        failure: (CompletionStatus, Reason),
+    ) {
+        let cursor = self.requester.wqe_index;
+        if let Some(work) = self.requester.wqes.get_mut(cursor) {
             work.outcome = Some(failure);
-            self.outbound.assigned = self.outbound.next;
+            self.requester.next_wqe_psn = self.requester.next_psn;
         }
-        self.retire(card, ctx);
+        self.retire_wqes(card, ctx);
     }
 
     /// Does the local operation at the cursor.
-    fn execute_local(&mut self, card: &mut Card, ctx: &mut Context<'_>) {
-        let (number, domain) = (self.number, self.domain);
-        let work = &mut self.outbound.works[self.outbound.cursor];
+    fn execute_local_operation(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+        let (number, domain) = (self.qpn, self.pd);
+        let work = &mut self.requester.wqes[self.requester.wqe_index];
         let done = match (work.operation.0, domain) {
-            (Operation::BindWindow(bind), Some(domain)) => {
-                card.protection.bind(domain, number, &bind).map(|_| ())
+            (Operation::BindMemoryWindow(bind), Some(domain)) => {
+                card.protection.bind_memory_window(domain, number, &bind).map(|_| ())
             }
-            (Operation::LocalInvalidate { key }, Some(domain)) => {
+            (Operation::LocalInvalidate { rkey: key }, Some(domain)) => {
                 card.protection.invalidate(domain, number, key)
             }
             _ => Ok(()),
         };
         work.outcome = Some(match done {
-            Ok(()) => (Status::Success, Reason::None),
-            Err(denied) => (Status::WindowBind, Reason::WindowBind(denied)),
+            Ok(()) => (CompletionStatus::Success, Reason::None),
+            Err(denied) => (CompletionStatus::MwBindError, Reason::MemoryWindowBind(denied)),
         });
         if done.is_ok() {
-            self.outbound.cursor += 1;
+            self.requester.wqe_index += 1;
         }
-        self.retire(card, ctx);
+        self.retire_wqes(card, ctx);
     }
 
-    fn note_drained(&mut self, ctx: &mut Context<'_>) {
-        if self.state != State::SendQueueDrained || self.outbound.drained || self.outbound.is_outstanding() {
+    fn raise_drained(&mut self, ctx: &mut Context<'_>) {
+        if self.state != QpState::SendQueueDrained
+            || self.requester.is_drained
+            || self.requester.has_outstanding()
+        {
             return;
         }
-        self.outbound.drained = true;
-        if self.attributes.notify_drained {
-            let event = AsyncEvent::SendQueueDrained(self.number);
-            ctx.tell(Event::Raised { client: Some(self.client), event });
+        self.requester.is_drained = true;
+        if self.attributes.sqd_async_notify {
+            let event = AsyncEvent::SendQueueDrained(self.qpn);
+            ctx.emit(Event::AsyncEventRaised { client: Some(self.client), event });
         }
     }
 
     /// The packet of `work` with the next PSN.
-    fn plan_work(&self, card: &Card, work: &Work) -> Plan {
-        let psn = self.outbound.next;
-        let index = psn.since(work.first);
-        let mtu = self.attributes.mtu.bytes();
+    fn plan_request_packet(&self, card: &HcaState, work: &SendWqe) -> PlannedPacket {
+        let psn = self.requester.next_psn;
+        let index = psn.since(work.first_psn);
+        let mtu = self.attributes.path_mtu.bytes();
         let offset = u64::from(index) * u64::from(mtu);
         let rest = work.length - offset.min(u64::from(work.length)) as u32;
         let position = Position::of(index, work.packets);
         let service = self.kind.service();
         let reth = |remote: RemoteAddress, address: u64, length| {
-            Some(Reth { address: remote.address.wrapping_add(address), key: remote.key, length })
+            Some(Reth {
+                virtual_address: remote.address.wrapping_add(address),
+                rkey: remote.rkey,
+                dma_length: length,
+            })
         };
         let opcode = |operation, position, trailer| {
             Opcode::new(service, operation, position, trailer).expect("the service offers the operation")
         };
-        let bth = |opcode| Bth::new(opcode, self.attributes.destination, psn);
-        let trailer_of = |given| if position.ends() { given } else { Trailer::None };
+        let bth = |opcode| Bth::new(opcode, self.attributes.dest_qpn, psn);
+        let trailer_of = |given| if position.ends_message() { given } else { ImmOrInvalidate::None };
         let (mut header, payload) = match work.operation.0 {
             Operation::Send(trailer) => {
                 let kind = match trailer {
-                    SendTrailer::None => Trailer::None,
-                    SendTrailer::Immediate(_) => Trailer::Immediate,
-                    SendTrailer::Invalidate(_) => Trailer::Invalidate,
+                    SendImmOrInvalidate::None => ImmOrInvalidate::None,
+                    SendImmOrInvalidate::Immediate(_) => ImmOrInvalidate::Immediate,
+                    SendImmOrInvalidate::Invalidate(_) => ImmOrInvalidate::Invalidate,
                 };
-                let mut header = Header::new(bth(opcode(wire::Operation::Send, position, trailer_of(kind))));
-                if position.ends() {
+                let mut header =
+                    TransportHeader::new(bth(opcode(wire::Operation::Send, position, trailer_of(kind))));
+                if position.ends_message() {
                     match trailer {
-                        SendTrailer::None => {}
-                        SendTrailer::Immediate(value) => header.immediate = Some(Immediate(value)),
-                        SendTrailer::Invalidate(key) => header.ieth = Some(Ieth(key.0)),
+                        SendImmOrInvalidate::None => {}
+                        SendImmOrInvalidate::Immediate(value) => header.immediate = Some(Immediate(value)),
+                        SendImmOrInvalidate::Invalidate(key) => header.ieth = Some(Ieth(key.0)),
                     }
                 }
                 (header, rest.min(mtu))
             }
-            Operation::Write { remote, immediate } => {
-                let kind = if immediate.is_some() { Trailer::Immediate } else { Trailer::None };
-                let mut header = Header::new(bth(opcode(wire::Operation::Write, position, trailer_of(kind))));
-                if position.starts() {
+            Operation::Write { remote, imm_data: immediate } => {
+                let kind =
+                    if immediate.is_some() { ImmOrInvalidate::Immediate } else { ImmOrInvalidate::None };
+                let mut header =
+                    TransportHeader::new(bth(opcode(wire::Operation::Write, position, trailer_of(kind))));
+                if position.starts_message() {
                     header.reth = reth(remote, 0, work.length);
                 }
-                if position.ends() {
+                if position.ends_message() {
                     header.immediate = immediate.map(Immediate);
                 }
                 (header, rest.min(mtu))
             }
             Operation::Read { remote } => {
-                let mut header =
-                    Header::new(bth(opcode(wire::Operation::ReadRequest, Position::Only, Trailer::None)));
+                let mut header = TransportHeader::new(bth(opcode(
+                    wire::Operation::ReadRequest,
+                    Position::Only,
+                    ImmOrInvalidate::None,
+                )));
                 header.reth = reth(remote, offset, rest);
                 (header, 0)
             }
             Operation::CompareSwap { remote, compare, swap } => {
-                let mut header =
-                    Header::new(bth(opcode(wire::Operation::CompareSwap, Position::Only, Trailer::None)));
-                let RemoteAddress { address, key } = remote;
-                header.atomic = Some(AtomicEth { address, key, swap_or_add: swap, compare });
+                let mut header = TransportHeader::new(bth(opcode(
+                    wire::Operation::CompareSwap,
+                    Position::Only,
+                    ImmOrInvalidate::None,
+                )));
+                let RemoteAddress { address, rkey: key } = remote;
+                header.atomic =
+                    Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add: swap, compare });
                 (header, 0)
             }
             Operation::FetchAdd { remote, add } => {
-                let mut header =
-                    Header::new(bth(opcode(wire::Operation::FetchAdd, Position::Only, Trailer::None)));
-                let RemoteAddress { address, key } = remote;
-                header.atomic = Some(AtomicEth { address, key, swap_or_add: add, compare: 0 });
+                let mut header = TransportHeader::new(bth(opcode(
+                    wire::Operation::FetchAdd,
+                    Position::Only,
+                    ImmOrInvalidate::None,
+                )));
+                let RemoteAddress { address, rkey: key } = remote;
+                header.atomic =
+                    Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add: add, compare: 0 });
                 (header, 0)
             }
-            Operation::BindWindow(_) | Operation::LocalInvalidate { .. } => {
+            Operation::BindMemoryWindow(_) | Operation::LocalInvalidate { .. } => {
                 unreachable!("local operations have no packets")
             }
         };
-        let ends = position.ends() || work.is_read_or_atomic();
+        let ends = position.ends_message() || work.is_read_or_atomic();
         // Only what takes a receive can ask for an event there (IBA 9.2.3).
         let takes_receive = match work.operation.0 {
             Operation::Send(_) => true,
-            Operation::Write { immediate, .. } => immediate.is_some(),
+            Operation::Write { imm_data: immediate, .. } => immediate.is_some(),
             _ => false,
         };
-        header.bth.solicited = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
+        header.bth.solicited_event = ends && takes_receive && work.flags.contains(SendFlags::SOLICITED);
         header.bth.pad = (payload.wrapping_neg() & 3) as u8;
-        let limited = self.uses_credits(card) && self.outbound.is_limited(work);
+        let limited = self.uses_credits(card) && self.requester.exceeds_lsn(work);
         header.bth.ack_request = self.kind.is_reliable()
-            && (ends || limited || self.outbound.unrequested + 1 >= card.settings.ack_request_every);
-        if self.kind == QpKind::XrcInitiator {
-            header.xrceth = Some(XrcEth(work.shared_receive_queue));
+            && (ends
+                || limited
+                || self.requester.packets_since_ack_request + 1 >= card.settings.ack_request_interval);
+        if self.kind == QpType::XrcInitiator {
+            header.xrceth = Some(XrcEth(work.srqn));
         }
-        let mut envelope = self.envelope;
-        let mut service_level = self.attributes.path.service_level;
+        let mut envelope = self.addressing;
+        let mut service_level = self.attributes.address_vector.service_level;
         if self.kind.is_datagram() {
-            let vector = card.address_handles.get(work.datagram.address_handle).map(|found| found.vector);
+            let vector = card.address_handles.get(work.datagram.ah).map(|found| found.vector);
             let vector = vector.unwrap_or_default();
             service_level = vector.service_level;
-            let key = work.datagram.queue_key;
-            let queue_key = if key.is_controlled() { self.attributes.queue_key } else { key };
-            header.deth = Some(Deth { queue_key, source: self.number });
-            header.bth.destination = work.datagram.queue_pair;
-            header.bth.ack_request = self.kind == QpKind::Gsi;
-            envelope = crate::address::envelope(
+            let key = work.datagram.remote_qkey;
+            let queue_key = if key.is_controlled() { self.attributes.qkey } else { key };
+            header.deth = Some(Deth { qkey: queue_key, source_qp: self.qpn });
+            header.bth.destination_qp = work.datagram.remote_qpn;
+            header.bth.ack_request = self.kind == QpType::Gsi;
+            envelope = crate::address::address_headers(
                 &vector,
-                card.gid(vector.source_index),
-                self.number,
-                work.datagram.queue_pair,
+                card.gid(vector.sgid_index),
+                self.qpn,
+                work.datagram.remote_qpn,
             );
         }
         if payload > 0 {
-            mark_capable(card, &mut envelope);
+            set_ecn_capable(card, &mut envelope);
         }
-        Plan { header, payload, envelope, service_level, offset, reply: false }
+        PlannedPacket {
+            header,
+            payload_length: payload,
+            addressing: envelope,
+            service_level,
+            offset,
+            is_response: false,
+        }
     }
 
     /// Reads the payload of the planned packet into `into`.
     #[inline]
-    pub(crate) fn fill_request(
+    pub(crate) fn fill_request_payload(
         &self,
-        card: &Card,
+        card: &HcaState,
         ctx: &Context<'_>,
-        plan: &Plan,
+        plan: &PlannedPacket,
         into: &mut [u8],
-    ) -> Result<(), (Status, Reason)> {
-        let work = &self.outbound.works[self.outbound.cursor];
+    ) -> Result<(), (CompletionStatus, Reason)> {
+        let work = &self.requester.wqes[self.requester.wqe_index];
         if work.is_inline() {
             let at = plan.offset as usize;
-            into.copy_from_slice(&work.inline[at..at + into.len()]);
+            into.copy_from_slice(&work.inline_data[at..at + into.len()]);
             return Ok(());
         }
-        let Some(domain) = self.domain else { return Ok(()) };
-        card.gather(ctx, domain, &work.entries, plan.offset, into)
-            .map_err(|denied| (Status::LocalProtection, Reason::LocalMemory(denied)))
+        let Some(domain) = self.pd else { return Ok(()) };
+        card.gather(ctx, domain, &work.sges, plan.offset, into)
+            .map_err(|denied| (CompletionStatus::LocalProtectionError, Reason::LocalAccess(denied)))
     }
 
     /// The planned packet left.
-    pub(crate) fn note_request_sent(&mut self, card: &mut Card, ctx: &mut Context<'_>, plan: &Plan) {
-        let work = &self.outbound.works[self.outbound.cursor];
-        let psn = self.outbound.next;
-        let again = psn.is_before(self.outbound.fresh);
+    pub(crate) fn on_request_sent(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        plan: &PlannedPacket,
+    ) {
+        let work = &self.requester.wqes[self.requester.wqe_index];
+        let psn = self.requester.next_psn;
+        let again = psn.is_before(self.requester.next_new_psn);
         let is_read = matches!(work.operation.0, Operation::Read { .. });
-        let next = if is_read { work.end() } else { psn.plus(1) };
-        let id = work.id;
-        if next == work.end() {
-            self.outbound.reads += u32::from(work.is_read_or_atomic());
-            self.outbound.cursor += 1;
+        let next = if is_read { work.end_psn() } else { psn.plus(1) };
+        let id = work.wr_id;
+        if next == work.end_psn() {
+            self.requester.outstanding_rd_atomic += u32::from(work.is_read_or_atomic());
+            self.requester.wqe_index += 1;
         }
-        self.outbound.next = next;
-        if self.outbound.fresh.is_before(next) {
-            self.outbound.fresh = next;
+        self.requester.next_psn = next;
+        if self.requester.next_new_psn.is_before(next) {
+            self.requester.next_new_psn = next;
         }
         card.counters.retransmitted_pkts += u64::from(again);
-        self.outbound.unrequested = match plan.header.bth.ack_request {
+        self.requester.packets_since_ack_request = match plan.header.bth.ack_request {
             true => 0,
-            false => self.outbound.unrequested + 1,
+            false => self.requester.packets_since_ack_request + 1,
         };
-        self.note_pace(card, ctx, plan);
-        self.tell_sent(card, ctx, plan, Some(id), again);
+        self.record_paced_send(card, ctx, plan);
+        self.emit_sent(card, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {
-            if self.outbound.ack_deadline.is_none() {
+            if self.requester.ack_deadline.is_none() {
                 self.restart_ack_timer(card, ctx);
             }
         } else {
-            self.outbound.unacked = next;
-            self.retire(card, ctx);
+            self.requester.unacked_psn = next;
+            self.retire_wqes(card, ctx);
         }
     }
 }

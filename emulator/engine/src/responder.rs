@@ -1,262 +1,277 @@
 //! The responder: checks a request in the specification's order, executes it, owes a reply.
 
-use crate::card::Card;
-use crate::inbound::{Open, Owed};
+use crate::hca_state::HcaState;
 use crate::queue_pair::QueuePair;
-use crate::{AsyncEvent, Atomic, Context, CqId, Denied, DropReason, Event, Limits, Packet, PdId, QpKind};
-use crate::{Reason, Refusal, SrqId, State};
-use softhca_queue::{Access, Completion, CompletionFlags, CompletionOperation, Status};
+use crate::responder_state::{InProgressMessage, PendingResponse};
+use crate::{
+    AccessError, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event, PacketSummary,
+    PdId, QpType,
+};
+use crate::{QpState, Reason, RequestError, SrqId};
+use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{
-    AtomicEth, Header, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, Trailer, Transport, XrcEth,
+    AtomicEth, ImmOrInvalidate, Operation, Position, Psn, Qpn, RemoteKey, Reth, Syndrome, TransportHeader,
+    TransportPacket, XrcEth,
 };
 
 /// How many replies may wait before duplicates are no longer answered.
-pub(crate) const MAX_OWED: usize = 512;
+pub(crate) const MAX_PENDING_RESPONSES: usize = 512;
 
 impl QueuePair {
     /// Takes a request of the peer of a reliable connection.
     pub(crate) fn on_request(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-        packet: Packet,
+        transport: &TransportPacket<'_>,
+        packet: PacketSummary,
     ) {
-        self.note_established(ctx);
+        self.raise_communication_established(ctx);
         let header = &transport.header;
         let psn = packet.psn;
-        match psn.distance(self.inbound.expected) {
+        match psn.distance(self.responder.expected_psn) {
             0 => {}
             ahead if ahead > 0 => {
                 card.counters.out_of_sequence += 1;
-                if self.inbound.refused {
-                    let expected = self.inbound.expected;
-                    return self.tell_dropped(card, ctx, packet, DropReason::RefusalOutstanding { expected });
+                if self.responder.nak_sent {
+                    let expected = self.responder.expected_psn;
+                    return self.emit_dropped(card, ctx, packet, DropReason::NakOutstanding { expected });
                 }
-                let missing = self.inbound.expected;
-                return self.refuse(card, ctx, psn, Refusal::Gap { missing, got: psn });
+                let missing = self.responder.expected_psn;
+                return self.reject_request(
+                    card,
+                    ctx,
+                    psn,
+                    RequestError::PsnOutOfSequence { expected: missing, got: psn },
+                );
             }
-            _ => return self.on_duplicate(card, ctx, transport, packet),
+            _ => return self.on_duplicate_request(card, ctx, transport, packet),
         }
-        match self.accept(card, ctx, transport) {
+        match self.execute_request(card, ctx, transport) {
             Ok(packets) => {
-                self.inbound.refused = false;
-                self.inbound.expected = psn.plus(packets);
+                self.responder.nak_sent = false;
+                self.responder.expected_psn = psn.plus(packets);
                 let answers_itself = matches!(
                     packet.opcode.operation(),
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
                 if header.bth.ack_request && !answers_itself {
-                    self.owe_acknowledge(card, psn, Syndrome::ACK);
+                    self.queue_ack(card, psn, Syndrome::ACK);
                 }
-                if !self.inbound.owed.is_empty() {
-                    self.wake(card);
+                if !self.responder.pending_responses.is_empty() {
+                    self.schedule_transmit(card);
                 }
             }
-            Err(refusal) => self.refuse(card, ctx, psn, refusal),
+            Err(refusal) => self.reject_request(card, ctx, psn, refusal),
         }
     }
 
-    pub(crate) fn note_established(&mut self, ctx: &mut Context<'_>) {
-        if self.state == State::ReadyToReceive && !self.inbound.established {
-            self.inbound.established = true;
-            let event = AsyncEvent::CommunicationEstablished(self.number);
-            ctx.tell(Event::Raised { client: Some(self.client), event });
+    pub(crate) fn raise_communication_established(&mut self, ctx: &mut Context<'_>) {
+        if self.state == QpState::ReadyToReceive && !self.responder.communication_established {
+            self.responder.communication_established = true;
+            let event = AsyncEvent::CommunicationEstablished(self.qpn);
+            ctx.emit(Event::AsyncEventRaised { client: Some(self.client), event });
         }
     }
 
     /// Checks and executes the request with the expected PSN; returns how many PSNs it takes.
-    fn accept(
+    fn execute_request(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-    ) -> Result<u32, Refusal> {
+        transport: &TransportPacket<'_>,
+    ) -> Result<u32, RequestError> {
         let header = &transport.header;
         let opcode = header.bth.opcode;
         let (operation, position) = (opcode.operation(), opcode.position());
-        self.check_place(operation, position).then_some(()).ok_or(Refusal::OpcodeOutOfPlace { opcode })?;
+        self.check_opcode_sequence(operation, position)
+            .then_some(())
+            .ok_or(RequestError::OpcodeOutOfSequence { opcode })?;
         match operation {
             Operation::Send => {
-                self.check_payload(position, transport.payload.len())?;
-                self.accept_send(card, ctx, transport)?;
+                self.check_payload_length(position, transport.payload.len())?;
+                self.execute_send(card, ctx, transport)?;
                 Ok(1)
             }
             Operation::Write => {
-                card.counters.rx_write_requests += u64::from(position.starts());
-                self.check_payload(position, transport.payload.len())?;
-                self.accept_write(card, ctx, transport)?;
+                card.counters.rx_write_requests += u64::from(position.starts_message());
+                self.check_payload_length(position, transport.payload.len())?;
+                self.execute_write(card, ctx, transport)?;
                 Ok(1)
             }
-            Operation::ReadRequest => self.accept_read(card, header),
+            Operation::ReadRequest => self.execute_read(card, header),
             Operation::CompareSwap | Operation::FetchAdd => {
-                self.accept_atomic(card, ctx, header)?;
+                self.execute_atomic(card, ctx, header)?;
                 Ok(1)
             }
-            _ => Err(Refusal::Unsupported { opcode }),
+            _ => Err(RequestError::UnsupportedOpcode { opcode }),
         }
     }
 
     /// Whether a packet of this operation and position may come now (IBA 9.7.4.1.5).
-    pub(crate) fn check_place(&self, operation: Operation, position: Position) -> bool {
-        match self.inbound.open {
-            Some(open) => open.operation == operation && !position.starts(),
-            None => position.starts(),
+    pub(crate) fn check_opcode_sequence(&self, operation: Operation, position: Position) -> bool {
+        match self.responder.in_progress_message {
+            Some(open) => open.operation == operation && !position.starts_message(),
+            None => position.starts_message(),
         }
     }
 
     /// Whether a payload has the size that its place asks for (IBA 9.7.4.1.6).
-    pub(crate) fn check_payload(&self, position: Position, length: usize) -> Result<(), Refusal> {
-        let (mtu, length) = (self.attributes.mtu.bytes(), length as u32);
+    pub(crate) fn check_payload_length(&self, position: Position, length: usize) -> Result<(), RequestError> {
+        let (mtu, length) = (self.attributes.path_mtu.bytes(), length as u32);
         let fits = match position {
             Position::First | Position::Middle => length == mtu,
             Position::Last => (1..=mtu).contains(&length),
             Position::Only => length <= mtu,
         };
-        if fits { Ok(()) } else { Err(Refusal::PayloadLength { length, mtu }) }
+        if fits { Ok(()) } else { Err(RequestError::PayloadLength { length, mtu }) }
     }
 
     /// Makes sure that a receive is at hand.
-    pub(crate) fn ensure_buffer(
+    pub(crate) fn ensure_receive_wqe(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        header: &Header,
-    ) -> Result<(), Refusal> {
-        if self.inbound.buffer.is_some() {
+        header: &TransportHeader,
+    ) -> Result<(), RequestError> {
+        if self.responder.receive_wqe.is_some() {
             return Ok(());
         }
-        let mut buffer = self.inbound.spare.pop().unwrap_or_default();
+        let mut buffer = self.responder.spare_receive_wqes.pop().unwrap_or_default();
         let shared = match header.xrceth {
-            Some(xrceth) => Some(self.extended_queue(card, xrceth)?.0),
-            None => self.shared_receive_queue,
+            Some(xrceth) => Some(self.find_xrc_srq(card, xrceth)?.0),
+            None => self.srq,
         };
-        self.shared_receive_queue = shared;
+        self.srq = shared;
         let taken = match shared {
-            Some(number) => card.take_shared(ctx, number, &mut buffer),
-            None => match &mut self.inbound.ring {
+            Some(number) => card.pop_srq_wqe(ctx, number, &mut buffer),
+            None => match &mut self.responder.ring {
                 Some(ring) => {
-                    ring.take(&mut buffer.scatter).map(|id| id.inspect(|id| buffer.id = *id).is_some())
+                    ring.dequeue(&mut buffer.sges).map(|id| id.inspect(|id| buffer.wr_id = *id).is_some())
                 }
                 None => Ok(false),
             },
         };
         match taken {
             Ok(true) => {
-                buffer.room = buffer.scatter.iter().map(|entry| u64::from(entry.length)).sum();
-                self.inbound.buffer = Some(buffer);
+                buffer.capacity = buffer.sges.iter().map(|entry| u64::from(entry.length)).sum();
+                self.responder.receive_wqe = Some(buffer);
                 Ok(())
             }
             Ok(false) => {
-                self.inbound.spare.push(buffer);
+                self.responder.spare_receive_wqes.push(buffer);
                 card.counters.out_of_buffer += 1;
-                Err(Refusal::NotReady)
+                Err(RequestError::ReceiverNotReady)
             }
             Err(why) => {
-                self.inbound.spare.push(buffer);
-                ctx.tell(Event::ClientFaulted { client: self.client, qp: self.number, why });
-                Err(Refusal::BrokenRing(why))
+                self.responder.spare_receive_wqes.push(buffer);
+                ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, why });
+                Err(RequestError::CorruptRing(why))
             }
         }
     }
 
     /// The shared receive queue that an XRC request names and its protection domain, if this queue pair may
     /// use it.
-    fn extended_queue(&self, card: &Card, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), Refusal> {
+    fn find_xrc_srq(&self, card: &HcaState, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), RequestError> {
         let number = number & 0xff_ffff;
         let found = card
             .shared_receive_queues
             .get(number)
-            .filter(|queue| queue.extended.is_some_and(|(_, domain)| Some(domain) == self.xrc_domain));
-        let found = found.map(|queue| (SrqId(number), queue.domain));
-        found.ok_or(Refusal::NoSharedReceiveQueue { number })
+            .filter(|queue| queue.xrc.is_some_and(|(_, domain)| Some(domain) == self.xrcd));
+        let found = found.map(|queue| (SrqId(number), queue.pd));
+        found.ok_or(RequestError::NoSuchSrq { srqn: number })
     }
 
     /// The protection domain that a peer's keys are checked against: an XRC target has none of its own, the
     /// queue that a request names has.
-    pub(crate) fn access_domain(&self, card: &Card, header: &Header) -> Result<PdId, Refusal> {
-        match (header.xrceth, self.domain) {
-            (Some(xrceth), _) => self.extended_queue(card, xrceth).map(|(_, domain)| domain),
+    pub(crate) fn remote_access_pd(
+        &self,
+        card: &HcaState,
+        header: &TransportHeader,
+    ) -> Result<PdId, RequestError> {
+        match (header.xrceth, self.pd) {
+            (Some(xrceth), _) => self.find_xrc_srq(card, xrceth).map(|(_, domain)| domain),
             (None, Some(domain)) => Ok(domain),
-            (None, None) => Err(Refusal::OpcodeOutOfPlace { opcode: header.bth.opcode }),
+            (None, None) => Err(RequestError::OpcodeOutOfSequence { opcode: header.bth.opcode }),
         }
     }
 
     /// Where receives of this queue pair complete: at XRC, where the shared queue says.
-    pub(crate) fn receive_completion_queue(&self, card: &Card) -> Option<CqId> {
-        match (self.kind, self.shared_receive_queue) {
-            (QpKind::XrcTarget, Some(number)) => {
-                card.shared_receive_queues.get(number.0)?.extended.map(|(cq, _)| cq)
+    pub(crate) fn effective_recv_cq(&self, card: &HcaState) -> Option<CqId> {
+        match (self.kind, self.srq) {
+            (QpType::XrcTarget, Some(number)) => {
+                card.shared_receive_queues.get(number.0)?.xrc.map(|(cq, _)| cq)
             }
-            _ => self.receive_cq,
+            _ => self.recv_cq,
         }
     }
 
     /// The protection domain that incoming data is checked against.
-    pub(crate) fn receive_domain(&self, card: &Card) -> Option<PdId> {
-        match (self.kind, self.shared_receive_queue) {
-            (_, Some(number)) => card.shared_receive_queues.get(number.0).map(|queue| queue.domain),
-            _ => self.domain,
+    pub(crate) fn receive_pd(&self, card: &HcaState) -> Option<PdId> {
+        match (self.kind, self.srq) {
+            (_, Some(number)) => card.shared_receive_queues.get(number.0).map(|queue| queue.pd),
+            _ => self.pd,
         }
     }
 
     /// Copies a part of a SEND into the receive at hand.
-    pub(crate) fn place(
+    pub(crate) fn place_payload(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         psn: Psn,
         placed: u64,
         payload: &[u8],
-    ) -> Result<u64, Refusal> {
-        let domain = self.receive_domain(card);
-        let buffer = self.inbound.buffer.as_ref().expect("a receive was made sure of");
+    ) -> Result<u64, RequestError> {
+        let domain = self.receive_pd(card);
+        let buffer = self.responder.receive_wqe.as_ref().expect("a receive was made sure of");
         let message = placed + payload.len() as u64;
-        if message > buffer.room {
-            return Err(Refusal::ReceiveTooSmall { message, room: buffer.room });
+        if message > buffer.capacity {
+            return Err(RequestError::ReceiveTooSmall { message, capacity: buffer.capacity });
         }
         if let Some(domain) = domain {
-            card.scatter(ctx, (self.number, psn), domain, &buffer.scatter, placed, payload)
-                .map_err(Refusal::ReceiveDenied)?;
+            card.scatter(ctx, (self.qpn, psn), domain, &buffer.sges, placed, payload)
+                .map_err(RequestError::ReceiveAccess)?;
         }
         Ok(message)
     }
 
-    pub(crate) fn accept_send(
+    pub(crate) fn execute_send(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-    ) -> Result<(), Refusal> {
+        transport: &TransportPacket<'_>,
+    ) -> Result<(), RequestError> {
         let header = &transport.header;
         let (psn, position) = (header.bth.psn, header.bth.opcode.position());
-        self.ensure_buffer(card, ctx, header)?;
-        let open = self.inbound.open.unwrap_or(Open {
+        self.ensure_receive_wqe(card, ctx, header)?;
+        let open = self.responder.in_progress_message.unwrap_or(InProgressMessage {
             operation: Operation::Send,
-            first: psn,
-            placed: 0,
-            remote: None,
+            first_psn: psn,
+            bytes_received: 0,
+            reth: None,
         });
-        let placed = self.place(card, ctx, psn, open.placed, transport.payload)?;
-        if !position.ends() {
-            self.inbound.open = Some(Open { placed, ..open });
+        let placed = self.place_payload(card, ctx, psn, open.bytes_received, transport.payload)?;
+        if !position.ends_message() {
+            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..open });
             return Ok(());
         }
-        if header.bth.opcode.trailer() == Trailer::Invalidate
+        if header.bth.opcode.imm_or_invalidate() == ImmOrInvalidate::Invalidate
             && let Some(ieth) = header.ieth
         {
-            let domain = self.access_domain(card, header)?;
+            let domain = self.remote_access_pd(card, header)?;
             card.protection
-                .invalidate(domain, self.number, RemoteKey(ieth.0))
-                .map_err(Refusal::InvalidateFailed)?;
+                .invalidate(domain, self.qpn, RemoteKey(ieth.0))
+                .map_err(RequestError::InvalidateFailed)?;
         }
-        self.inbound.open = None;
-        self.inbound.complete_message();
-        self.deliver(
+        self.responder.in_progress_message = None;
+        self.responder.increment_msn();
+        self.complete_receive(
             card,
             ctx,
             header,
-            CompletionOperation::Receive,
+            CompletionOpcode::Receive,
             placed,
             Qpn::default(),
             CompletionFlags::empty(),
@@ -265,192 +280,222 @@ impl QueuePair {
     }
 
     /// Reports the receive at hand as a success. `flags` says what stands before the data.
-    pub(crate) fn deliver(
+    pub(crate) fn complete_receive(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        header: &Header,
-        operation: CompletionOperation,
+        header: &TransportHeader,
+        operation: CompletionOpcode,
         bytes: u64,
         source: Qpn,
         mut flags: CompletionFlags,
     ) {
-        let buffer = self.inbound.buffer.take().expect("a receive was made sure of");
-        flags.set(CompletionFlags::SOLICITED, header.bth.solicited);
+        let buffer = self.responder.receive_wqe.take().expect("a receive was made sure of");
+        flags.set(CompletionFlags::SOLICITED, header.bth.solicited_event);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());
         let immediate = header.immediate.map(|i| i.0).or(header.ieth.map(|i| i.0)).unwrap_or(0);
         let completion = Completion {
-            id: buffer.id,
-            status: Status::Success,
-            operation,
+            wr_id: buffer.wr_id,
+            status: CompletionStatus::Success,
+            opcode: operation,
             flags,
-            bytes: bytes as u32,
-            immediate,
-            queue_pair: self.number,
-            source,
+            byte_len: bytes as u32,
+            imm_data: immediate,
+            qpn: self.qpn,
+            src_qp: source,
             service_level: 0,
             vendor_error: 0,
             timestamp: 0,
         };
-        if let Some(cq) = self.receive_completion_queue(card) {
-            card.complete(ctx, cq, completion, Reason::None);
+        if let Some(cq) = self.effective_recv_cq(card) {
+            card.post_completion(ctx, cq, completion, Reason::None);
         }
-        self.inbound.spare.push(buffer);
+        self.responder.spare_receive_wqes.push(buffer);
     }
 
     /// Finds the bytes that a one-sided request names, if the queue pair and the key allow it.
-    pub(crate) fn locate(
+    pub(crate) fn check_remote_access(
         &self,
-        card: &Card,
-        header: &Header,
-        Reth { address, key, length }: Reth,
-        needs: Access,
-    ) -> Result<crate::protection::Located, Refusal> {
-        if !self.attributes.access.contains(needs) {
-            let denied = Denied::Right { key: key.0, has: self.attributes.access, needs };
-            return Err(Refusal::Access(denied));
+        card: &HcaState,
+        header: &TransportHeader,
+        Reth { virtual_address: address, rkey: key, dma_length: length }: Reth,
+        needs: AccessFlags,
+    ) -> Result<crate::protection::TranslatedAddress, RequestError> {
+        if !self.attributes.access_flags.contains(needs) {
+            let denied =
+                AccessError::InsufficientAccess { key: key.0, has: self.attributes.access_flags, needs };
+            return Err(RequestError::Access(denied));
         }
-        let domain = self.access_domain(card, header)?;
-        card.protection.remote(domain, self.number, key, address, length, needs).map_err(Refusal::Access)
+        let domain = self.remote_access_pd(card, header)?;
+        card.protection
+            .check_remote_access(domain, self.qpn, key, address, length, needs)
+            .map_err(RequestError::Access)
     }
 
-    pub(crate) fn accept_write(
+    pub(crate) fn execute_write(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        transport: &Transport<'_>,
-    ) -> Result<(), Refusal> {
+        transport: &TransportPacket<'_>,
+    ) -> Result<(), RequestError> {
         let header = &transport.header;
         let position = header.bth.opcode.position();
-        let open = self.inbound.open.unwrap_or(Open {
+        let open = self.responder.in_progress_message.unwrap_or(InProgressMessage {
             operation: Operation::Write,
-            first: header.bth.psn,
-            placed: 0,
-            remote: header.reth,
+            first_psn: header.bth.psn,
+            bytes_received: 0,
+            reth: header.reth,
         });
-        let Some(remote) = open.remote else {
-            return Err(Refusal::OpcodeOutOfPlace { opcode: header.bth.opcode });
+        let Some(remote) = open.reth else {
+            return Err(RequestError::OpcodeOutOfSequence { opcode: header.bth.opcode });
         };
-        let placed = open.placed + transport.payload.len() as u64;
-        let stated = u64::from(remote.length);
-        let adds_up = if position.ends() { placed == stated } else { placed < stated };
-        if remote.length > Limits::CARD.message || !adds_up {
-            return Err(Refusal::MessageLength { got: placed, stated: remote.length });
+        let placed = open.bytes_received + transport.payload.len() as u64;
+        let stated = u64::from(remote.dma_length);
+        let adds_up = if position.ends_message() { placed == stated } else { placed < stated };
+        if remote.dma_length > DeviceLimits::HCA.max_msg_sz || !adds_up {
+            return Err(RequestError::MessageLength { got: placed, dma_length: remote.dma_length });
         }
         // The rights of the whole message are checked with each packet: a region may go in between.
-        let target = match remote.length {
+        let target = match remote.dma_length {
             0 => None,
-            _ => Some(self.locate(card, header, remote, Access::REMOTE_WRITE)?),
+            _ => Some(self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE)?),
         };
         if header.immediate.is_some() {
-            self.ensure_buffer(card, ctx, header)?;
+            self.ensure_receive_wqe(card, ctx, header)?;
         }
         if let Some(target) = target {
-            let offset = target.offset + open.placed;
-            if !card.is_placed {
+            let offset = target.offset + open.bytes_received;
+            if !card.payload_placed {
                 ctx.memory
                     .write(target.memory, offset, transport.payload)
-                    .map_err(|fault| Refusal::Access(target.unreachable(fault)))?;
+                    .map_err(|fault| RequestError::Access(target.to_access_error(fault)))?;
             }
-            ctx.tell(Event::MemoryWritten {
-                qp: self.number,
+            ctx.emit(Event::MemoryWritten {
+                qp: self.qpn,
                 key: target.key,
-                address: remote.address.wrapping_add(open.placed),
+                address: remote.virtual_address.wrapping_add(open.bytes_received),
                 length: transport.payload.len() as u32,
                 psn: header.bth.psn,
             });
         }
-        if !position.ends() {
-            self.inbound.open = Some(Open { placed, ..open });
+        if !position.ends_message() {
+            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..open });
             return Ok(());
         }
-        self.inbound.open = None;
-        self.inbound.complete_message();
+        self.responder.in_progress_message = None;
+        self.responder.increment_msn();
         if header.immediate.is_some() {
-            let operation = CompletionOperation::ReceiveWriteImmediate;
-            self.deliver(card, ctx, header, operation, placed, Qpn::default(), CompletionFlags::empty());
+            let operation = CompletionOpcode::ReceiveWriteWithImm;
+            self.complete_receive(
+                card,
+                ctx,
+                header,
+                operation,
+                placed,
+                Qpn::default(),
+                CompletionFlags::empty(),
+            );
         }
         Ok(())
     }
 
-    fn check_reads(&self) -> Result<(), Refusal> {
-        let limit = self.attributes.max_reads_in;
-        if self.inbound.reads() >= usize::from(limit) {
-            return Err(Refusal::TooManyReads { limit });
+    fn check_rd_atomic_limit(&self) -> Result<(), RequestError> {
+        let limit = self.attributes.max_dest_rd_atomic;
+        if self.responder.pending_rd_atomic() >= usize::from(limit) {
+            return Err(RequestError::TooManyRdAtomic { limit });
         }
         Ok(())
     }
 
-    fn accept_read(&mut self, card: &mut Card, header: &Header) -> Result<u32, Refusal> {
+    fn execute_read(&mut self, card: &mut HcaState, header: &TransportHeader) -> Result<u32, RequestError> {
         card.counters.rx_read_requests += 1;
         let remote = header.reth.expect("a READ request has a RETH");
-        self.check_reads()?;
-        if remote.length > Limits::CARD.message {
-            return Err(Refusal::MessageLength { got: 0, stated: remote.length });
+        self.check_rd_atomic_limit()?;
+        if remote.dma_length > DeviceLimits::HCA.max_msg_sz {
+            return Err(RequestError::MessageLength { got: 0, dma_length: remote.dma_length });
         }
-        if remote.length > 0 {
-            self.locate(card, header, remote, Access::REMOTE_READ)?;
+        if remote.dma_length > 0 {
+            self.check_remote_access(card, header, remote, AccessFlags::REMOTE_READ)?;
         }
-        let domain = self.access_domain(card, header)?;
-        let packets = self.attributes.mtu.packets(remote.length);
-        self.inbound.complete_message();
-        let (first, msn) = (header.bth.psn, self.inbound.msn);
+        let domain = self.remote_access_pd(card, header)?;
+        let packets = self.attributes.path_mtu.packets(remote.dma_length);
+        self.responder.increment_msn();
+        let (first, msn) = (header.bth.psn, self.responder.msn);
         let (next, again) = (first, false);
-        self.inbound.owed.push_back(Owed::Read { first, next, packets, remote, domain, msn, again });
+        self.responder.pending_responses.push_back(PendingResponse::ReadResponse {
+            first,
+            next,
+            packets,
+            reth: remote,
+            pd: domain,
+            msn,
+            is_duplicate: again,
+        });
         Ok(packets)
     }
 
-    fn accept_atomic(
+    fn execute_atomic(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        header: &Header,
-    ) -> Result<(), Refusal> {
+        header: &TransportHeader,
+    ) -> Result<(), RequestError> {
         card.counters.rx_atomic_requests += 1;
-        let AtomicEth { address, key, swap_or_add, compare } =
+        let AtomicEth { virtual_address: address, rkey: key, swap_or_add, compare } =
             header.atomic.expect("an atomic request has an AtomicETH");
-        self.check_reads()?;
+        self.check_rd_atomic_limit()?;
         if address % 8 != 0 {
-            return Err(Refusal::Misaligned { address });
+            return Err(RequestError::MisalignedAtomic { address });
         }
-        let target = self.locate(card, header, Reth { address, key, length: 8 }, Access::REMOTE_ATOMIC)?;
+        let target = self.check_remote_access(
+            card,
+            header,
+            Reth { virtual_address: address, rkey: key, dma_length: 8 },
+            AccessFlags::REMOTE_ATOMIC,
+        )?;
         let operation = match header.bth.opcode.operation() {
-            Operation::CompareSwap => Atomic::CompareSwap { compare, swap: swap_or_add },
-            _ => Atomic::FetchAdd { add: swap_or_add },
+            Operation::CompareSwap => AtomicOperation::CompareSwap { compare, swap: swap_or_add },
+            _ => AtomicOperation::FetchAdd { add: swap_or_add },
         };
         let original = ctx
             .memory
             .atomic(target.memory, target.offset, operation)
-            .map_err(|fault| Refusal::Access(target.unreachable(fault)))?;
-        let (qp, psn) = (self.number, header.bth.psn);
-        ctx.tell(Event::MemoryWritten { qp, key: target.key, address, length: 8, psn });
-        self.inbound.complete_message();
-        let msn = self.inbound.msn;
-        self.inbound.owed.push_back(Owed::Atomic { psn, original, msn, again: false });
-        if self.inbound.atomics.len() >= usize::from(self.attributes.max_reads_in.max(1)) {
-            self.inbound.atomics.pop_front();
+            .map_err(|fault| RequestError::Access(target.to_access_error(fault)))?;
+        let (qp, psn) = (self.qpn, header.bth.psn);
+        ctx.emit(Event::MemoryWritten { qp, key: target.key, address, length: 8, psn });
+        self.responder.increment_msn();
+        let msn = self.responder.msn;
+        self.responder.pending_responses.push_back(PendingResponse::AtomicResponse {
+            psn,
+            original,
+            msn,
+            is_duplicate: false,
+        });
+        if self.responder.atomic_results.len() >= usize::from(self.attributes.max_dest_rd_atomic.max(1)) {
+            self.responder.atomic_results.pop_front();
         }
-        self.inbound.atomics.push_back((psn, original));
+        self.responder.atomic_results.push_back((psn, original));
         Ok(())
     }
 
     /// Owes an acknowledgement, together with one that waits already if the settings say so.
-    pub(crate) fn owe_acknowledge(&mut self, card: &Card, psn: Psn, syndrome: Syndrome) {
-        let coalesce = card.settings.acks == crate::Acks::Coalesce || self.inbound.owed.len() >= MAX_OWED;
+    pub(crate) fn queue_ack(&mut self, card: &HcaState, psn: Psn, syndrome: Syndrome) {
+        let coalesce = card.settings.ack_policy == crate::AckPolicy::Coalesce
+            || self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
         if coalesce
-            && let Some(Owed::Acknowledge { psn: last, syndrome: Syndrome::Ack(_), msn }) =
-                self.inbound.owed.back_mut()
+            && let Some(PendingResponse::Ack { psn: last, syndrome: Syndrome::Ack(_), msn }) =
+                self.responder.pending_responses.back_mut()
         {
-            (*last, *msn) = (psn, self.inbound.msn);
+            (*last, *msn) = (psn, self.responder.msn);
             return;
         }
-        self.owe(psn, syndrome);
+        self.queue_separate_ack(psn, syndrome);
     }
 
     /// Owes an acknowledgement of its own.
-    pub(crate) fn owe(&mut self, psn: Psn, syndrome: Syndrome) {
-        let msn = self.inbound.msn;
-        self.inbound.owed.push_back(Owed::Acknowledge { psn, syndrome, msn });
+    pub(crate) fn queue_separate_ack(&mut self, psn: Psn, syndrome: Syndrome) {
+        let msn = self.responder.msn;
+        self.responder.pending_responses.push_back(PendingResponse::Ack { psn, syndrome, msn });
     }
 }

@@ -1,22 +1,22 @@
 //! Which attributes each state transition of a queue pair needs and allows.
 
-use crate::{AttributeMask, Error, Modify, QpKind, State};
+use crate::{Modify, QpAttributeMask, QpState, QpType, VerbsError};
 use softhca_wire::Qpn;
 
 /// What a transition needs and what it allows besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
     /// Attributes that must be given.
-    pub required: AttributeMask,
+    pub required: QpAttributeMask,
     /// Attributes that may be given.
-    pub optional: AttributeMask,
+    pub optional: QpAttributeMask,
 }
 
 /// The transition that a caller may ask for (IBA table 91), if there is one.
-pub fn transition(kind: QpKind, from: State, to: State) -> Option<Transition> {
-    use AttributeMask as M;
-    use QpKind as K;
-    use State::*;
+pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
+    use QpAttributeMask as M;
+    use QpState::*;
+    use QpType as K;
     let datagram = kind.is_datagram();
     let connected = M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
     let migration = M::ALT_PATH | M::PATH_MIG_STATE;
@@ -89,40 +89,45 @@ pub fn transition(kind: QpKind, from: State, to: State) -> Option<Transition> {
 }
 
 /// Checks a change against the table and the ranges of its values.
-pub(crate) fn check(queue_pair: Qpn, kind: QpKind, from: State, modify: &Modify) -> Result<State, Error> {
+pub(crate) fn check_modify(
+    queue_pair: Qpn,
+    kind: QpType,
+    from: QpState,
+    modify: &Modify,
+) -> Result<QpState, VerbsError> {
     if let Some(believed) = modify.current_state
         && believed != from
         // A send queue error comes by itself: the caller may not have seen it yet.
-        && !(believed == State::ReadyToSend && from == State::SendQueueError)
+        && !(believed == QpState::ReadyToSend && from == QpState::SendQueueError)
     {
-        return Err(Error::Invalid { what: "current state", why: "the queue pair is in another state" });
+        return Err(VerbsError::Invalid { what: "current state", why: "the queue pair is in another state" });
     }
     let to = modify.state.unwrap_or(from);
     let Some(Transition { required, optional }) = transition(kind, from, to) else {
-        return Err(Error::Transition { queue_pair, from, to });
+        return Err(VerbsError::InvalidTransition { queue_pair, from, to });
     };
     let given = modify.mask();
     let (missing, forbidden) = (required - given, given - required - optional);
     // What is set when everything is torn down does not matter (IBA: "ignored").
-    let ignored = matches!(to, State::Reset | State::Error);
+    let ignored = matches!(to, QpState::Reset | QpState::Error);
     if !missing.is_empty() || !forbidden.is_empty() && !ignored {
-        return Err(Error::Attributes { queue_pair, from, to, missing, forbidden });
+        return Err(VerbsError::InvalidAttributes { queue_pair, from, to, missing, forbidden });
     }
     if modify.port.is_some_and(|port| port != 1) {
-        return Err(Error::Invalid { what: "port", why: "the card has one port, number 1" });
+        return Err(VerbsError::Invalid { what: "port", why: "the card has one port, number 1" });
     }
-    if modify.partition_index.is_some_and(|index| index != 0) {
-        return Err(Error::Invalid { what: "P_Key index", why: "the table has one entry, index 0" });
+    if modify.pkey_index.is_some_and(|index| index != 0) {
+        return Err(VerbsError::Invalid { what: "P_Key index", why: "the table has one entry, index 0" });
     }
     for (what, value, limit) in [
         ("timeout", modify.timeout, 31),
         ("retry count", modify.retry_count, 7),
         ("RNR retry count", modify.rnr_retry, 7),
-        ("max_rd_atomic", modify.max_reads_out, crate::Limits::CARD.reads),
-        ("max_dest_rd_atomic", modify.max_reads_in, crate::Limits::CARD.reads),
+        ("max_rd_atomic", modify.max_rd_atomic, crate::DeviceLimits::HCA.max_qp_rd_atom),
+        ("max_dest_rd_atomic", modify.max_dest_rd_atomic, crate::DeviceLimits::HCA.max_qp_rd_atom),
     ] {
         if let Some(value) = value.filter(|value| *value > limit) {
-            return Err(Error::TooLarge { what, value: value.into(), limit: limit.into() });
+            return Err(VerbsError::TooLarge { what, value: value.into(), limit: limit.into() });
         }
     }
     Ok(to)

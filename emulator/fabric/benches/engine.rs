@@ -8,12 +8,13 @@ mod bare;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Acks, ClientId, Context, CqId, Hca, Instant, Limits, PdId, QpKind, QpRings, Region, Settings,
+    AckPolicy, ClientId, Context, CqId, DeviceLimits, Hca, Instant, MemoryRegion, PdId, QpRings, QpType,
+    Settings,
 };
-use softhca_fabric::{Connection, Line, QpOptions, Store, World};
+use softhca_fabric::{ConnectOptions, LinkSettings, QpOptions, SparseMemory, World};
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendRequest,
-    Sge, completion_ring, doorbell, receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, Operation, RemoteAddress, SendFlags, SendProducer, SendWorkRequest,
+    Sge, completion_ring, doorbell_ring, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::time::Instant as Clock;
@@ -21,7 +22,7 @@ use std::time::Instant as Clock;
 /// A card with one connected queue pair, and as many idle ones as asked for.
 struct Card {
     hca: Hca,
-    store: Store,
+    store: SparseMemory,
     client: ClientId,
     domain: PdId,
     cq: CqId,
@@ -35,17 +36,18 @@ struct Card {
 impl Card {
     fn new(last: u8, depth: u32, idle: usize) -> Card {
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        let settings = Settings { acks: Acks::Coalesce, ..Settings::default() };
+        let settings = Settings { ack_policy: AckPolicy::Coalesce, ..Settings::default() };
         let mut hca = Hca::new(settings, vec![Gid::from(address)]);
-        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
         let client = hca.open_client(heard).unwrap();
-        let domain = hca.allocate_domain(client).unwrap();
+        let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(4096);
         let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut store = Store::default();
+        let mut store = SparseMemory::default();
         let memory = store.allocate(4 << 20);
-        let region = Region { client, domain, base: 0, length: 4 << 20, access: RIGHTS, memory };
-        let key = hca.register(region).unwrap();
+        let region =
+            MemoryRegion { client, pd: domain, iova: 0, length: 4 << 20, access_flags: RIGHTS, memory };
+        let key = hca.register_memory_region(region).unwrap();
         let mut card =
             Card { hca, store, client, domain, cq, completions, doorbell, key, queue_pairs: vec![], address };
         card.add_queue_pair(depth);
@@ -73,11 +75,11 @@ impl Card {
 
     fn post_write(&mut self, index: usize, peer_key: RemoteKey, length: u32) -> bool {
         let (number, ring) = &mut self.queue_pairs[index];
-        let sge = [Sge { address: 0, length, key: LocalKey(self.key.0) }];
-        let remote = RemoteAddress { address: 0, key: peer_key };
-        let mut request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
+        let sge = [Sge { address: 0, length, lkey: LocalKey(self.key.0) }];
+        let remote = RemoteAddress { address: 0, rkey: peer_key };
+        let mut request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
         request.flags = SendFlags::SIGNALED;
-        if ring.place(&request).is_err() {
+        if ring.enqueue(&request).is_err() {
             return false;
         }
         ring.publish();
@@ -90,15 +92,15 @@ impl Card {
 fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> u64 {
     let mut packets = 0;
     let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
-    from.hca.ring(&mut ctx);
+    from.hca.process_doorbells(&mut ctx);
     loop {
         let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), buffer, 64) else { return packets };
         let mut ctx = Context { now, memory: &mut to.store, events: &mut () };
-        for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment).enumerate() {
-            let mut envelope = run.envelope;
+        for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment_size).enumerate() {
+            let mut envelope = run.addressing;
             envelope.identification = index as u16;
-            Icrc::seal(&envelope, packet);
+            Icrc::write(&envelope, packet);
             let (transport, icrc) = Icrc::split(packet).unwrap();
             assert_eq!(Icrc::compute(&envelope, transport), icrc);
             to.hca.receive(&mut ctx, &envelope, transport);
@@ -145,29 +147,29 @@ fn rounds(mtu: Mtu, message: u32, idle: usize, busy: usize, count: u32, each: u6
 fn world(mtu: Mtu, message: u32) -> f64 {
     let mut world = World::new(1);
     let hosts = ["a", "b"].map(|name| world.add_host(name, Settings::default()));
-    world.add_cable(hosts[0], hosts[1], Line { delay_ns: 1_000, ..Line::default() });
+    world.add_link(hosts[0], hosts[1], LinkSettings { delay_ns: 1_000, ..LinkSettings::default() });
     let ends = hosts.map(|host| {
-        let mut verbs = world.on(host);
-        let domain = verbs.allocate_domain().unwrap();
+        let mut verbs = world.verbs(host);
+        let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(4096).unwrap();
-        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, QpOptions::default()).unwrap();
-        let (key, base) = verbs.register(domain, 4 << 20, RIGHTS).unwrap();
+        let qp = verbs.create_queue_pair(QpType::Rc, domain, cq, QpOptions::default()).unwrap();
+        let (key, base) = verbs.register_memory(domain, 4 << 20, RIGHTS).unwrap();
         (host, qp, cq, key, base)
     });
     let [(a, qa, cq, key, base), (b, qb, _, peer, to)] = ends;
-    world.connect((a, qa), (b, qb), &Connection { mtu, ..Connection::default() }).unwrap();
+    world.connect((a, qa), (b, qb), &ConnectOptions { path_mtu: mtu, ..ConnectOptions::default() }).unwrap();
     let start = Clock::now();
     let mut messages = 0;
     while start.elapsed().as_millis() < 1_000 {
         for _ in 0..32 {
-            let sge = [Sge { address: base, length: message, key: LocalKey(key.0) }];
-            let remote = RemoteAddress { address: to, key: peer };
-            let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
-            world.on(a).post_send(qa, &request).unwrap();
+            let sge = [Sge { address: base, length: message, lkey: LocalKey(key.0) }];
+            let remote = RemoteAddress { address: to, rkey: peer };
+            let request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
+            world.verbs(a).post_send(qa, &request).unwrap();
             messages += 1;
         }
         world.run();
-        assert_eq!(world.on(a).poll_all(cq).len(), 32);
+        assert_eq!(world.verbs(a).poll_all(cq).len(), 32);
     }
     f64::from(messages * mtu.packets(message)) / start.elapsed().as_secs_f64()
 }

@@ -3,20 +3,22 @@
 //! `cargo bench -p softhca-fabric --bench fabric`. The engine and the headers are the real ones; payload bytes
 //! and the ICRC are left out. Nothing here asserts: the machine decides the numbers, this prints them.
 
-use softhca_engine::{Congestion, PayloadMode, QpKind, Settings};
-use softhca_fabric::{Connection, Direction, HostId, Line, QpOptions, Seed, SwitchSettings, Topology, World};
-use softhca_queue::{Access, Operation, RemoteAddress, SendRequest, Sge};
+use softhca_engine::{CongestionSettings, PayloadMode, QpType, Settings};
+use softhca_fabric::{
+    ConnectOptions, Direction, HostId, LinkSettings, QpOptions, Seed, SwitchSettings, Topology, World,
+};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu};
 use std::num::NonZeroU64;
 
-const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+const RIGHTS: AccessFlags = AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE);
 
 /// An ACK for each packet, DCQCN with the paper's parameters.
 fn settings() -> Settings {
     Settings {
-        payload: PayloadMode::Elided,
-        congestion: Congestion::DCQCN,
-        ack_request_every: 1,
+        payload_mode: PayloadMode::Elided,
+        congestion: CongestionSettings::DCQCN,
+        ack_request_interval: 1,
         ..Settings::default()
     }
 }
@@ -24,29 +26,40 @@ fn settings() -> Settings {
 fn build(topology: Topology) -> (World, Vec<HostId>) {
     let mut world = World::new(1);
     let hosts: Vec<_> = (0..topology.hosts()).map(|n| world.add_host(&format!("h{n}"), settings())).collect();
-    let line = Line { bits_per_second: NonZeroU64::new(100_000_000_000), delay_ns: 1_000, ..Line::default() };
-    world.lay_out(&topology, &hosts, line, SwitchSettings::default()).expect("a topology");
+    let line = LinkSettings {
+        bits_per_second: NonZeroU64::new(100_000_000_000),
+        delay_ns: 1_000,
+        ..LinkSettings::default()
+    };
+    world.build_topology(&topology, &hosts, line, SwitchSettings::default()).expect("a topology");
     (world, hosts)
 }
 
 /// One WRITE of so many bytes from one host to another.
 fn start(world: &mut World, from: HostId, to: HostId, bytes: u32) {
     let ports = [from, to].map(|host| {
-        let mut verbs = world.on(host);
-        let domain = verbs.allocate_domain().expect("a domain");
+        let mut verbs = world.verbs(host);
+        let domain = verbs.allocate_protection_domain().expect("a domain");
         let cq = verbs.create_completion_queue(16).expect("a completion queue");
-        let options = QpOptions { sends: 4, receives: 1, entries: 1, inline: 0, ..QpOptions::default() };
-        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, options).expect("a queue pair");
-        let (key, base) = verbs.register(domain, bytes.into(), RIGHTS).expect("a region");
+        let options = QpOptions {
+            max_send_wr: 4,
+            max_recv_wr: 1,
+            max_sge: 1,
+            max_inline_data: 0,
+            ..QpOptions::default()
+        };
+        let qp = verbs.create_queue_pair(QpType::Rc, domain, cq, options).expect("a queue pair");
+        let (key, base) = verbs.register_memory(domain, bytes.into(), RIGHTS).expect("a region");
         (qp, key, base)
     });
     let [(qp, key, base), (peer, peer_key, to_base)] = ports;
-    let connection = Connection { mtu: Mtu::B4096, traffic_class: 3 << 5, ..Connection::default() };
+    let connection =
+        ConnectOptions { path_mtu: Mtu::B4096, traffic_class: 3 << 5, ..ConnectOptions::default() };
     world.connect((from, qp), (to, peer), &connection).expect("a connection");
-    let sge = [Sge { address: base, length: bytes, key: LocalKey(key.0) }];
-    let remote = RemoteAddress { address: to_base, key: peer_key };
-    let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
-    world.on(from).post_send(qp, &request).expect("a send");
+    let sge = [Sge { address: base, length: bytes, lkey: LocalKey(key.0) }];
+    let remote = RemoteAddress { address: to_base, rkey: peer_key };
+    let request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
+    world.verbs(from).post_send(qp, &request).expect("a send");
 }
 
 /// A host for each to send to, none itself: the next of a shuffled circle.
@@ -61,11 +74,11 @@ fn permutation(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
 /// Frames that all cables took.
 fn packet_links(world: &World) -> u64 {
     let cables = (0..).map_while(|cable| {
-        let cable = softhca_fabric::CableId(cable);
-        world.ends_of(cable).map(|_| world.cable(cable))
+        let cable = softhca_fabric::LinkId(cable);
+        world.try_link_ends(cable).map(|_| world.link(cable))
     });
     let ways = [Direction::Forward, Direction::Backward];
-    cables.map(|cable| ways.iter().map(|way| cable.ledger(*way).admitted).sum::<u64>()).sum()
+    cables.map(|cable| ways.iter().map(|way| cable.counters(*way).admitted).sum::<u64>()).sum()
 }
 
 struct Outcome {
@@ -92,9 +105,9 @@ fn run(
     let links = packet_links(&world);
     if tell {
         let sum = |pick: fn(&softhca_engine::Counters) -> u64| {
-            hosts.iter().map(|host| pick(world.host(*host).card().counters())).sum::<u64>()
+            hosts.iter().map(|host| pick(world.host(*host).hca().counters())).sum::<u64>()
         };
-        let census = world.census();
+        let census = world.frame_counters();
         println!(
             "  {packets} data packets, {links} packet-links, {:.1} ms simulated; {} marks seen, {} CNPs, {} lost, {} sent again",
             world.now().nanos() as f64 / 1e6,

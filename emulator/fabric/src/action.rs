@@ -1,8 +1,8 @@
 //! What a rule does to a packet.
 
-use crate::field::payload;
-use crate::repeat::{Draw, Question};
-use crate::{Content, Effect, Field, Frame, Seed, Value};
+use crate::header_field::payload;
+use crate::repetition::{DrawKey, DrawPurpose};
+use crate::{FaultEffect, FieldValue, Frame, FrameContent, HeaderField, Seed};
 use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
@@ -34,23 +34,23 @@ pub enum Action {
     /// One bit of it is flipped.
     Corrupt {
         /// Which bit.
-        place: Place,
+        bit: BitPosition,
         /// What becomes of the ICRC.
-        seal: Seal,
+        icrc: IcrcPolicy,
     },
     /// A switch's congestion mark is put on it. The ICRC does not cover that.
     MarkCe,
     /// A header field gets another value, and the ICRC is repaired.
     Rewrite {
         /// The field.
-        field: Field,
+        field: HeaderField,
         /// Its new value.
-        value: Value,
+        value: FieldValue,
     },
     /// The link goes down, and the packet is the first to be lost.
     LinkDown {
         /// In which direction.
-        cut: Cut,
+        directions: DownDirections,
         /// How long.
         for_ns: u64,
     },
@@ -59,29 +59,29 @@ pub enum Action {
 /// A bit of a packet.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BitPosition {
     /// Counted from the highest bit of the first byte of the BTH; the ICRC's bits count too.
     Bit(u32),
     /// Counted from the highest bit of the first byte of the payload, without pad bytes.
     PayloadBit(u32),
     /// Any bit before the ICRC that it covers, as the seed decides.
-    Anywhere,
+    Random,
 }
 
 /// What becomes of the ICRC of a packet that is changed.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seal {
+pub enum IcrcPolicy {
     /// It stays, so that the receiver can see the damage.
     Stale,
     /// It is computed anew, so that the receiver cannot.
-    Repaired,
+    Recomputed,
 }
 
 /// Which directions of a link an action takes down.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cut {
+pub enum DownDirections {
     /// The one that the packet travels in.
     OneWay,
     /// Both.
@@ -92,17 +92,17 @@ impl Action {
     /// Whether the action can be done to a packet like this one. If not, the rule is not about it.
     pub(crate) fn applies_to(&self, frame: &Frame, opcode: Option<Opcode>) -> bool {
         let alters = matches!(self, Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. });
-        if alters && frame.content != Content::Packet && *self != Action::MarkCe {
+        if alters && frame.content != FrameContent::Packet && *self != Action::MarkCe {
             return false;
         }
         match *self {
-            Action::MarkCe => frame.content != Content::Pause,
-            Action::Corrupt { place, .. } => match place {
-                Place::Bit(bit) => (bit as usize) < frame.bytes.len() * 8,
-                Place::PayloadBit(bit) => {
+            Action::MarkCe => frame.content != FrameContent::Pause,
+            Action::Corrupt { bit: place, .. } => match place {
+                BitPosition::Bit(bit) => (bit as usize) < frame.bytes.len() * 8,
+                BitPosition::PayloadBit(bit) => {
                     opcode.is_some_and(|opcode| (bit as usize) < payload(opcode, &frame.bytes).len() * 8)
                 }
-                Place::Anywhere => opcode.is_some(),
+                BitPosition::Random => opcode.is_some(),
             },
             Action::Rewrite { field, .. } => opcode.is_some_and(|opcode| field.is_in(opcode)),
             _ => true,
@@ -111,49 +111,49 @@ impl Action {
 
     /// Changes a frame that the action applies to, and tells what it did; nothing if the action is not of
     /// that kind.
-    pub(crate) fn alter(
+    pub(crate) fn apply(
         &self,
         frame: &mut Frame,
         opcode: Option<Opcode>,
         seed: Seed,
-        question: &Question,
-    ) -> Option<Effect> {
-        let Frame { envelope, bytes, .. } = frame;
+        question: &DrawKey,
+    ) -> Option<FaultEffect> {
+        let Frame { addressing: envelope, bytes, .. } = frame;
         match *self {
-            Action::Corrupt { place, seal } => {
+            Action::Corrupt { bit: place, icrc: seal } => {
                 let bit = place.bit(bytes, opcode, seed, question);
                 bytes[bit / 8] ^= 0x80 >> (bit % 8);
-                if seal == Seal::Repaired {
-                    Icrc::seal(envelope, bytes);
+                if seal == IcrcPolicy::Recomputed {
+                    Icrc::write(envelope, bytes);
                 }
-                Some(Effect::Corrupted { bit: bit as u32, seal })
+                Some(FaultEffect::Corrupted { bit: bit as u32, icrc: seal })
             }
             Action::MarkCe => {
                 envelope.traffic_class |= Ecn::CongestionExperienced as u8;
-                Some(Effect::MarkedCe)
+                Some(FaultEffect::MarkedCe)
             }
             Action::Rewrite { field, value } => {
                 let (from, to) = field.rewrite(opcode?, bytes, value);
-                Icrc::seal(envelope, bytes);
-                Some(Effect::Rewritten { field, from, to })
+                Icrc::write(envelope, bytes);
+                Some(FaultEffect::Rewritten { field, from, to })
             }
             _ => None,
         }
     }
 }
 
-impl Place {
+impl BitPosition {
     /// The bit of a packet that [`Action::applies_to`] accepted, counted from the start of the BTH.
-    pub(crate) fn bit(self, bytes: &[u8], opcode: Option<Opcode>, seed: Seed, question: &Question) -> usize {
+    pub(crate) fn bit(self, bytes: &[u8], opcode: Option<Opcode>, seed: Seed, question: &DrawKey) -> usize {
         /// The byte of the BTH that the ICRC does not cover.
         const UNCOVERED: usize = 4;
         match (self, opcode) {
-            (Place::PayloadBit(bit), Some(opcode)) => payload(opcode, bytes).start * 8 + bit as usize,
-            (Place::Bit(bit) | Place::PayloadBit(bit), _) => bit as usize,
-            (Place::Anywhere, _) => {
+            (BitPosition::PayloadBit(bit), Some(opcode)) => payload(opcode, bytes).start * 8 + bit as usize,
+            (BitPosition::Bit(bit) | BitPosition::PayloadBit(bit), _) => bit as usize,
+            (BitPosition::Random, _) => {
                 debug_assert!(bytes.len() >= Bth::LEN + ICRC_LEN, "a packet with an opcode has a BTH");
                 let covered = (bytes.len() - ICRC_LEN - 1) * 8;
-                let bit = seed.below(covered as u64, &question.words(Draw::Place)) as usize;
+                let bit = seed.below(covered as u64, &question.words(DrawPurpose::BitPosition)) as usize;
                 if bit / 8 < UNCOVERED { bit } else { bit + 8 }
             }
         }

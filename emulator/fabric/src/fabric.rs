@@ -1,12 +1,12 @@
 //! The same network under a clock that somebody else keeps: between cards in real time.
 
-use crate::agenda::Happening;
-use crate::network::{Network, Output};
-use crate::observer::Observer;
-use crate::outside::{Border, Outside};
+use crate::event_queue::SimEvent;
+use crate::external_ports::{ExternalPortSink, ExternalPorts};
+use crate::network::{Network, Outcome};
+use crate::sink::FabricSink;
 use crate::{
-    BadTopology, CableId, Census, Frame, HostId, HostPortCounters, Laid, Line, Node, Origin, OutsideNews,
-    Receiver, Seed, Switch, SwitchId, SwitchSettings, Topology,
+    BuiltTopology, ExternalPortUpdate, Frame, FrameCounters, HostId, HostPortCounters, LinkId, LinkSettings,
+    Node, Origin, ReceiverSettings, Seed, Switch, SwitchId, SwitchSettings, Topology, TopologyError,
 };
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -21,11 +21,11 @@ use softhca_engine::Instant;
 /// [`Fabric::news`].
 pub struct Fabric {
     network: Network,
-    outside: Outside,
+    external_ports: ExternalPorts,
     /// What has arrived at each host.
-    arrived: Vec<VecDeque<Frame>>,
+    received: Vec<VecDeque<Frame>>,
     /// Hosts that have something to look at: frames, or other pauses than before.
-    woken: Vec<HostId>,
+    ready_hosts: Vec<HostId>,
 }
 
 impl Fabric {
@@ -34,22 +34,30 @@ impl Fabric {
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: Line,
+        line: LinkSettings,
         settings: SwitchSettings,
-    ) -> Result<(Fabric, Laid), BadTopology> {
+    ) -> Result<(Fabric, BuiltTopology), TopologyError> {
         let layout = topology.layout()?;
         if addresses.len() != layout.hosts as usize {
-            return Err(BadTopology::WrongHosts { hosts: addresses.len(), wanted: layout.hosts });
+            return Err(TopologyError::WrongHostCount { hosts: addresses.len(), expected: layout.hosts });
         }
         let mut network = Network::new(Seed(seed));
         let hosts: Vec<_> = addresses.iter().map(|address| network.add_host(*address)).collect();
-        let laid = network.lay(&layout, &hosts, line, settings);
+        let laid = network.build_layout(&layout, &hosts, line, settings);
         let arrived = hosts.iter().map(|_| VecDeque::new()).collect();
-        Ok((Fabric { network, outside: Outside::new(line), arrived, woken: Vec::new() }, laid))
+        Ok((
+            Fabric {
+                network,
+                external_ports: ExternalPorts::new(line),
+                received: arrived,
+                ready_hosts: Vec::new(),
+            },
+            laid,
+        ))
     }
 
     /// The host with this address.
-    pub fn host_at(&self, address: IpAddr) -> Option<HostId> {
+    pub fn host_with_address(&self, address: IpAddr) -> Option<HostId> {
         self.network.addresses.find(address)
     }
 
@@ -65,39 +73,43 @@ impl Fabric {
     ///
     /// # Panics
     /// If the id is of another network.
-    pub fn ends(&self, id: CableId) -> [Node; 2] {
-        self.network.links[id.0 as usize].ends
+    pub fn link_ends(&self, id: LinkId) -> [Node; 2] {
+        self.network.link_ends[id.0 as usize].ends
     }
 
     /// When the line of a host takes the next frame.
-    pub fn free_at(&self, host: HostId) -> Instant {
-        Instant::from_nanos(self.network.host_free_at(host))
+    pub fn link_free_at(&self, host: HostId) -> Instant {
+        Instant::from_nanos(self.network.host_link_free_at(host))
     }
 
     /// Takes a frame that a host sends.
-    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn Observer) {
+    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn FabricSink) {
         self.network.send(now, from, frame, observer);
     }
 
     /// Lets everything happen that was to happen by `now`, each at its own time.
-    pub fn advance(&mut self, now: Instant, observer: &mut dyn Observer) {
-        while let Some((at, happening)) = self.network.agenda.pop_until(now.nanos()) {
+    pub fn advance(&mut self, now: Instant, observer: &mut dyn FabricSink) {
+        while let Some((at, happening)) = self.network.event_queue.pop_until(now.nanos()) {
             let at = Instant::from_nanos(at);
-            let Fabric { network, outside, arrived, woken } = self;
-            match network.happen(at, happening, &mut Border { observer, outside }) {
-                Output::Nothing => {
-                    if let Happening::HostLine { host } = happening {
-                        outside.line_is_free(at, host, network, woken, observer);
+            let Fabric { network, external_ports: outside, received: arrived, ready_hosts: woken } = self;
+            match network.handle_event(
+                at,
+                happening,
+                &mut ExternalPortSink { inner: observer, external_ports: outside },
+            ) {
+                Outcome::Nothing => {
+                    if let SimEvent::HostLinkFree { host } = happening {
+                        outside.on_link_free(at, host, network, woken, observer);
                     }
                 }
-                Output::Arrived { host, slot } => {
-                    arrived[host.0 as usize].push_back(network.agenda.slots.remove(slot));
+                Outcome::Arrived { host, slot } => {
+                    arrived[host.0 as usize].push_back(network.event_queue.pool.remove(slot));
                     woken.push(host);
                 }
-                Output::Paused { host, .. } if outside.is_port(host) => {
-                    outside.pauses_changed(at, host, network, woken, observer);
+                Outcome::Paused { host, .. } if outside.contains(host) => {
+                    outside.on_pause_change(at, host, network, woken, observer);
                 }
-                Output::Paused { host, .. } => woken.push(host),
+                Outcome::Paused { host, .. } => woken.push(host),
             }
         }
     }
@@ -105,62 +117,62 @@ impl Fabric {
     /// Takes a frame that came from another machine for a host. It waits for the line that its sender's port has to
     /// the switch of the host, behind at most `most` bytes of the same sender: what is beyond that is lost. Gives the
     /// frame back if there are too many such ports already.
-    pub fn enter(
+    pub fn inject_external(
         &mut self,
         now: Instant,
         host: HostId,
         frame: Frame,
         most: u64,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) -> Result<(), Frame> {
-        let Fabric { network, outside, woken, .. } = self;
-        let index = match outside.find(host, frame.envelope.source) {
+        let Fabric { network, external_ports: outside, ready_hosts: woken, .. } = self;
+        let index = match outside.find(host, frame.addressing.source) {
             Some(index) => index,
-            None => match outside.attach(host, &frame.envelope, network, observer) {
+            None => match outside.attach(host, &frame.addressing, network, observer) {
                 Some(index) => index,
                 None => return Err(frame),
             },
         };
-        outside.enter(now, index, frame, most, network, woken, observer);
+        outside.enqueue(now, index, frame, most, network, woken, observer);
         Ok(())
     }
 
     /// What changed at one of the ports of other machines that send to a host, since it was last told here.
-    pub fn news(&mut self, host: HostId) -> Option<OutsideNews> {
-        self.outside.news(host)
+    pub fn next_external_update(&mut self, host: HostId) -> Option<ExternalPortUpdate> {
+        self.external_ports.next_update(host)
     }
 
     /// Whether frames of another machine are on their way to a host.
-    pub fn carries(&self, host: HostId, peer: IpAddr) -> bool {
-        self.outside.carries(host, peer)
+    pub fn has_in_flight(&self, host: HostId, peer: IpAddr) -> bool {
+        self.external_ports.has_in_flight(host, peer)
     }
 
     /// Another machine is gone: what it sent to a host and what still waits for its line is dropped.
-    pub fn forget(&mut self, host: HostId, peer: IpAddr) {
-        self.outside.forget(host, peer);
+    pub fn drop_peer(&mut self, host: HostId, peer: IpAddr) {
+        self.external_ports.drop_peer(host, peer);
     }
 
     /// The ports of other machines: the host that each sends to, its address, the cable, and its own counters.
-    pub fn outside(&self) -> impl Iterator<Item = (HostId, IpAddr, CableId, HostPortCounters)> {
-        self.outside
+    pub fn external_ports(&self) -> impl Iterator<Item = (HostId, IpAddr, LinkId, HostPortCounters)> {
+        self.external_ports
             .ports()
             .map(|(host, address, cable, port)| (host, address, cable, self.port_counters(port)))
     }
 
     /// A host that has something to look at since it was last told here.
-    pub fn woken(&mut self) -> Option<HostId> {
-        self.woken.pop()
+    pub fn next_ready_host(&mut self) -> Option<HostId> {
+        self.ready_hosts.pop()
     }
 
     /// The oldest frame that has arrived at a host, and whether another machine sent it.
-    pub fn take(&mut self, host: HostId) -> Option<(Frame, Origin)> {
-        let frame = self.arrived[host.0 as usize].pop_front()?;
-        let origin = self.outside.note_left(host, frame.envelope.source);
+    pub fn receive(&mut self, host: HostId) -> Option<(Frame, Origin)> {
+        let frame = self.received[host.0 as usize].pop_front()?;
+        let origin = self.external_ports.record_departure(host, frame.addressing.source);
         Some((frame, origin))
     }
 
     /// The priorities that a host may not send now, as a mask.
-    pub fn paused(&self, host: HostId) -> u8 {
+    pub fn paused_priorities(&self, host: HostId) -> u8 {
         self.network.hosts[host.0 as usize].pauses.mask()
     }
 
@@ -174,19 +186,19 @@ impl Fabric {
         &mut self,
         now: Instant,
         host: HostId,
-        receiver: Receiver,
-        observer: &mut dyn Observer,
+        receiver: ReceiverSettings,
+        observer: &mut dyn FabricSink,
     ) {
         self.network.set_receiver(now, host, receiver, observer);
     }
 
     /// When the next thing happens.
     pub fn next_at(&self) -> Option<Instant> {
-        self.network.agenda.next_at().map(Instant::from_nanos)
+        self.network.event_queue.next_at().map(Instant::from_nanos)
     }
 
     /// How many frames went where; those that nobody took yet have been delivered.
-    pub fn census(&self) -> Census {
-        self.network.census()
+    pub fn frame_counters(&self) -> FrameCounters {
+        self.network.frame_counters()
     }
 }

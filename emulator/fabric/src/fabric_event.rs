@@ -1,6 +1,6 @@
 //! Facts that switches and the ports of hosts tell: one `Copy` enum, in the past tense.
 
-use crate::{CableId, HostId};
+use crate::{HostId, LinkId};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_wire::{Bth, Psn, Qpn};
@@ -50,28 +50,28 @@ impl From<SwitchId> for Node {
 
 /// What is told of a packet that something happened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Culprit {
+pub struct PacketId {
     /// Who sent it.
     pub source: IpAddr,
     /// Whom it is for.
     pub destination: IpAddr,
     /// The queue pair that it is for, and its PSN, unless it is malformed.
-    pub packet: Option<(Qpn, Psn)>,
+    pub bth: Option<(Qpn, Psn)>,
 }
 
-impl Culprit {
-    pub(crate) fn of(frame: &crate::Frame) -> Culprit {
-        Culprit {
-            source: frame.envelope.source,
-            destination: frame.envelope.destination,
-            packet: Bth::parse(&frame.bytes).ok().map(|bth| (bth.destination, bth.psn)),
+impl PacketId {
+    pub(crate) fn of(frame: &crate::Frame) -> PacketId {
+        PacketId {
+            source: frame.addressing.source,
+            destination: frame.addressing.destination,
+            bth: Bth::parse(&frame.bytes).ok().map(|bth| (bth.destination_qp, bth.psn)),
         }
     }
 }
 
 /// Why a frame got lost in a switch or at the port of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LossCause {
+pub enum FrameDropReason {
     /// The whole buffer was full.
     BufferFull,
     /// A queue of a priority that may lose frames was full.
@@ -83,34 +83,34 @@ pub enum LossCause {
     /// Nobody has the destination's address.
     NoRoute,
     /// It passed too many switches.
-    HopLimit,
+    HopLimitExceeded,
     /// A frame for a MAC to understand that it did not.
-    Unreadable,
+    MalformedPause,
 }
 
-impl fmt::Display for LossCause {
+impl fmt::Display for FrameDropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            LossCause::BufferFull => "the buffer is full",
-            LossCause::QueueFull => "the queue is full",
-            LossCause::HeadroomFull => "the headroom is full: it is too small for this cable",
-            LossCause::Watchdog => "the watchdog empties a queue that stood still",
-            LossCause::NoRoute => "there is no route to the destination",
-            LossCause::HopLimit => "it passed too many switches",
-            LossCause::Unreadable => "the pause frame cannot be read",
+            FrameDropReason::BufferFull => "the buffer is full",
+            FrameDropReason::QueueFull => "the queue is full",
+            FrameDropReason::HeadroomFull => "the headroom is full: it is too small for this cable",
+            FrameDropReason::Watchdog => "the watchdog empties a queue that stood still",
+            FrameDropReason::NoRoute => "there is no route to the destination",
+            FrameDropReason::HopLimitExceeded => "it passed too many switches",
+            FrameDropReason::MalformedPause => "the pause frame cannot be read",
         })
     }
 }
 
 /// How a pause came to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PauseEnd {
+pub enum PauseEndReason {
     /// The port that had asked for it asked to go on.
     Resumed,
     /// Its time was over.
     Expired,
     /// A watchdog ended it.
-    Overruled,
+    WatchdogFired,
 }
 
 /// Something that happened in a switch, or at the port of a host.
@@ -118,21 +118,21 @@ pub enum PauseEnd {
 #[allow(missing_docs, reason = "the fields are named after what they are")]
 pub enum FabricEvent {
     /// A packet got a congestion mark because `depth` bytes were waiting before it.
-    Marked { switch: SwitchId, cable: CableId, priority: u8, depth: u64, culprit: Culprit },
+    EcnMarked { switch: SwitchId, link: LinkId, priority: u8, depth: u64, packet: PacketId },
     /// A frame was lost.
-    Lost { at: Node, cable: CableId, priority: u8, cause: LossCause, culprit: Culprit },
+    FrameDropped { node: Node, link: LinkId, priority: u8, reason: FrameDropReason, packet: PacketId },
     /// A pause frame was sent because `held` bytes of that priority had come over the cable; zero quanta let
     /// the peer go on.
-    PauseSent { at: Node, cable: CableId, priority: u8, quanta: u16, held: u64 },
+    PauseSent { node: Node, link: LinkId, priority: u8, quanta: u16, ingress_bytes: u64 },
     /// A pause frame came; the priority is stopped until then.
-    PauseReceived { at: Node, cable: CableId, priority: u8, quanta: u16, until_ns: u64 },
+    PauseReceived { node: Node, link: LinkId, priority: u8, quanta: u16, until_ns: u64 },
     /// A priority goes on.
-    PauseEnded { at: Node, cable: CableId, priority: u8, how: PauseEnd },
+    PauseEnded { node: Node, link: LinkId, priority: u8, reason: PauseEndReason },
     /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
-    QueueSampled { switch: SwitchId, cable: CableId, priority: u8, depth: u64 },
+    QueueSampled { switch: SwitchId, link: LinkId, priority: u8, depth: u64 },
     /// A watchdog acted on a queue that stood still, or on a host that did not let others go on; `lost`
     /// frames were in its way.
-    WatchdogFired { at: Node, cable: CableId, priority: u8, lost: u64 },
+    WatchdogFired { node: Node, link: LinkId, priority: u8, dropped: u64 },
     /// The watchdog is done: everything is as before.
-    WatchdogRestored { at: Node, cable: CableId, priority: u8 },
+    WatchdogRestored { node: Node, link: LinkId, priority: u8 },
 }

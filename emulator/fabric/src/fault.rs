@@ -1,10 +1,10 @@
 //! What comes out of a cable: frames, and facts about what happened to them.
 
-use crate::{Cut, Direction, Field, Frame, RuleId, Seal, Sighting};
+use crate::{Direction, DownDirections, Frame, HeaderField, IcrcPolicy, ObservedPacket, RuleId};
 use core::num::NonZeroU32;
 
 /// Where a cable puts what comes out of it.
-pub trait Outlet {
+pub trait LinkOutput {
     /// This frame arrives at the end that `direction` leads to. Times of arrival may lie in the future and
     /// are not in order when rules delay frames; frames of one time arrive in the order of these calls.
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame);
@@ -21,27 +21,27 @@ pub struct Fault {
     /// Which way the packet went.
     pub direction: Direction,
     /// Who did it.
-    pub cause: Cause,
+    pub cause: FaultCause,
     /// What was done.
-    pub effect: Effect,
+    pub effect: FaultEffect,
     /// The packet, as it was admitted.
-    pub sighting: Sighting,
+    pub packet: ObservedPacket,
 }
 
 /// Who caused a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum FaultCause {
     /// This rule.
     Rule(RuleId),
     /// The link was down.
     LinkDown,
     /// The packet was larger than the line's MTU.
-    TooBig,
+    ExceedsMtu,
 }
 
 /// What was done to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effect {
+pub enum FaultEffect {
     /// It was lost.
     Dropped {
         /// And with it so many duplicates that another rule had made of it.
@@ -53,7 +53,7 @@ pub enum Effect {
         copies: u32,
     },
     /// It was held back.
-    HeldBack {
+    Reordered {
         /// Behind how many others.
         by: NonZeroU32,
     },
@@ -67,23 +67,23 @@ pub enum Effect {
         /// Counted from the highest bit of the BTH's first byte.
         bit: u32,
         /// What became of the ICRC.
-        seal: Seal,
+        icrc: IcrcPolicy,
     },
     /// It carries a congestion mark now.
     MarkedCe,
     /// A field has another value now.
     Rewritten {
         /// The field.
-        field: Field,
+        field: HeaderField,
         /// Its old value.
         from: u64,
         /// Its new value.
         to: u64,
     },
     /// It took the link down.
-    LinkCut {
+    LinkTakenDown {
         /// In which direction.
-        cut: Cut,
+        directions: DownDirections,
         /// Until when.
         until_ns: u64,
     },

@@ -1,12 +1,12 @@
 //! A host: a card, its memory, and the application's ends of the card's queues.
 
-use crate::{CableId, Direction, Store};
+use crate::{Direction, LinkId, SparseMemory};
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
 use core::net::IpAddr;
-use softhca_engine::{ClientId, CqId, Hca, Limits, Settings, SrqId};
-use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell};
+use softhca_engine::{ClientId, CqId, DeviceLimits, Hca, Settings, SrqId};
+use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell_ring};
 use softhca_wire::{Gid, Qpn};
 
 /// Names a host of a world.
@@ -14,7 +14,7 @@ use softhca_wire::{Gid, Qpn};
 pub struct HostId(pub u32);
 
 /// The application's ends of a queue pair's rings.
-pub(crate) struct Queues {
+pub(crate) struct QueueProducers {
     pub send: Option<SendProducer>,
     pub receive: Option<ReceiveProducer>,
 }
@@ -23,67 +23,67 @@ pub(crate) struct Queues {
 #[repr(C)]
 pub struct Host {
     /// When it is woken next, of what the agenda holds; the end of time if it is not.
-    pub(crate) wakes_at: u64,
+    pub(crate) next_wakeup: u64,
     /// It stands still until this time.
     pub(crate) stalled_until: u64,
     /// The port will be looked at when the line is free.
-    pub(crate) port_waits: bool,
+    pub(crate) waiting_for_link: bool,
     pub(crate) address: IpAddr,
-    pub(crate) store: Store,
+    pub(crate) memory: SparseMemory,
     pub(crate) hca: Hca,
     /// Later wake-ups that the agenda holds, the earliest last.
-    pub(crate) wakes_later: alloc::vec::Vec<u64>,
+    pub(crate) later_wakeups: alloc::vec::Vec<u64>,
     pub(crate) name: String,
     pub(crate) client: ClientId,
     pub(crate) doorbell: DoorbellProducer,
-    pub(crate) queue_pairs: BTreeMap<Qpn, Queues>,
+    pub(crate) queue_pairs: BTreeMap<Qpn, QueueProducers>,
     pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
     pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
     /// Where the card's next region begins: regions have the same addresses in every run.
-    pub(crate) next_address: u64,
+    pub(crate) next_region_address: u64,
     /// The cables that leave this host, and which way.
-    pub(crate) cables: alloc::vec::Vec<(CableId, Direction)>,
+    pub(crate) links: alloc::vec::Vec<(LinkId, Direction)>,
 }
 
 impl Host {
     pub(crate) fn new(name: &str, address: IpAddr, settings: Settings) -> Host {
         let mut hca = Hca::new(settings, vec![Gid::from(address)]);
-        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
         let client = hca.open_client(heard).expect("a new card has room for a client");
         Host {
             name: name.into(),
             address,
             hca,
-            store: Store::default(),
+            memory: SparseMemory::default(),
             client,
             doorbell,
             queue_pairs: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
             shared_receive_queues: BTreeMap::new(),
-            next_address: 0x1000_0000,
-            cables: vec::Vec::new(),
-            wakes_at: u64::MAX,
-            wakes_later: vec::Vec::new(),
-            port_waits: false,
+            next_region_address: 0x1000_0000,
+            links: vec::Vec::new(),
+            next_wakeup: u64::MAX,
+            later_wakeups: vec::Vec::new(),
+            waiting_for_link: false,
             stalled_until: 0,
         }
     }
 
     /// Notes a wake-up. False if an earlier one will do.
-    pub(crate) fn wake_at(&mut self, at: u64) -> bool {
-        if at >= self.wakes_at {
+    pub(crate) fn schedule_wakeup(&mut self, at: u64) -> bool {
+        if at >= self.next_wakeup {
             return false;
         }
-        let later = core::mem::replace(&mut self.wakes_at, at);
+        let later = core::mem::replace(&mut self.next_wakeup, at);
         if later != u64::MAX {
-            self.wakes_later.push(later);
+            self.later_wakeups.push(later);
         }
         true
     }
 
     /// The next wake-up has come.
-    pub(crate) fn woken(&mut self) {
-        self.wakes_at = self.wakes_later.pop().unwrap_or(u64::MAX);
+    pub(crate) fn on_wakeup(&mut self) {
+        self.next_wakeup = self.later_wakeups.pop().unwrap_or(u64::MAX);
     }
 
     /// Its name.
@@ -97,12 +97,12 @@ impl Host {
     }
 
     /// The cables that leave it, and which way.
-    pub fn cables(&self) -> &[(CableId, Direction)] {
-        &self.cables
+    pub fn links(&self) -> &[(LinkId, Direction)] {
+        &self.links
     }
 
     /// Its card.
-    pub fn card(&self) -> &Hca {
+    pub fn hca(&self) -> &Hca {
         &self.hca
     }
 }

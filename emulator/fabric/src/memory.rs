@@ -4,53 +4,53 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
-use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
+use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
 
 const PAGE: usize = 4096;
 
 /// Memory from this size on is kept as pages that exist only once they are written.
 const SPARSE_FROM: u64 = 64 << 20;
 
-enum Block {
+enum MemoryBlock {
     Dense(Vec<u8>),
     Sparse {
         length: u64,
         pages: BTreeMap<u64, Box<[u8; PAGE]>>,
     },
-    Adopted(Box<dyn Memory + Send>),
+    External(Box<dyn Memory + Send>),
     /// Zeroes for ever.
-    Void {
+    Null {
         length: u64,
     },
 }
 
 /// The memory behind the regions of one host. Large blocks are sparse: gigabytes cost only what is written.
 #[derive(Default)]
-pub struct Store {
-    blocks: Vec<Option<Block>>,
+pub struct SparseMemory {
+    blocks: Vec<Option<MemoryBlock>>,
 }
 
-impl Store {
+impl SparseMemory {
     /// A block of zeroes.
     pub fn allocate(&mut self, length: u64) -> MemoryId {
         let block = match length {
-            0..SPARSE_FROM => Block::Dense(vec![0; length as usize]),
-            _ => Block::Sparse { length, pages: BTreeMap::new() },
+            0..SPARSE_FROM => MemoryBlock::Dense(vec![0; length as usize]),
+            _ => MemoryBlock::Sparse { length, pages: BTreeMap::new() },
         };
         self.add(block)
     }
 
     /// A block of zeroes that nothing is ever written to: what packets without payload are about.
-    pub fn allocate_void(&mut self, length: u64) -> MemoryId {
-        self.add(Block::Void { length })
+    pub fn allocate_null(&mut self, length: u64) -> MemoryId {
+        self.add(MemoryBlock::Null { length })
     }
 
     /// A block that somebody else keeps: asked for its bytes, and for no other block's.
-    pub fn adopt(&mut self, memory: Box<dyn Memory + Send>) -> MemoryId {
-        self.add(Block::Adopted(memory))
+    pub fn attach_external(&mut self, memory: Box<dyn Memory + Send>) -> MemoryId {
+        self.add(MemoryBlock::External(memory))
     }
 
-    fn add(&mut self, block: Block) -> MemoryId {
+    fn add(&mut self, block: MemoryBlock) -> MemoryId {
         self.blocks.push(Some(block));
         MemoryId(self.blocks.len() as u32 - 1)
     }
@@ -62,14 +62,14 @@ impl Store {
         }
     }
 
-    fn block(&self, memory: MemoryId) -> Result<&Block, MemoryFault> {
+    fn block(&self, memory: MemoryId) -> Result<&MemoryBlock, MemoryFault> {
         self.blocks.get(memory.0 as usize).and_then(Option::as_ref).ok_or(MemoryFault)
     }
 }
 
 /// Splits `length` bytes at `offset` into pieces that do not cross a page: page, place in it, place in the
 /// whole, size.
-fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
+fn page_chunks(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     core::iter::from_fn(move || {
         let at = offset + done as u64;
@@ -81,24 +81,24 @@ fn pieces(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize
     })
 }
 
-fn range(offset: u64, length: usize, total: u64) -> Result<(), MemoryFault> {
+fn check_range(offset: u64, length: usize, total: u64) -> Result<(), MemoryFault> {
     match offset.checked_add(length as u64) {
         Some(end) if end <= total => Ok(()),
         _ => Err(MemoryFault),
     }
 }
 
-impl Memory for Store {
+impl Memory for SparseMemory {
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         match self.block(memory)? {
-            Block::Dense(bytes) => {
-                range(offset, into.len(), bytes.len() as u64)?;
+            MemoryBlock::Dense(bytes) => {
+                check_range(offset, into.len(), bytes.len() as u64)?;
                 let at = offset as usize;
                 into.copy_from_slice(&bytes[at..at + into.len()]);
             }
-            Block::Sparse { length, pages } => {
-                range(offset, into.len(), *length)?;
-                for (page, place, done, size) in pieces(offset, into.len()) {
+            MemoryBlock::Sparse { length, pages } => {
+                check_range(offset, into.len(), *length)?;
+                for (page, place, done, size) in page_chunks(offset, into.len()) {
                     let into = &mut into[done..done + size];
                     match pages.get(&page) {
                         Some(page) => into.copy_from_slice(&page[place..place + size]),
@@ -106,9 +106,9 @@ impl Memory for Store {
                     }
                 }
             }
-            Block::Adopted(keeper) => keeper.read(memory, offset, into)?,
-            Block::Void { length } => {
-                range(offset, into.len(), *length)?;
+            MemoryBlock::External(keeper) => keeper.read(memory, offset, into)?,
+            MemoryBlock::Null { length } => {
+                check_range(offset, into.len(), *length)?;
                 into.fill(0);
             }
         }
@@ -117,14 +117,14 @@ impl Memory for Store {
 
     fn write(&mut self, memory: MemoryId, offset: u64, from: &[u8]) -> Result<(), MemoryFault> {
         match self.blocks.get_mut(memory.0 as usize).and_then(Option::as_mut).ok_or(MemoryFault)? {
-            Block::Dense(bytes) => {
-                range(offset, from.len(), bytes.len() as u64)?;
+            MemoryBlock::Dense(bytes) => {
+                check_range(offset, from.len(), bytes.len() as u64)?;
                 let at = offset as usize;
                 bytes[at..at + from.len()].copy_from_slice(from);
             }
-            Block::Sparse { length, pages } => {
-                range(offset, from.len(), *length)?;
-                for (page, place, done, size) in pieces(offset, from.len()) {
+            MemoryBlock::Sparse { length, pages } => {
+                check_range(offset, from.len(), *length)?;
+                for (page, place, done, size) in page_chunks(offset, from.len()) {
                     let from = &from[done..done + size];
                     // Zeroes on a page that does not exist are there already.
                     if pages.contains_key(&page) || *from != [0; PAGE][..size] {
@@ -133,14 +133,19 @@ impl Memory for Store {
                     }
                 }
             }
-            Block::Adopted(keeper) => keeper.write(memory, offset, from)?,
-            Block::Void { length } => range(offset, from.len(), *length)?,
+            MemoryBlock::External(keeper) => keeper.write(memory, offset, from)?,
+            MemoryBlock::Null { length } => check_range(offset, from.len(), *length)?,
         }
         Ok(())
     }
 
-    fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
-        if let Some(Some(Block::Adopted(keeper))) = self.blocks.get_mut(memory.0 as usize) {
+    fn atomic(
+        &mut self,
+        memory: MemoryId,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, MemoryFault> {
+        if let Some(Some(MemoryBlock::External(keeper))) = self.blocks.get_mut(memory.0 as usize) {
             return keeper.atomic(memory, offset, operation);
         }
         let mut bytes = [0; 8];
@@ -157,7 +162,7 @@ mod tests {
 
     #[test]
     fn sparse_memory_reads_zero_until_written_and_keeps_what_crosses_pages() {
-        let mut store = Store::default();
+        let mut store = SparseMemory::default();
         let block = store.allocate(2 << 30);
         let mut read = [9; 6];
         store.read(block, PAGE as u64 - 3, &mut read).unwrap();
@@ -170,11 +175,11 @@ mod tests {
 
     #[test]
     fn freed_memory_faults() {
-        let mut store = Store::default();
+        let mut store = SparseMemory::default();
         let block = store.allocate(8);
-        assert_eq!(store.atomic(block, 0, Atomic::FetchAdd { add: 5 }), Ok(0));
-        assert_eq!(store.atomic(block, 0, Atomic::CompareSwap { compare: 5, swap: 7 }), Ok(5));
+        assert_eq!(store.atomic(block, 0, AtomicOperation::FetchAdd { add: 5 }), Ok(0));
+        assert_eq!(store.atomic(block, 0, AtomicOperation::CompareSwap { compare: 5, swap: 7 }), Ok(5));
         store.free(block);
-        assert_eq!(store.atomic(block, 0, Atomic::FetchAdd { add: 5 }), Err(MemoryFault));
+        assert_eq!(store.atomic(block, 0, AtomicOperation::FetchAdd { add: 5 }), Err(MemoryFault));
     }
 }

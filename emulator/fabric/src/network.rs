@@ -4,41 +4,41 @@
 //! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock, [`crate::Fabric`] under
 //! any other.
 
-use crate::agenda::{Agenda, Happening};
-use crate::fabric_event::Culprit;
-use crate::observer::{Observer, Stage};
-use crate::receiver::HostPort;
-use crate::slots::{NONE, Slot};
+use crate::event_queue::{EventQueue, SimEvent};
+use crate::fabric_event::PacketId;
+use crate::frame_pool::{NO_SLOT, Slot};
+use crate::host_port::HostPort;
+use crate::sink::{FabricSink, Stage};
 use crate::switch::Switch;
 use crate::{
-    Cable, CableId, Content, Direction, End, FabricEvent, Fault, Flows, Frame, HostId, Layout, Ledger, Line,
-    LossCause, Node, Outlet, Seed, SwitchId, SwitchSettings,
+    Direction, FabricEvent, Fault, FlowTable, Frame, FrameContent, FrameDropReason, HostId, Layout,
+    LayoutNode, Link, LinkCounters, LinkId, LinkOutput, LinkSettings, Node, Seed, SwitchId, SwitchSettings,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
-use softhca_wire::{Envelope, Pfc};
+use softhca_wire::{AddressHeaders, Pfc};
 
 /// Who has which address.
 #[derive(Default)]
-pub(crate) struct Addresses {
+pub(crate) struct AddressTable {
     all: BTreeMap<IpAddr, HostId>,
     /// Where the address of the first host plus `n` is that of host `n`, no search is needed.
     first: Option<Ipv4Addr>,
-    in_order: u32,
+    contiguous: u32,
 }
 
-impl Addresses {
+impl AddressTable {
     fn insert(&mut self, address: IpAddr, host: HostId) {
         self.all.insert(address, host);
         if let (IpAddr::V4(address), 0) = (address, host.0) {
             self.first = Some(address);
         }
         let expected = self.first.map(|first| Ipv4Addr::from(first.to_bits().wrapping_add(host.0)));
-        if self.in_order == host.0 && expected.map(IpAddr::V4) == Some(address) {
-            self.in_order += 1;
+        if self.contiguous == host.0 && expected.map(IpAddr::V4) == Some(address) {
+            self.contiguous += 1;
         }
     }
 
@@ -46,7 +46,7 @@ impl Addresses {
     pub fn find(&self, address: IpAddr) -> Option<HostId> {
         if let (IpAddr::V4(address), Some(first)) = (address, self.first) {
             let index = address.to_bits().wrapping_sub(first.to_bits());
-            if index < self.in_order {
+            if index < self.contiguous {
                 return Some(HostId(index));
             }
         }
@@ -55,14 +55,14 @@ impl Addresses {
 }
 
 /// What a cable ends in. Every frame that arrives asks for it, hence apart from the cable.
-pub(crate) struct Link {
+pub(crate) struct LinkEnds {
     pub ends: [Node; 2],
     /// The port of the switch at each end.
     pub ports: [u16; 2],
 }
 
 /// What came of something that happened, for the owner of the network.
-pub(crate) enum Output {
+pub(crate) enum Outcome {
     Nothing,
     /// A frame reached a host; whoever takes it frees its slot.
     Arrived {
@@ -79,20 +79,20 @@ pub(crate) enum Output {
 pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
-    pub cables: Vec<Cable>,
-    /// What each cable ends in.
     pub links: Vec<Link>,
+    /// What each cable ends in.
+    pub link_ends: Vec<LinkEnds>,
     pub switches: Vec<Switch>,
-    pub flows: Flows,
-    pub addresses: Addresses,
+    pub flows: FlowTable,
+    pub addresses: AddressTable,
     /// Routes that were set by hand: at a switch, to a host, over these ports.
-    pub pinned: BTreeMap<(SwitchId, HostId), Vec<u16>>,
-    pub agenda: Agenda,
-    pub routes_are_stale: bool,
+    pub static_routes: BTreeMap<(SwitchId, HostId), Vec<u16>>,
+    pub event_queue: EventQueue,
+    pub routes_stale: bool,
     /// Frames that reached a host, and pause frames that reached a switch.
-    arrived: u64,
+    delivered: u64,
     /// Frames that were lost in switches and at hosts.
-    lost: u64,
+    dropped: u64,
     /// Frames that switches put on cables though hosts had sent them.
     forwarded: u64,
     /// Copies of datagrams for groups that switches made.
@@ -101,15 +101,15 @@ pub(crate) struct Network {
 
 /// What came of laying out a topology, in the order of its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Laid {
+pub struct BuiltTopology {
     /// The switches.
     pub switches: Vec<SwitchId>,
     /// The cables.
-    pub cables: Vec<CableId>,
+    pub links: Vec<LinkId>,
 }
 
 /// Stands for the flow that a packet belongs to: addresses and ports.
-fn flow_of(envelope: &Envelope) -> u64 {
+fn flow_hash(envelope: &AddressHeaders) -> u64 {
     let port = u64::from(envelope.source_port);
     match (envelope.source, envelope.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
@@ -129,7 +129,7 @@ fn flow_of(envelope: &Envelope) -> u64 {
 
 /// How many frames went where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Census {
+pub struct FrameCounters {
     /// Frames that hosts put on cables, duplicates that rules made, pause frames and copies that switches made.
     pub admitted: u64,
     /// Frames that reached a host, and pause frames that reached a switch.
@@ -140,9 +140,9 @@ pub struct Census {
     pub in_flight: u64,
 }
 
-impl Census {
+impl FrameCounters {
     /// Nothing appeared and nothing vanished.
-    pub const fn balances(&self) -> bool {
+    pub const fn is_balanced(&self) -> bool {
         self.admitted == self.delivered + self.dropped + self.in_flight
     }
 }
@@ -152,16 +152,16 @@ impl Network {
         Network {
             seed,
             hosts: Vec::new(),
-            cables: Vec::new(),
             links: Vec::new(),
+            link_ends: Vec::new(),
             switches: Vec::new(),
-            flows: Flows::new(),
-            addresses: Addresses::default(),
-            pinned: BTreeMap::new(),
-            agenda: Agenda::default(),
-            routes_are_stale: false,
-            arrived: 0,
-            lost: 0,
+            flows: FlowTable::new(),
+            addresses: AddressTable::default(),
+            static_routes: BTreeMap::new(),
+            event_queue: EventQueue::default(),
+            routes_stale: false,
+            delivered: 0,
+            dropped: 0,
             forwarded: 0,
             copied: 0,
         }
@@ -177,7 +177,7 @@ impl Network {
     pub fn add_port(&mut self, address: IpAddr) -> HostId {
         let id = HostId(self.hosts.len() as u32);
         self.hosts.push(HostPort::new(address));
-        self.routes_are_stale = true;
+        self.routes_stale = true;
         id
     }
 
@@ -188,8 +188,8 @@ impl Network {
         id
     }
 
-    pub fn add_cable(&mut self, ends: [Node; 2], line: Line) -> CableId {
-        let id = CableId(self.links.len() as u32);
+    pub fn add_link(&mut self, ends: [Node; 2], line: LinkSettings) -> LinkId {
+        let id = LinkId(self.link_ends.len() as u32);
         let mut ports = [0; 2];
         for (at, direction) in [Direction::Forward, Direction::Backward].into_iter().enumerate() {
             match (ends[at], ends[1 - at]) {
@@ -201,105 +201,124 @@ impl Network {
                 }
             }
         }
-        self.cables.push(Cable::new(self.seed, line));
-        self.links.push(Link { ends, ports });
-        self.routes_are_stale = true;
+        self.links.push(Link::new(self.seed, line));
+        self.link_ends.push(LinkEnds { ends, ports });
+        self.routes_stale = true;
         id
     }
 
     /// Connects hosts as a layout says.
-    pub fn lay(&mut self, layout: &Layout, hosts: &[HostId], line: Line, settings: SwitchSettings) -> Laid {
+    pub fn build_layout(
+        &mut self,
+        layout: &Layout,
+        hosts: &[HostId],
+        line: LinkSettings,
+        settings: SwitchSettings,
+    ) -> BuiltTopology {
         assert!(hosts.len() >= layout.hosts as usize, "{} hosts for {}", hosts.len(), layout.hosts);
         let switches: Vec<_> = layout.switches.iter().map(|name| self.add_switch(name, settings)).collect();
         let node = |end| match end {
-            End::Host(host) => Node::Host(hosts[host as usize]),
-            End::Switch(switch) => Node::Switch(switches[switch as usize]),
+            LayoutNode::Host(host) => Node::Host(hosts[host as usize]),
+            LayoutNode::Switch(switch) => Node::Switch(switches[switch as usize]),
         };
-        let cables: Vec<_> = layout.cables.iter().map(|ends| self.add_cable(ends.map(node), line)).collect();
+        let cables: Vec<_> = layout.links.iter().map(|ends| self.add_link(ends.map(node), line)).collect();
         for (switch, host, cable) in &layout.routes {
             self.set_route(switches[*switch as usize], hosts[*host as usize], &[cables[*cable]]);
         }
-        Laid { switches, cables }
+        BuiltTopology { switches, links: cables }
     }
 
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[CableId]) {
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
         let ports = self.switches[switch.0 as usize].ports.iter().zip(0..);
-        let ports = ports.filter(|(port, _)| cables.contains(&port.cable)).map(|(_, port)| port).collect();
-        self.pinned.insert((switch, host), ports);
-        self.routes_are_stale = true;
+        let ports = ports.filter(|(port, _)| cables.contains(&port.link)).map(|(_, port)| port).collect();
+        self.static_routes.insert((switch, host), ports);
+        self.routes_stale = true;
     }
 
     /// Reads a word of what the next thing is going to ask for, and of what follows it. In a large network many things
     /// happen within one nanosecond, each somewhere else: while one happens, the memory of the next is on its way.
     /// The host that comes next, if it is one.
-    pub fn look_ahead(&mut self, slot: u32) -> Option<HostId> {
-        let Slot { happening, next, host: to, .. } = *self.agenda.slots.at(slot);
-        if next != NONE {
-            black_box(self.agenda.slots.at(next).serial);
+    pub fn prefetch(&mut self, slot: u32) -> Option<HostId> {
+        let Slot { event: happening, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
+        if next != NO_SLOT {
+            black_box(self.event_queue.pool.slot_mut(next).serial);
         }
         match happening {
-            Happening::Arrival { cable, direction, .. } => {
-                let Link { ends, ports } = &self.links[cable.0 as usize];
+            SimEvent::Arrival { link: cable, direction, .. } => {
+                let LinkEnds { ends, ports } = &self.link_ends[cable.0 as usize];
                 let end = direction.reverse() as usize;
                 match ends[end] {
                     Node::Switch(switch) => {
                         let switch = &self.switches[switch.0 as usize];
                         black_box(switch.ports[usize::from(ports[end])].received_frames);
-                        black_box(switch.routes.by_host.get(to as usize).copied());
+                        black_box(switch.routes.next_hops.get(to as usize).copied());
                         None
                     }
                     Node::Host(host) => {
-                        self.agenda.slots.touch_frame(slot);
+                        self.event_queue.pool.prefetch_frame(slot);
                         Some(host)
                     }
                 }
             }
-            Happening::PortLine { switch, port } => {
+            SimEvent::SwitchLinkFree { switch, port } => {
                 black_box(self.switches[switch.0 as usize].ports[usize::from(port)].occupied);
                 None
             }
-            Happening::HostLine { host } | Happening::HostTimer { host } => Some(host),
+            SimEvent::HostLinkFree { host } | SimEvent::HostTimer { host } => Some(host),
             _ => None,
         }
     }
 
     /// Lets something happen. What is the business of hosts only is not done here.
-    pub fn happen(&mut self, now: Instant, happening: Happening, observer: &mut dyn Observer) -> Output {
+    pub fn handle_event(
+        &mut self,
+        now: Instant,
+        happening: SimEvent,
+        observer: &mut dyn FabricSink,
+    ) -> Outcome {
         match happening {
-            Happening::Arrival { slot, cable, direction } => {
+            SimEvent::Arrival { slot, link: cable, direction } => {
                 return self.arrive(now, slot, cable, direction, observer);
             }
-            Happening::HostPauseOver { host } => return self.end_host_pauses(now, host, observer),
-            Happening::Drain { host } => return self.drain(now, host, observer),
-            Happening::PortLine { switch, port } => {
-                self.switches[switch.0 as usize].ports[usize::from(port)].waits = false;
+            SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, observer),
+            SimEvent::ReceiverDrain { host } => return self.drain(now, host, observer),
+            SimEvent::SwitchLinkFree { switch, port } => {
+                self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
                 self.serve(now, switch, port, observer);
             }
-            Happening::Held { cable } => {
-                self.through(now, cable, observer, |cable, _, outlet| cable.expire(now.nanos(), outlet));
+            SimEvent::ReorderTimeout { link: cable } => {
+                self.with_link(now, cable, observer, |cable, _, outlet| cable.expire(now.nanos(), outlet));
             }
-            Happening::PauseOver { switch, port } => self.end_pauses(now, switch, port, observer),
-            Happening::Refresh { switch, port, priority } => {
-                self.refresh(now, switch, port, priority, observer);
+            SimEvent::SwitchPauseExpired { switch, port } => {
+                self.expire_switch_pauses(now, switch, port, observer)
             }
-            Happening::Watch { switch, port, priority } => self.watch(now, switch, port, priority, observer),
-            Happening::HostRefresh { host, priority } => self.refresh_host(now, host, priority, observer),
-            Happening::HostWatch { host, priority } => self.watch_host(now, host, priority, observer),
-            Happening::HostLine { .. } | Happening::HostTimer { .. } | Happening::Looped => {}
+            SimEvent::SwitchPauseRefresh { switch, port, priority } => {
+                self.refresh_switch_pause(now, switch, port, priority, observer);
+            }
+            SimEvent::SwitchWatchdog { switch, port, priority } => {
+                self.run_switch_watchdog(now, switch, port, priority, observer)
+            }
+            SimEvent::HostPauseRefresh { host, priority } => {
+                self.refresh_host_pause(now, host, priority, observer)
+            }
+            SimEvent::HostWatchdog { host, priority } => {
+                self.run_host_watchdog(now, host, priority, observer)
+            }
+            SimEvent::HostLinkFree { .. } | SimEvent::HostTimer { .. } | SimEvent::Loopback => {}
         }
-        Output::Nothing
+        Outcome::Nothing
     }
 
     /// The node that a direction of a cable starts at.
-    pub fn start_of(&self, cable: CableId, direction: Direction) -> Node {
-        self.links[cable.0 as usize].ends[direction as usize]
+    pub fn link_source(&self, cable: LinkId, direction: Direction) -> Node {
+        self.link_ends[cable.0 as usize].ends[direction as usize]
     }
 
     /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
-    pub fn host_free_at(&self, host: HostId) -> u64 {
-        let HostPort { only, cables, .. } = &self.hosts[host.0 as usize];
+    pub fn host_link_free_at(&self, host: HostId) -> u64 {
+        let HostPort { single_uplink: only, links: cables, .. } = &self.hosts[host.0 as usize];
         let free_at =
-            |(cable, direction): (CableId, Direction)| self.cables[cable.0 as usize].free_at_ns(direction);
+            |(cable, direction): (LinkId, Direction)| self.links[cable.0 as usize].free_at_ns(direction);
         match *only {
             Some(only) => free_at(only),
             None => cables.iter().copied().map(free_at).max().unwrap_or(0),
@@ -308,22 +327,22 @@ impl Network {
 
     /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
     /// without a route.
-    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn Observer) {
-        if self.routes_are_stale {
-            self.find_routes();
+    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn FabricSink) {
+        if self.routes_stale {
+            self.compute_routes();
         }
-        let destination = frame.envelope.destination;
+        let destination = frame.addressing.destination;
         if destination.is_multicast() {
-            for (cable, direction) in self.hosts[from.0 as usize].cables.clone() {
-                let slot = self.agenda.slots.insert(frame.clone(), Slot::EVERYBODY, 0);
-                self.put(now, cable, direction, slot, Stage::Admitted, observer);
+            for (cable, direction) in self.hosts[from.0 as usize].links.clone() {
+                let slot = self.event_queue.pool.insert(frame.clone(), Slot::MULTICAST, 0);
+                self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
             }
             return;
         }
-        let flow = flow_of(&frame.envelope);
-        if let Some((to, (cable, direction))) = self.way(from, destination, flow) {
-            let slot = self.agenda.slots.insert(frame, to.0, flow);
-            self.put(now, cable, direction, slot, Stage::Admitted, observer);
+        let flow = flow_hash(&frame.addressing);
+        if let Some((to, (cable, direction))) = self.route(from, destination, flow) {
+            let slot = self.event_queue.pool.insert(frame, to.0, flow);
+            self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
         }
     }
 
@@ -332,29 +351,30 @@ impl Network {
         &mut self,
         now: Instant,
         from: HostId,
-        (envelope, bytes): (&Envelope, &[u8]),
-        content: Content,
+        (envelope, bytes): (&AddressHeaders, &[u8]),
+        content: FrameContent,
         service_level: u8,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        if self.routes_are_stale {
-            self.find_routes();
+        if self.routes_stale {
+            self.compute_routes();
         }
-        let flow = flow_of(envelope);
-        if let Some((to, (cable, direction))) = self.way(from, envelope.destination, flow) {
-            let slot = self.agenda.slots.fill(envelope, bytes, content, service_level, to.0, flow);
-            self.put(now, cable, direction, slot, Stage::Admitted, observer);
+        let flow = flow_hash(envelope);
+        if let Some((to, (cable, direction))) = self.route(from, envelope.destination, flow) {
+            let slot =
+                self.event_queue.pool.insert_bytes(envelope, bytes, content, service_level, to.0, flow);
+            self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
         }
     }
 
     /// Who has an address, and by which cable a host sends to it.
-    fn way(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (CableId, Direction))> {
+    fn route(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (LinkId, Direction))> {
         let port = &self.hosts[from.0 as usize];
         let to = self.addresses.find(destination)?;
-        if let Some(only) = port.only {
+        if let Some(only) = port.single_uplink {
             return Some((to, only));
         }
-        let way = match port.direct.get(&to) {
+        let way = match port.direct_links.get(&to) {
             Some(way) => *way,
             None if port.uplinks.len() < 2 => *port.uplinks.first()?,
             None => port.uplinks[Seed(0).below(port.uplinks.len() as u64, &[flow]) as usize],
@@ -363,57 +383,57 @@ impl Network {
     }
 
     /// Takes a frame for a host at one of a cable's ends.
-    pub fn send_over(
+    pub fn send_on_link(
         &mut self,
         now: Instant,
-        (cable, direction): (CableId, Direction),
+        (cable, direction): (LinkId, Direction),
         to: HostId,
         frame: Frame,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        if self.routes_are_stale {
-            self.find_routes();
+        if self.routes_stale {
+            self.compute_routes();
         }
-        let flow = flow_of(&frame.envelope);
-        let slot = self.agenda.slots.insert(frame, to.0, flow);
-        self.put(now, cable, direction, slot, Stage::Admitted, observer);
+        let flow = flow_hash(&frame.addressing);
+        let slot = self.event_queue.pool.insert(frame, to.0, flow);
+        self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
     }
 
     /// Puts a frame on a cable.
-    pub fn put(
+    pub fn transmit(
         &mut self,
         now: Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         slot: u32,
         stage: Stage,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        self.show(now, cable, direction, stage, slot, observer);
-        let Slot { bytes, is_pause, .. } = *self.agenda.slots.at(slot);
-        let line = &mut self.cables[cable.0 as usize];
-        if let Some(at) = line.pass(now.nanos(), direction, bytes as usize, is_pause) {
-            return self.agenda.push(at, Happening::Arrival { slot, cable, direction });
+        self.emit_frame(now, cable, direction, stage, slot, observer);
+        let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
+        let line = &mut self.links[cable.0 as usize];
+        if let Some(at) = line.fast_transmit(now.nanos(), direction, bytes as usize, is_pause) {
+            return self.event_queue.push(at, SimEvent::Arrival { slot, link: cable, direction });
         }
-        let frame = self.agenda.slots.remove(slot);
-        self.through(now, cable, observer, |cable, flows, outlet| {
+        let frame = self.event_queue.pool.remove(slot);
+        self.with_link(now, cable, observer, |cable, flows, outlet| {
             cable.admit(now.nanos(), direction, frame, flows, outlet);
         });
     }
 
     /// Calls `act` with a cable and takes what comes out of it.
-    pub fn through(
+    pub fn with_link(
         &mut self,
         now: Instant,
-        id: CableId,
-        observer: &mut dyn Observer,
-        act: impl FnOnce(&mut Cable, &Flows, &mut dyn Outlet),
+        id: LinkId,
+        observer: &mut dyn FabricSink,
+        act: impl FnOnce(&mut Link, &FlowTable, &mut dyn LinkOutput),
     ) {
-        let Network { cables, flows, agenda, addresses, .. } = self;
+        let Network { links: cables, flows, event_queue: agenda, addresses, .. } = self;
         let cable = &mut cables[id.0 as usize];
-        act(cable, flows, &mut Exit { id, now, agenda, addresses, observer });
+        act(cable, flows, &mut ScheduledOutput { id, now, agenda, addresses, observer });
         if let Some(at) = cable.next_timeout() {
-            self.agenda.push(at, Happening::Held { cable: id });
+            self.event_queue.push(at, SimEvent::ReorderTimeout { link: id });
         }
     }
 
@@ -422,52 +442,55 @@ impl Network {
         &mut self,
         now: Instant,
         slot: u32,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
-        observer: &mut dyn Observer,
-    ) -> Output {
-        let link = &self.links[cable.0 as usize];
+        observer: &mut dyn FabricSink,
+    ) -> Outcome {
+        let link = &self.link_ends[cable.0 as usize];
         let end = direction.reverse() as usize;
         match link.ends[end] {
             Node::Switch(switch) => {
                 let port = link.ports[end];
                 self.arrive_at_switch(now, switch, port, slot, observer);
-                Output::Nothing
+                Outcome::Nothing
             }
             Node::Host(host) => {
-                self.show(now, cable, direction, Stage::Delivered, slot, observer);
+                self.emit_frame(now, cable, direction, Stage::Delivered, slot, observer);
                 self.arrive_at_host(now, host, cable, slot, observer)
             }
         }
     }
 
     /// A frame is where it was to go; whoever takes it frees its slot.
-    pub fn note_arrived(&mut self) {
-        self.arrived += 1;
+    pub fn count_delivered(&mut self) {
+        self.delivered += 1;
     }
 
     /// Loses a frame.
-    pub fn lose(
+    pub fn drop_frame(
         &mut self,
         now: Instant,
         at: Node,
-        cable: CableId,
+        cable: LinkId,
         slot: u32,
-        cause: LossCause,
-        observer: &mut dyn Observer,
+        cause: FrameDropReason,
+        observer: &mut dyn FabricSink,
     ) {
-        self.lost += 1;
-        let frame = self.agenda.slots.frame(slot);
-        let (priority, culprit) = (frame.priority(), Culprit::of(frame));
-        observer.fabric(now, &FabricEvent::Lost { at, cable, priority, cause, culprit });
-        self.agenda.slots.release(slot);
+        self.dropped += 1;
+        let frame = self.event_queue.pool.frame(slot);
+        let (priority, culprit) = (frame.priority(), PacketId::of(frame));
+        observer.on_fabric_event(
+            now,
+            &FabricEvent::FrameDropped { node: at, link: cable, priority, reason: cause, packet: culprit },
+        );
+        self.event_queue.pool.release(slot);
     }
 
-    pub fn note_forwarded(&mut self) {
+    pub fn count_forwarded(&mut self) {
         self.forwarded += 1;
     }
 
-    pub fn note_copied(&mut self, copies: u64) {
+    pub fn count_copies(&mut self, copies: u64) {
         self.copied += copies;
     }
 
@@ -475,26 +498,26 @@ impl Network {
     pub fn send_pause(
         &mut self,
         now: Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         pause: &Pfc,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        let slot = self.agenda.slots.insert(Frame::pause(pause), 0, 0);
-        self.put(now, cable, direction, slot, Stage::Admitted, observer);
+        let slot = self.event_queue.pool.insert(Frame::pause(pause), 0, 0);
+        self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
     }
 
     /// How many frames went where.
-    pub fn census(&self) -> Census {
-        let mut census = Census {
-            delivered: self.arrived,
-            dropped: self.lost,
-            in_flight: self.agenda.slots.frames() as u64,
+    pub fn frame_counters(&self) -> FrameCounters {
+        let mut census = FrameCounters {
+            delivered: self.delivered,
+            dropped: self.dropped,
+            in_flight: self.event_queue.pool.frames_in_flight() as u64,
             admitted: self.copied,
         };
-        for cable in &self.cables {
+        for cable in &self.links {
             for direction in [Direction::Forward, Direction::Backward] {
-                let Ledger { admitted, duplicated, dropped, held, .. } = cable.ledger(direction);
+                let LinkCounters { admitted, duplicated, dropped, held, .. } = cable.counters(direction);
                 census.admitted += admitted + duplicated;
                 census.dropped += dropped;
                 census.in_flight += held;
@@ -506,61 +529,63 @@ impl Network {
 
     /// Shows a frame to whoever looks.
     #[inline]
-    fn show(
+    fn emit_frame(
         &mut self,
         now: Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        if observer.looks() {
-            self.show_frame(now, cable, direction, stage, slot, observer);
+        if observer.is_enabled() {
+            self.emit_frame_or_pause(now, cable, direction, stage, slot, observer);
         }
     }
 
     /// Shows a frame, or the pause that it asks for.
-    fn show_frame(
+    fn emit_frame_or_pause(
         &mut self,
         now: Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
-        observer: &mut dyn Observer,
+        observer: &mut dyn FabricSink,
     ) {
-        let frame = self.agenda.slots.frame(slot);
+        let frame = self.event_queue.pool.frame(slot);
         match (frame.content, frame.as_pause()) {
-            (Content::Pause, Some(pause)) => observer.pause(now, cable, direction, stage, &pause),
-            (Content::Pause, None) => {}
-            _ => observer.frame(now, cable, direction, stage, frame),
+            (FrameContent::Pause, Some(pause)) => {
+                observer.on_pause_frame(now, cable, direction, stage, &pause)
+            }
+            (FrameContent::Pause, None) => {}
+            _ => observer.on_frame(now, cable, direction, stage, frame),
         }
     }
 }
 
 /// Where a cable's frames come out: the agenda.
-struct Exit<'a> {
-    id: CableId,
+struct ScheduledOutput<'a> {
+    id: LinkId,
     now: Instant,
-    agenda: &'a mut Agenda,
-    addresses: &'a Addresses,
-    observer: &'a mut dyn Observer,
+    agenda: &'a mut EventQueue,
+    addresses: &'a AddressTable,
+    observer: &'a mut dyn FabricSink,
 }
 
-impl Outlet for Exit<'_> {
+impl LinkOutput for ScheduledOutput<'_> {
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame) {
-        let destination = frame.envelope.destination;
+        let destination = frame.addressing.destination;
         let host = match destination.is_multicast() {
-            true => Slot::EVERYBODY,
-            false => self.addresses.find(destination).map_or(Slot::EVERYBODY - 1, |host| host.0),
+            true => Slot::MULTICAST,
+            false => self.addresses.find(destination).map_or(Slot::MULTICAST - 1, |host| host.0),
         };
-        let flow = flow_of(&frame.envelope);
-        let slot = self.agenda.slots.insert(frame, host, flow);
-        self.agenda.push(at_ns, Happening::Arrival { slot, cable: self.id, direction });
+        let flow = flow_hash(&frame.addressing);
+        let slot = self.agenda.pool.insert(frame, host, flow);
+        self.agenda.push(at_ns, SimEvent::Arrival { slot, link: self.id, direction });
     }
 
     fn report(&mut self, fault: Fault) {
-        self.observer.fault(self.now, self.id, &fault);
+        self.observer.on_fault(self.now, self.id, &fault);
     }
 }

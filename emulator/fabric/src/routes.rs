@@ -1,7 +1,7 @@
 //! Finds the shortest ways through a network, and the tree that datagrams for groups take.
 
 use crate::network::Network;
-use crate::switch::{Routes, Way};
+use crate::switch::{NextHop, RoutingTable};
 use crate::{HostId, Node, SwitchId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
@@ -12,12 +12,12 @@ type Neighbours = Vec<Vec<(u16, usize)>>;
 
 impl Network {
     /// Gives every switch its routes: every shortest way, and those set by hand in place of them.
-    pub fn find_routes(&mut self) {
-        self.routes_are_stale = false;
+    pub fn compute_routes(&mut self) {
+        self.routes_stale = false;
         let mut neighbours: Neighbours = vec![Vec::new(); self.switches.len()];
         // The ports of each host: the switch and its port.
         let mut homes: Vec<Vec<(usize, u16)>> = vec![Vec::new(); self.hosts.len()];
-        for link in &self.links {
+        for link in &self.link_ends {
             for here in 0..2 {
                 let Node::Switch(switch) = link.ends[here] else { continue };
                 match link.ends[1 - here] {
@@ -29,8 +29,8 @@ impl Network {
             }
         }
         for switch in &mut self.switches {
-            switch.routes = Routes::default();
-            switch.routes.by_host = vec![Way::NONE; self.hosts.len()];
+            switch.routes = RoutingTable::default();
+            switch.routes.next_hops = vec![NextHop::NONE; self.hosts.len()];
         }
         // Hosts on the same switches are reached the same way from everywhere else.
         let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
@@ -44,7 +44,7 @@ impl Network {
                     for host in hosts {
                         let ports = homes[*host].iter().filter(|(at, _)| *at == index).map(|(_, port)| *port);
                         let ports: Vec<u16> = ports.collect();
-                        switch.routes.by_host[*host] = switch.routes.add(&ports);
+                        switch.routes.next_hops[*host] = switch.routes.add(&ports);
                     }
                     continue;
                 }
@@ -57,17 +57,17 @@ impl Network {
                     continue;
                 }
                 let set = switch.routes.add(&ports);
-                hosts.iter().for_each(|host| switch.routes.by_host[*host] = set);
+                hosts.iter().for_each(|host| switch.routes.next_hops[*host] = set);
             }
         }
-        for ((SwitchId(switch), HostId(host)), ports) in &self.pinned {
+        for ((SwitchId(switch), HostId(host)), ports) in &self.static_routes {
             let routes = &mut self.switches[*switch as usize].routes;
-            routes.by_host[*host as usize] = routes.add(ports);
+            routes.next_hops[*host as usize] = routes.add(ports);
         }
-        self.find_tree(&neighbours, &homes);
+        self.compute_multicast_tree(&neighbours, &homes);
     }
 
-    fn find_tree(&mut self, neighbours: &Neighbours, homes: &[Vec<(usize, u16)>]) {
+    fn compute_multicast_tree(&mut self, neighbours: &Neighbours, homes: &[Vec<(usize, u16)>]) {
         let mut seen = vec![false; self.switches.len()];
         let mut flood: Vec<Vec<u16>> = vec![Vec::new(); self.switches.len()];
         for root in 0..self.switches.len() {
@@ -99,8 +99,8 @@ impl Network {
 
     /// Whether two ports are the ends of one cable.
     fn is_other_end(&self, here: usize, port: u16, there: usize, other: u16) -> bool {
-        self.switches[here].ports[usize::from(port)].cable
-            == self.switches[there].ports[usize::from(other)].cable
+        self.switches[here].ports[usize::from(port)].link
+            == self.switches[there].ports[usize::from(other)].link
     }
 }
 

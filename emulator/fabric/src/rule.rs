@@ -1,7 +1,7 @@
 //! A fault rule, and how often it fired.
 
-use crate::repeat::{Progress, Question};
-use crate::{Action, Direction, Frame, Repeat, Seed, Selector, Sighting};
+use crate::repetition::{DrawKey, RepeatState};
+use crate::{Action, Direction, Frame, ObservedPacket, Repeat, Seed, Selector};
 
 /// Names a rule among all rules of a run. Draws depend on it, so it should not change when other rules are
 /// added or taken away.
@@ -25,15 +25,15 @@ pub struct Rule {
 
 impl Rule {
     /// Whether the rule asks about earlier packets of a flow.
-    pub(crate) const fn looks_back(&self) -> bool {
-        self.selector.looks_back() || self.repeat.choice.looks_back()
+    pub(crate) const fn needs_history(&self) -> bool {
+        self.selector.needs_history() || self.repeat.choice.needs_history()
     }
 }
 
 /// How often a rule was right and how often it acted.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct RuleCounters {
     /// Packets that it is about.
     pub matched: u64,
     /// Packets that it acted on.
@@ -42,36 +42,36 @@ pub struct Tally {
 
 /// A rule on a cable.
 #[derive(Clone, Debug)]
-pub(crate) struct Armed {
+pub(crate) struct ActiveRule {
     pub rule: Rule,
-    pub tally: Tally,
-    progress: Progress,
+    pub counters: RuleCounters,
+    repeat_state: RepeatState,
 }
 
-impl Armed {
-    pub fn new(rule: Rule) -> Armed {
-        Armed { rule, tally: Tally::default(), progress: Progress::default() }
+impl ActiveRule {
+    pub fn new(rule: Rule) -> ActiveRule {
+        ActiveRule { rule, counters: RuleCounters::default(), repeat_state: RepeatState::default() }
     }
 
     /// Takes note of a packet and tells what to do with it, if anything.
-    pub fn judge(
+    pub fn evaluate(
         &mut self,
         now_ns: u64,
         direction: Direction,
         seed: Seed,
         frame: &Frame,
-        sighting: &Sighting,
-    ) -> Option<(Action, Question)> {
+        sighting: &ObservedPacket,
+    ) -> Option<(Action, DrawKey)> {
         let Rule { id, selector, repeat, action } = &self.rule;
         if !selector.matches(now_ns, direction, sighting) || !action.applies_to(frame, sighting.opcode) {
             return None;
         }
-        self.tally.matched += 1;
-        let question = Question { rule: id.0.into(), direction, sighting: *sighting };
-        if !self.progress.next(repeat, seed, &question) {
+        self.counters.matched += 1;
+        let question = DrawKey { rule: id.0.into(), direction, packet: *sighting };
+        if !self.repeat_state.next(repeat, seed, &question) {
             return None;
         }
-        self.tally.fired += 1;
+        self.counters.fired += 1;
         Some((*action, question))
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! A switch decides and counts; [`crate::Network`] moves the frames.
 
-use crate::pause::{FlowControl, Ingress, Pauses};
+use crate::frame_pool::{FramePool, NO_SLOT};
+use crate::pfc::{PauseGenerator, PauseState, PfcSettings};
 use crate::seed::Seed;
-use crate::slots::{NONE, Slots};
-use crate::{CableId, Direction, LossCause, PER_BILLION};
+use crate::{Direction, FrameDropReason, LinkId, PER_BILLION};
 use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -14,41 +14,42 @@ use softhca_queue::PortCounters;
 
 /// Random early marking of one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marking {
+pub struct EcnMarking {
     /// Up to so many bytes waiting nothing is marked.
-    pub least: u64,
+    pub kmin: u64,
     /// From so many bytes on everything is marked.
-    pub most: u64,
+    pub kmax: u64,
     /// How many packets in a billion are marked just below `most`; from `least` on it rises in a line.
-    pub per_billion: u32,
+    pub pmax_per_billion: u32,
 }
 
-impl Marking {
+impl EcnMarking {
     /// Kmin 5 KB, Kmax 200 KB, Pmax 1 %: the set of the DCQCN paper.
-    pub const PAPER: Marking = Marking { least: 5_000, most: 200_000, per_billion: PER_BILLION / 100 };
+    pub const DCQCN_PAPER: EcnMarking =
+        EcnMarking { kmin: 5_000, kmax: 200_000, pmax_per_billion: PER_BILLION / 100 };
 
     /// How many packets in a billion are marked behind so many bytes.
-    pub const fn chance(&self, depth: u64) -> u32 {
-        if depth <= self.least {
+    pub const fn probability(&self, depth: u64) -> u32 {
+        if depth <= self.kmin {
             0
-        } else if depth >= self.most {
+        } else if depth >= self.kmax {
             PER_BILLION
         } else {
-            let span = (self.most - self.least) as u128;
-            (self.per_billion as u128 * (depth - self.least) as u128 / span) as u32
+            let span = (self.kmax - self.kmin) as u128;
+            (self.pmax_per_billion as u128 * (depth - self.kmin) as u128 / span) as u32
         }
     }
 }
 
-impl Default for Marking {
-    fn default() -> Marking {
-        Marking::PAPER
+impl Default for EcnMarking {
+    fn default() -> EcnMarking {
+        EcnMarking::DCQCN_PAPER
     }
 }
 
 /// What a watchdog does with a queue that stood still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Remedy {
+pub enum WatchdogAction {
     /// Loses what waits and what comes.
     #[default]
     Drop,
@@ -58,20 +59,20 @@ pub enum Remedy {
 
 /// Looks for queues that a pause keeps from moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Watchdog {
+pub struct PfcWatchdog {
     /// How long a queue may stand still.
-    pub after: Duration,
+    pub detection_time: Duration,
     /// How long no pause frame must have come before the queue is trusted again.
-    pub restore: Duration,
+    pub restoration_time: Duration,
     /// What is done meanwhile.
-    pub remedy: Remedy,
+    pub action: WatchdogAction,
 }
 
-impl Default for Watchdog {
+impl Default for PfcWatchdog {
     /// 200 ms each, the usual figures of switch software.
-    fn default() -> Watchdog {
+    fn default() -> PfcWatchdog {
         let time = Duration::from_millis(200);
-        Watchdog { after: time, restore: time, remedy: Remedy::Drop }
+        PfcWatchdog { detection_time: time, restoration_time: time, action: WatchdogAction::Drop }
     }
 }
 
@@ -93,11 +94,11 @@ pub struct SwitchSettings {
     /// Bytes that a queue of a priority outside of flow control may hold.
     pub queue_limit: u64,
     /// Marks packets of senders that react to marks; none marks nothing.
-    pub marking: Option<Marking>,
+    pub ecn_marking: Option<EcnMarking>,
     /// Pauses senders before frames are lost; none lets frames be lost.
-    pub flow_control: Option<FlowControl>,
+    pub pfc: Option<PfcSettings>,
     /// Looks for queues that stand still; none lets them.
-    pub watchdog: Option<Watchdog>,
+    pub watchdog: Option<PfcWatchdog>,
     /// Which priority goes first.
     pub scheduling: Scheduling,
     /// Tells the depth of queues whenever it passes a multiple of so many bytes; zero does not.
@@ -109,8 +110,8 @@ impl Default for SwitchSettings {
         SwitchSettings {
             buffer: 16 << 20,
             queue_limit: 1 << 20,
-            marking: Some(Marking::PAPER),
-            flow_control: Some(FlowControl::default()),
+            ecn_marking: Some(EcnMarking::DCQCN_PAPER),
+            pfc: Some(PfcSettings::default()),
             watchdog: None,
             scheduling: Scheduling::Strict,
             sample_step: 0,
@@ -120,42 +121,43 @@ impl Default for SwitchSettings {
 
 /// The watchdog's notes of one port.
 #[derive(Clone, Debug)]
-pub(crate) struct Guard {
+pub(crate) struct WatchdogState {
     /// Since when each queue stands still; the end of time if it does not.
-    pub since: [u64; 8],
+    pub stalled_since: [u64; 8],
     /// The queues that it acts on.
     pub active: u8,
     /// When the last pause frame came for each.
-    pub paused_at: [u64; 8],
+    pub last_pause: [u64; 8],
 }
 
-impl Guard {
-    fn idle() -> Box<Guard> {
-        Box::new(Guard { since: [u64::MAX; 8], active: 0, paused_at: [0; 8] })
+impl WatchdogState {
+    fn new() -> Box<WatchdogState> {
+        Box::new(WatchdogState { stalled_since: [u64::MAX; 8], active: 0, last_pause: [0; 8] })
     }
 }
 
 /// What a port does for one priority.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(32))]
-pub(crate) struct Queue {
+pub(crate) struct PriorityQueue {
     /// The slots of the first and the last frame that wait to leave; those between follow each other.
     first: u32,
     last: u32,
     /// Their bytes, and the most that there were.
     pub depth: u64,
-    deepest: u64,
+    max_depth: u64,
     /// Bytes in the switch that came by this port.
-    pub held: u64,
+    pub ingress_bytes: u64,
 }
 
-impl Queue {
-    const EMPTY: Queue = Queue { first: NONE, last: NONE, depth: 0, deepest: 0, held: 0 };
+impl PriorityQueue {
+    const EMPTY: PriorityQueue =
+        PriorityQueue { first: NO_SLOT, last: NO_SLOT, depth: 0, max_depth: 0, ingress_bytes: 0 };
 
     /// How many frames there are, counted one by one.
-    pub fn len(&self, slots: &mut Slots) -> u64 {
-        let next = |slot: &u32| Some(slots.at(*slot).next).filter(|next| *next != NONE);
-        core::iter::successors(Some(self.first).filter(|first| *first != NONE), next).count() as u64
+    pub fn len(&self, slots: &mut FramePool) -> u64 {
+        let next = |slot: &u32| Some(slots.slot_mut(*slot).next).filter(|next| *next != NO_SLOT);
+        core::iter::successors(Some(self.first).filter(|first| *first != NO_SLOT), next).count() as u64
     }
 }
 
@@ -164,44 +166,44 @@ impl Queue {
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct SwitchPort {
-    pub cable: CableId,
+    pub link: LinkId,
     /// Which way frames leave.
     pub direction: Direction,
     /// The queues that hold frames.
     pub occupied: u8,
     /// The port will be looked at when its line is free.
-    pub waits: bool,
+    pub waiting_for_link: bool,
     /// The priority that was served last.
-    served: u8,
-    pub pauses: Pauses,
-    pub ingress: Ingress,
+    last_served: u8,
+    pub pause_state: PauseState,
+    pub pause_generator: PauseGenerator,
     pub sent_frames: u64,
     pub sent_bytes: u64,
     pub received_frames: u64,
-    pub queues: [Queue; 8],
+    pub queues: [PriorityQueue; 8],
     /// There is one if the switch has a watchdog.
-    pub guard: Option<Box<Guard>>,
-    pub lost_frames: u64,
+    pub watchdog: Option<Box<WatchdogState>>,
+    pub dropped_frames: u64,
     pub marked: u64,
     pub watchdog_fired: u64,
 }
 
 impl SwitchPort {
-    fn new(cable: CableId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
+    fn new(cable: LinkId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
         SwitchPort {
-            cable,
+            link: cable,
             direction,
             occupied: 0,
-            waits: false,
-            served: 0,
-            pauses: Pauses::default(),
-            ingress: Ingress::default(),
+            waiting_for_link: false,
+            last_served: 0,
+            pause_state: PauseState::default(),
+            pause_generator: PauseGenerator::default(),
             sent_frames: 0,
             sent_bytes: 0,
             received_frames: 0,
-            queues: [Queue::EMPTY; 8],
-            guard: settings.watchdog.map(|_| Guard::idle()),
-            lost_frames: 0,
+            queues: [PriorityQueue::EMPTY; 8],
+            watchdog: settings.watchdog.map(|_| WatchdogState::new()),
+            dropped_frames: 0,
             marked: 0,
             watchdog_fired: 0,
         }
@@ -209,39 +211,39 @@ impl SwitchPort {
 
     /// The priority to be served next, if one may send.
     pub fn next_priority(&self, scheduling: Scheduling) -> Option<u8> {
-        let may = self.occupied & !self.pauses.mask();
+        let may = self.occupied & !self.pause_state.mask();
         if may == 0 {
             return None;
         }
         Some(match scheduling {
             Scheduling::Strict => 7 - may.leading_zeros() as u8,
             Scheduling::RoundRobin => {
-                let turned = may.rotate_right(u32::from(self.served) + 1);
-                (turned.trailing_zeros() as u8 + self.served + 1) & 7
+                let turned = may.rotate_right(u32::from(self.last_served) + 1);
+                (turned.trailing_zeros() as u8 + self.last_served + 1) & 7
             }
         })
     }
 
     /// Takes the next frame of a queue out.
-    pub fn pop(&mut self, priority: u8, slots: &mut Slots) -> Option<u32> {
+    pub fn dequeue(&mut self, priority: u8, slots: &mut FramePool) -> Option<u32> {
         let queue = &mut self.queues[usize::from(priority)];
-        let slot = Some(queue.first).filter(|first| *first != NONE)?;
-        let frame = slots.at(slot);
+        let slot = Some(queue.first).filter(|first| *first != NO_SLOT)?;
+        let frame = slots.slot_mut(slot);
         queue.first = frame.next;
         queue.depth -= u64::from(frame.bytes);
-        if queue.first == NONE {
+        if queue.first == NO_SLOT {
             self.occupied &= !(1 << priority);
         }
-        self.served = priority;
+        self.last_served = priority;
         Some(slot)
     }
 }
 
 /// How a switch finds the way: for each host a port, or a set of them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Routes {
+pub(crate) struct RoutingTable {
     /// By host: the way to it.
-    pub by_host: Vec<Way>,
+    pub next_hops: Vec<NextHop>,
     /// The ports of all sets, and where in them each set begins and ends.
     ports: Vec<u16>,
     sets: Vec<(u32, u32)>,
@@ -251,24 +253,24 @@ pub(crate) struct Routes {
 
 /// The port that leads to a host, which is below [`Way::SETS`]; or, from there on, a set of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way(u16);
+pub(crate) struct NextHop(u16);
 
-impl Way {
+impl NextHop {
     /// The host cannot be reached.
-    pub const NONE: Way = Way(u16::MAX);
-    const SETS: u16 = 1 << 15;
+    pub const NONE: NextHop = NextHop(u16::MAX);
+    const FIRST_SET: u16 = 1 << 15;
 }
 
-impl Routes {
+impl RoutingTable {
     /// The way over any of these ports.
     ///
     /// # Panics
     /// If there are more than 32,000 sets.
-    pub fn add(&mut self, ports: &[u16]) -> Way {
+    pub fn add(&mut self, ports: &[u16]) -> NextHop {
         if let [only] = *ports
-            && only < Way::SETS
+            && only < NextHop::FIRST_SET
         {
-            return Way(only);
+            return NextHop(only);
         }
         let is_same = |(start, end): &(u32, u32)| self.ports[*start as usize..*end as usize] == *ports;
         let set = self.sets.iter().position(is_same).unwrap_or_else(|| {
@@ -277,14 +279,14 @@ impl Routes {
             self.sets.push((start, self.ports.len() as u32));
             self.sets.len() - 1
         });
-        assert!(set < usize::from(u16::MAX - Way::SETS), "a switch with {set} sets of ports");
-        Way(Way::SETS + set as u16)
+        assert!(set < usize::from(u16::MAX - NextHop::FIRST_SET), "a switch with {set} sets of ports");
+        NextHop(NextHop::FIRST_SET + set as u16)
     }
 
     /// The ports of a set.
     #[inline]
-    fn set(&self, way: Way) -> Option<&[u16]> {
-        let (start, end) = *self.sets.get(usize::from(way.0 - Way::SETS))?;
+    fn port_set(&self, way: NextHop) -> Option<&[u16]> {
+        let (start, end) = *self.sets.get(usize::from(way.0 - NextHop::FIRST_SET))?;
         self.ports.get(start as usize..end as usize)
     }
 }
@@ -295,32 +297,32 @@ pub struct Switch {
     pub(crate) name: String,
     pub(crate) settings: SwitchSettings,
     pub(crate) ports: Vec<SwitchPort>,
-    pub(crate) routes: Routes,
+    pub(crate) routes: RoutingTable,
     /// Bytes in all queues.
-    pub(crate) used: u64,
+    pub(crate) buffer_used: u64,
     /// Makes the choice of a path differ from switch to switch.
-    pub(crate) salt: u64,
+    pub(crate) ecmp_salt: u64,
 }
 
 impl Switch {
     pub(crate) fn new(name: &str, settings: SwitchSettings, salt: u64) -> Switch {
-        let (ports, routes) = (Vec::new(), Routes::default());
-        Switch { name: name.into(), settings, ports, routes, used: 0, salt }
+        let (ports, routes) = (Vec::new(), RoutingTable::default());
+        Switch { name: name.into(), settings, ports, routes, buffer_used: 0, ecmp_salt: salt }
     }
 
-    pub(crate) fn add_port(&mut self, cable: CableId, direction: Direction) -> u16 {
+    pub(crate) fn add_port(&mut self, cable: LinkId, direction: Direction) -> u16 {
         self.ports.push(SwitchPort::new(cable, direction, &self.settings));
         (self.ports.len() - 1) as u16
     }
 
     /// Goes on with other settings. What waits keeps waiting; thresholds count from the next frame on.
-    pub(crate) fn change(&mut self, settings: SwitchSettings) {
+    pub(crate) fn set_settings(&mut self, settings: SwitchSettings) {
         self.settings = settings;
         for port in &mut self.ports {
             match settings.watchdog {
-                None => port.guard = None,
+                None => port.watchdog = None,
                 Some(_) => {
-                    port.guard.get_or_insert_with(Guard::idle);
+                    port.watchdog.get_or_insert_with(WatchdogState::new);
                 }
             }
         }
@@ -337,83 +339,83 @@ impl Switch {
     }
 
     /// The cables at its ports, and which way they lead from here.
-    pub fn cables(&self) -> impl Iterator<Item = (CableId, Direction)> {
-        self.ports.iter().map(|port| (port.cable, port.direction))
+    pub fn links(&self) -> impl Iterator<Item = (LinkId, Direction)> {
+        self.ports.iter().map(|port| (port.link, port.direction))
     }
 
     /// Bytes in all queues.
-    pub fn used(&self) -> u64 {
-        self.used
+    pub fn buffer_used(&self) -> u64 {
+        self.buffer_used
     }
 
     /// Bytes that wait to leave over a cable with this priority; zero if the cable is not the switch's.
-    pub fn depth(&self, cable: CableId, priority: u8) -> u64 {
-        let port = self.ports.iter().find(|port| port.cable == cable);
+    pub fn depth(&self, cable: LinkId, priority: u8) -> u64 {
+        let port = self.ports.iter().find(|port| port.link == cable);
         port.map_or(0, |port| port.queues[usize::from(priority & 7)].depth)
     }
 
     /// The priorities that may not leave over a cable now, as a mask.
-    pub fn paused(&self, cable: CableId) -> u8 {
-        self.ports.iter().find(|port| port.cable == cable).map_or(0, |port| port.pauses.mask())
+    pub fn paused_priorities(&self, cable: LinkId) -> u8 {
+        self.ports.iter().find(|port| port.link == cable).map_or(0, |port| port.pause_state.mask())
     }
 
     /// What the port at a cable counted.
-    pub fn counters(&self, cable: CableId) -> Option<PortCounters> {
-        let port = self.ports.iter().find(|port| port.cable == cable)?;
+    pub fn counters(&self, cable: LinkId) -> Option<PortCounters> {
+        let port = self.ports.iter().find(|port| port.link == cable)?;
         Some(PortCounters {
             sent_frames: port.sent_frames,
             sent_bytes: port.sent_bytes,
             received_frames: port.received_frames,
-            lost_frames: port.lost_frames,
-            marked: port.marked,
-            pauses_sent: port.ingress.sent(),
-            pauses_received: port.pauses.received(),
-            paused_ns: port.pauses.total_ns(),
-            deepest: port.queues.iter().map(|queue| queue.deepest).max().unwrap_or(0),
+            dropped_frames: port.dropped_frames,
+            ecn_marked: port.marked,
+            pauses_sent: port.pause_generator.sent(),
+            pauses_received: port.pause_state.received(),
+            paused_ns: port.pause_state.total_ns(),
+            max_queue_bytes: port.queues.iter().map(|queue| queue.max_depth).max().unwrap_or(0),
             watchdog_fired: port.watchdog_fired,
         })
     }
 
     /// The port that a packet of a flow leaves by.
     #[inline]
-    pub(crate) fn egress(&self, host: u32, flow: u64) -> Option<u16> {
-        let way = *self.routes.by_host.get(host as usize)?;
-        if way.0 < Way::SETS {
+    pub(crate) fn egress_port(&self, host: u32, flow: u64) -> Option<u16> {
+        let way = *self.routes.next_hops.get(host as usize)?;
+        if way.0 < NextHop::FIRST_SET {
             return Some(way.0);
         }
-        match *self.routes.set(way)? {
+        match *self.routes.port_set(way)? {
             [] => None,
             [only] => Some(only),
-            ref ports => Some(ports[Seed(self.salt).below(ports.len() as u64, &[flow]) as usize]),
+            ref ports => Some(ports[Seed(self.ecmp_salt).below(ports.len() as u64, &[flow]) as usize]),
         }
     }
 
     /// Whether the buffer takes a frame.
-    pub(crate) fn admits(
+    pub(crate) fn admit(
         &self,
         ingress: u16,
         egress: u16,
         priority: u8,
         bytes: u64,
-    ) -> Result<(), LossCause> {
+    ) -> Result<(), FrameDropReason> {
         let at = usize::from(priority);
         let out = &self.ports[usize::from(egress)];
-        if self.settings.watchdog.is_some_and(|watchdog| watchdog.remedy == Remedy::Drop)
-            && out.guard.as_ref().is_some_and(|guard| guard.active >> priority & 1 == 1)
+        if self.settings.watchdog.is_some_and(|watchdog| watchdog.action == WatchdogAction::Drop)
+            && out.watchdog.as_ref().is_some_and(|guard| guard.active >> priority & 1 == 1)
         {
-            return Err(LossCause::Watchdog);
+            return Err(FrameDropReason::Watchdog);
         }
-        if self.used + bytes > self.settings.buffer {
-            return Err(LossCause::BufferFull);
+        if self.buffer_used + bytes > self.settings.buffer {
+            return Err(FrameDropReason::BufferFull);
         }
-        match &self.settings.flow_control {
+        match &self.settings.pfc {
             Some(flow) if flow.priorities >> priority & 1 == 1 => {
-                let held = self.ports[usize::from(ingress)].queues[at].held;
+                let held = self.ports[usize::from(ingress)].queues[at].ingress_bytes;
                 // The frame that passes XOFF is the last that the pool takes; the headroom is for what follows.
                 let fits = held < flow.xoff || held + bytes <= flow.xoff + flow.headroom;
-                if fits { Ok(()) } else { Err(LossCause::HeadroomFull) }
+                if fits { Ok(()) } else { Err(FrameDropReason::HeadroomFull) }
             }
-            _ if out.queues[at].depth + bytes > self.settings.queue_limit => Err(LossCause::QueueFull),
+            _ if out.queues[at].depth + bytes > self.settings.queue_limit => Err(FrameDropReason::QueueFull),
             _ => Ok(()),
         }
     }
@@ -425,38 +427,38 @@ impl Switch {
         egress: u16,
         priority: u8,
         slot: u32,
-        slots: &mut Slots,
+        slots: &mut FramePool,
     ) -> bool {
-        let frame = slots.at(slot);
-        frame.next = NONE;
+        let frame = slots.slot_mut(slot);
+        frame.next = NO_SLOT;
         let (ingress, bytes) = (frame.ingress, u64::from(frame.bytes));
-        self.used += bytes;
+        self.buffer_used += bytes;
         let out = &mut self.ports[usize::from(egress)];
         out.occupied |= 1 << priority;
         let queue = &mut out.queues[usize::from(priority)];
         queue.depth += bytes;
-        queue.deepest = queue.deepest.max(queue.depth);
+        queue.max_depth = queue.max_depth.max(queue.depth);
         match queue.first {
-            NONE => queue.first = slot,
-            _ => slots.at(queue.last).next = slot,
+            NO_SLOT => queue.first = slot,
+            _ => slots.slot_mut(queue.last).next = slot,
         }
         queue.last = slot;
-        let flow = self.settings.flow_control.as_ref();
-        let SwitchPort { ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
-        let held = &mut queues[usize::from(priority)].held;
+        let flow = self.settings.pfc.as_ref();
+        let SwitchPort { pause_generator: ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
+        let held = &mut queues[usize::from(priority)].ingress_bytes;
         *held += bytes;
-        ingress.fill(flow, now, priority, *held)
+        ingress.on_enqueue(flow, now, priority, *held)
     }
 
     /// A frame left its queue. True if its sender is to be told to go on.
     pub(crate) fn release(&mut self, priority: u8, ingress: u16, bytes: u32) -> bool {
         let bytes = u64::from(bytes);
-        self.used -= bytes;
-        let flow = self.settings.flow_control.as_ref();
-        let SwitchPort { ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
-        let held = &mut queues[usize::from(priority)].held;
+        self.buffer_used -= bytes;
+        let flow = self.settings.pfc.as_ref();
+        let SwitchPort { pause_generator: ingress, queues, .. } = &mut self.ports[usize::from(ingress)];
+        let held = &mut queues[usize::from(priority)].ingress_bytes;
         *held -= bytes;
-        ingress.release(flow, priority, *held)
+        ingress.on_dequeue(flow, priority, *held)
     }
 }
 
@@ -467,42 +469,42 @@ mod tests {
     fn switch(settings: SwitchSettings) -> Switch {
         let mut switch = Switch::new("s", settings, 1);
         for port in 0..3 {
-            switch.add_port(CableId(port), Direction::Forward);
+            switch.add_port(LinkId(port), Direction::Forward);
         }
         switch
     }
 
     /// Queues a frame for the first port.
-    fn enqueue(switch: &mut Switch, slots: &mut Slots, priority: u8, bytes: u32) -> bool {
+    fn enqueue(switch: &mut Switch, slots: &mut FramePool, priority: u8, bytes: u32) -> bool {
         let slot = slots.reserve();
-        (slots.at(slot).ingress, slots.at(slot).bytes) = (1, bytes);
+        (slots.slot_mut(slot).ingress, slots.slot_mut(slot).bytes) = (1, bytes);
         switch.enqueue(0, 0, priority, slot, slots)
     }
 
     #[test]
     fn the_chance_of_a_mark_rises_in_a_line_and_then_jumps() {
-        let marking = Marking { least: 1_000, most: 2_000, per_billion: 100_000_000 };
+        let marking = EcnMarking { kmin: 1_000, kmax: 2_000, pmax_per_billion: 100_000_000 };
         assert_eq!(
-            [0, 1_000, 1_500, 1_999, 2_000].map(|depth| marking.chance(depth)),
+            [0, 1_000, 1_500, 1_999, 2_000].map(|depth| marking.probability(depth)),
             [0, 0, 50_000_000, 99_900_000, PER_BILLION]
         );
     }
 
     #[test]
     fn strict_scheduling_serves_the_highest_priority_that_may_send() {
-        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), FramePool::default());
         for priority in [1, 6, 3] {
             enqueue(&mut switch, &mut slots, priority, 100);
         }
         let port = &mut switch.ports[0];
         assert_eq!(port.next_priority(Scheduling::Strict), Some(6));
-        port.pauses.apply(0, 6, 10);
+        port.pause_state.apply(0, 6, 10);
         assert_eq!(port.next_priority(Scheduling::Strict), Some(3));
     }
 
     #[test]
     fn round_robin_takes_turns() {
-        let (mut switch, mut slots) = (switch(SwitchSettings::default()), Slots::default());
+        let (mut switch, mut slots) = (switch(SwitchSettings::default()), FramePool::default());
         for _ in 0..2 {
             for priority in [1, 6, 3] {
                 enqueue(&mut switch, &mut slots, priority, 100);
@@ -511,7 +513,7 @@ mod tests {
         let port = &mut switch.ports[0];
         let mut served = Vec::new();
         while let Some(priority) = port.next_priority(Scheduling::RoundRobin) {
-            port.pop(priority, &mut slots);
+            port.dequeue(priority, &mut slots);
             served.push(priority);
         }
         assert_eq!(served, [1, 3, 6, 1, 3, 6]);
@@ -519,46 +521,46 @@ mod tests {
 
     #[test]
     fn a_lossless_priority_loses_only_what_its_headroom_does_not_hold() {
-        let flow = FlowControl { xoff: 1_000, xon: 500, headroom: 250, ..FlowControl::default() };
-        let mut switch = switch(SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() });
-        let mut slots = Slots::default();
+        let flow = PfcSettings { xoff: 1_000, xon: 500, headroom: 250, ..PfcSettings::default() };
+        let mut switch = switch(SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() });
+        let mut slots = FramePool::default();
         let mut told = Vec::new();
         let mut fate = Vec::new();
         for _ in 0..13 {
-            let admitted = switch.admits(1, 0, 3, 100);
+            let admitted = switch.admit(1, 0, 3, 100);
             fate.push(admitted);
             if admitted.is_ok() {
                 told.push(enqueue(&mut switch, &mut slots, 3, 100));
             }
         }
         assert_eq!(fate.iter().filter(|fate| fate.is_ok()).count(), 12);
-        assert_eq!(fate[12], Err(LossCause::HeadroomFull));
+        assert_eq!(fate[12], Err(FrameDropReason::HeadroomFull));
         assert_eq!(told.iter().position(|told| *told), Some(9), "{told:?}");
-        assert_eq!(switch.admits(2, 0, 3, 100), Ok(()), "another port has its own headroom");
-        assert_eq!(switch.used(), 1_200);
+        assert_eq!(switch.admit(2, 0, 3, 100), Ok(()), "another port has its own headroom");
+        assert_eq!(switch.buffer_used(), 1_200);
     }
 
     #[test]
     fn other_priorities_lose_what_their_queue_does_not_hold() {
         let mut switch =
             switch(SwitchSettings { queue_limit: 250, buffer: 400, ..SwitchSettings::default() });
-        assert_eq!(switch.admits(1, 0, 7, 251), Err(LossCause::QueueFull));
-        enqueue(&mut switch, &mut Slots::default(), 7, 250);
-        assert_eq!(switch.admits(1, 2, 7, 151), Err(LossCause::BufferFull));
-        assert_eq!(switch.admits(1, 2, 7, 150), Ok(()));
+        assert_eq!(switch.admit(1, 0, 7, 251), Err(FrameDropReason::QueueFull));
+        enqueue(&mut switch, &mut FramePool::default(), 7, 250);
+        assert_eq!(switch.admit(1, 2, 7, 151), Err(FrameDropReason::BufferFull));
+        assert_eq!(switch.admit(1, 2, 7, 150), Ok(()));
     }
 
     #[test]
     fn flows_spread_over_equal_paths_and_each_keeps_its_own() {
         let mut switch = switch(SwitchSettings::default());
-        switch.routes.by_host = alloc::vec![switch.routes.add(&[0, 1, 2])];
+        switch.routes.next_hops = alloc::vec![switch.routes.add(&[0, 1, 2])];
         let mut counts = [0; 3];
         for flow in 0..3_000 {
-            let port = switch.egress(0, flow).expect("a path");
-            assert_eq!(switch.egress(0, flow), Some(port));
+            let port = switch.egress_port(0, flow).expect("a path");
+            assert_eq!(switch.egress_port(0, flow), Some(port));
             counts[usize::from(port)] += 1;
         }
         assert!(counts.iter().all(|count| (900..1_100).contains(count)), "{counts:?}");
-        assert_eq!(switch.egress(1, 0), None);
+        assert_eq!(switch.egress_port(1, 0), None);
     }
 }

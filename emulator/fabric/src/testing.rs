@@ -1,13 +1,13 @@
 //! Packets and an outlet for the tests of this crate.
 
-use crate::{Direction, Endpoint, Fault, Flow, Frame, Outlet, Role};
+use crate::{Direction, Endpoint, Fault, Flow, FlowId, Frame, LinkOutput};
 use alloc::vec;
 use alloc::vec::Vec;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Envelope, Feth, Header, Headers, ICRC_LEN, Icrc, Ieth,
-    Immediate, Opcode, Operation, Position, Psn, Qpn, QueueKey, RemoteKey, Reth, Service, Syndrome, Trailer,
-    XrcEth,
+    AddressHeaders, Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, ICRC_LEN, Icrc, Ieth,
+    ImmOrInvalidate, Immediate, Opcode, Operation, Position, Psn, Qpn, QueueKey, RemoteKey, Reth, Service,
+    Syndrome, TransportHeader, XrcEth,
 };
 
 pub(crate) const ALICE: Endpoint = host(1);
@@ -19,7 +19,7 @@ pub(crate) const fn host(n: u8) -> Endpoint {
 }
 
 pub(crate) fn flow(role: u32, requester: Endpoint, responder: Endpoint, first_psn: u32) -> Flow {
-    Flow { role: Role(role), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
+    Flow { id: FlowId(role), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
 }
 
 /// A packet to be made.
@@ -48,10 +48,10 @@ impl Packet {
 
     pub fn part(operation: Operation, position: Position, psn: u32) -> Packet {
         let service = match operation {
-            Operation::CongestionNotification => Service::Cnp,
+            Operation::Cnp => Service::Cnp,
             _ => Service::Rc,
         };
-        Packet::new(Opcode::new(service, operation, position, Trailer::None).expect("an opcode"), psn)
+        Packet::new(Opcode::new(service, operation, position, ImmOrInvalidate::None).expect("an opcode"), psn)
     }
 
     pub fn between(self, from: Endpoint, to: Endpoint) -> Packet {
@@ -71,28 +71,34 @@ impl Packet {
     }
 
     pub fn frame(self) -> Frame {
-        let mut envelope = Envelope::between(self.from.address, self.to.address);
+        let mut envelope = AddressHeaders::between(self.from.address, self.to.address);
         envelope.traffic_class = self.traffic_class;
         let payload = match self.opcode.operation() {
             Operation::AtomicWrite => 8,
             _ if self.opcode.has_payload() => self.payload,
             _ => 0,
         };
-        let mut header = Header::new(Bth::new(self.opcode, self.to.qpn, Psn::new(self.psn)));
+        let mut header = TransportHeader::new(Bth::new(self.opcode, self.to.qpn, Psn::new(self.psn)));
         header.bth.pad = (payload.next_multiple_of(4) - payload) as u8;
         let has = |headers| self.opcode.headers().contains(headers);
         let key = RemoteKey(0x4444);
-        header.deth = has(Headers::DETH).then_some(Deth { queue_key: QueueKey::GSI, source: self.from.qpn });
-        header.xrceth = has(Headers::XRCETH).then_some(XrcEth(9));
-        header.feth = has(Headers::FETH).then_some(Feth(1));
-        header.reth = has(Headers::RETH).then_some(Reth { address: 0x1000, key, length: 64 });
-        header.atomic =
-            has(Headers::ATOMIC).then_some(AtomicEth { address: 0x2000, key, swap_or_add: 3, compare: 4 });
-        header.aeth = has(Headers::AETH).then_some(Aeth { syndrome: self.syndrome, msn: 1 });
-        header.atomic_ack = has(Headers::ATOMIC_ACK).then_some(AtomicAckEth(5));
-        header.immediate = has(Headers::IMMEDIATE).then_some(Immediate(6));
-        header.ieth = has(Headers::IETH).then_some(Ieth(7));
-        let mut bytes = vec![0; Header::MAX_LEN + 32];
+        header.deth =
+            has(ExtendedHeaders::DETH).then_some(Deth { qkey: QueueKey::GSI, source_qp: self.from.qpn });
+        header.xrceth = has(ExtendedHeaders::XRCETH).then_some(XrcEth(9));
+        header.feth = has(ExtendedHeaders::FETH).then_some(Feth(1));
+        header.reth =
+            has(ExtendedHeaders::RETH).then_some(Reth { virtual_address: 0x1000, rkey: key, dma_length: 64 });
+        header.atomic = has(ExtendedHeaders::ATOMIC).then_some(AtomicEth {
+            virtual_address: 0x2000,
+            rkey: key,
+            swap_or_add: 3,
+            compare: 4,
+        });
+        header.aeth = has(ExtendedHeaders::AETH).then_some(Aeth { syndrome: self.syndrome, msn: 1 });
+        header.atomic_ack = has(ExtendedHeaders::ATOMIC_ACK).then_some(AtomicAckEth(5));
+        header.immediate = has(ExtendedHeaders::IMMEDIATE).then_some(Immediate(6));
+        header.ieth = has(ExtendedHeaders::IETH).then_some(Ieth(7));
+        let mut bytes = vec![0; TransportHeader::MAX_LEN + 32];
         let at = header.emit(&mut bytes);
         bytes.truncate(at);
         bytes.resize(at + payload.next_multiple_of(4) + ICRC_LEN, 0);
@@ -100,14 +106,15 @@ impl Packet {
             bytes[at + 1] = class;
             bytes[at + 16..at + 18].copy_from_slice(&attribute.to_be_bytes());
         }
-        Icrc::seal(&envelope, &mut bytes);
+        Icrc::write(&envelope, &mut bytes);
         Frame::new(envelope, bytes)
     }
 }
 
 /// A management datagram from QP1 of Alice to QP1 of Bob.
 pub(crate) fn management_datagram(class: u8, attribute: u16) -> Packet {
-    let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, Trailer::None).expect("an opcode");
+    let opcode =
+        Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None).expect("an opcode");
     let gsi = |endpoint| Endpoint { qpn: Qpn::GSI, ..endpoint };
     Packet { management: Some((class, attribute)), ..Packet::new(opcode, 0) }
         .payload(256)
@@ -132,7 +139,7 @@ impl Collected {
     }
 }
 
-impl Outlet for Collected {
+impl LinkOutput for Collected {
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame) {
         self.deliveries.push((at_ns, direction, frame));
     }
@@ -143,5 +150,5 @@ impl Outlet for Collected {
 }
 
 pub(crate) fn psn(frame: &Frame) -> u32 {
-    Header::parse(&frame.bytes).expect("a header").0.bth.psn.value()
+    TransportHeader::parse(&frame.bytes).expect("a header").0.bth.psn.value()
 }

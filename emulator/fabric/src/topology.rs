@@ -46,7 +46,7 @@ pub enum Topology {
 
 /// One end of a cable in a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum End {
+pub enum LayoutNode {
     /// The host with this index.
     Host(u32),
     /// The switch with this index.
@@ -61,14 +61,14 @@ pub struct Layout {
     /// The names of the switches.
     pub switches: Vec<String>,
     /// The cables: of hosts first, then those between switches.
-    pub cables: Vec<[End; 2]>,
+    pub links: Vec<[LayoutNode; 2]>,
     /// Routes that are not the shortest: at a switch, to a host, over a cable of `cables`.
     pub routes: Vec<(u32, u32, usize)>,
 }
 
 /// Why a topology cannot be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BadTopology {
+pub enum TopologyError {
     /// A count is zero.
     Empty,
     /// The ports of a fat tree's switches are an odd number, or none.
@@ -77,11 +77,11 @@ pub enum BadTopology {
         k: u32,
     },
     /// Another number of hosts than it has.
-    WrongHosts {
+    WrongHostCount {
         /// How many there are.
         hosts: usize,
         /// How many it has.
-        wanted: u32,
+        expected: u32,
     },
     /// More than 65,535 hosts.
     TooLarge {
@@ -90,24 +90,24 @@ pub enum BadTopology {
     },
 }
 
-impl core::fmt::Display for BadTopology {
+impl core::fmt::Display for TopologyError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            BadTopology::Empty => {
+            TopologyError::Empty => {
                 f.write_str("a topology needs at least one of everything that it is made of")
             }
-            BadTopology::OddPorts { k } => {
+            TopologyError::OddPorts { k } => {
                 write!(f, "a fat tree of {k} ports: half of them lead up, so the number must be even")
             }
-            BadTopology::WrongHosts { hosts, wanted } => {
+            TopologyError::WrongHostCount { hosts, expected: wanted } => {
                 write!(f, "{hosts} hosts for a topology of {wanted}")
             }
-            BadTopology::TooLarge { hosts } => write!(f, "{hosts} hosts, at most 65535 fit"),
+            TopologyError::TooLarge { hosts } => write!(f, "{hosts} hosts, at most 65535 fit"),
         }
     }
 }
 
-impl core::error::Error for BadTopology {}
+impl core::error::Error for TopologyError {}
 
 impl Topology {
     /// How many hosts it has.
@@ -127,7 +127,7 @@ impl Topology {
     }
 
     /// What is connected to what.
-    pub fn layout(&self) -> Result<Layout, BadTopology> {
+    pub fn layout(&self) -> Result<Layout, TopologyError> {
         let hosts = self.hosts();
         let spines = match *self {
             Topology::LeafSpine { spines, .. } => spines,
@@ -136,38 +136,38 @@ impl Topology {
         if let Topology::FatTree { k } = *self
             && (k == 0 || k % 2 == 1)
         {
-            return Err(BadTopology::OddPorts { k });
+            return Err(TopologyError::OddPorts { k });
         }
         if hosts == 0
             || spines == 0
             || matches!(*self, Topology::Dumbbell { left: 0, .. } | Topology::Dumbbell { right: 0, .. })
         {
-            return Err(BadTopology::Empty);
+            return Err(TopologyError::Empty);
         }
         if hosts > u64::from(u16::MAX) {
-            return Err(BadTopology::TooLarge { hosts });
+            return Err(TopologyError::TooLarge { hosts });
         }
         let mut layout = Layout { hosts: hosts as u32, ..Layout::default() };
         match *self {
-            Topology::Pair => layout.cables.push([End::Host(0), End::Host(1)]),
+            Topology::Pair => layout.links.push([LayoutNode::Host(0), LayoutNode::Host(1)]),
             Topology::Star { hosts } => {
                 layout.switches.push("s1".into());
-                layout.attach(0, 0..hosts);
+                layout.attach_hosts(0, 0..hosts);
             }
             Topology::Dumbbell { left, right } => {
                 layout.switches.extend(["left".into(), "right".into()]);
-                layout.attach(0, 0..left);
-                layout.attach(1, left..left + right);
-                layout.join(0, 1);
+                layout.attach_hosts(0, 0..left);
+                layout.attach_hosts(1, left..left + right);
+                layout.connect_switches(0, 1);
             }
             Topology::LeafSpine { leaves, spines, hosts_per_leaf } => {
-                layout.name("leaf", leaves);
-                layout.name("spine", spines);
+                layout.add_switches("leaf", leaves);
+                layout.add_switches("spine", spines);
                 for leaf in 0..leaves {
-                    layout.attach(leaf, leaf * hosts_per_leaf..(leaf + 1) * hosts_per_leaf);
+                    layout.attach_hosts(leaf, leaf * hosts_per_leaf..(leaf + 1) * hosts_per_leaf);
                 }
                 for leaf in 0..leaves {
-                    (0..spines).for_each(|spine| layout.join(leaf, leaves + spine));
+                    (0..spines).for_each(|spine| layout.connect_switches(leaf, leaves + spine));
                 }
             }
             Topology::FatTree { k } => layout.fat_tree(k),
@@ -178,16 +178,16 @@ impl Topology {
 }
 
 impl Layout {
-    fn name(&mut self, kind: &str, count: u32) {
+    fn add_switches(&mut self, kind: &str, count: u32) {
         self.switches.extend((1..=count).map(|number| format!("{kind}{number}")));
     }
 
-    fn attach(&mut self, switch: u32, hosts: core::ops::Range<u32>) {
-        self.cables.extend(hosts.map(|host| [End::Host(host), End::Switch(switch)]));
+    fn attach_hosts(&mut self, switch: u32, hosts: core::ops::Range<u32>) {
+        self.links.extend(hosts.map(|host| [LayoutNode::Host(host), LayoutNode::Switch(switch)]));
     }
 
-    fn join(&mut self, first: u32, second: u32) {
-        self.cables.push([End::Switch(first), End::Switch(second)]);
+    fn connect_switches(&mut self, first: u32, second: u32) {
+        self.links.push([LayoutNode::Switch(first), LayoutNode::Switch(second)]);
     }
 
     /// Pods of k/2 edge and k/2 aggregation switches, and (k/2)² core switches: each aggregation switch of
@@ -198,35 +198,37 @@ impl Layout {
             self.switches.extend((1..=half).map(|number| format!("edge{pod}.{number}")));
             self.switches.extend((1..=half).map(|number| format!("agg{pod}.{number}")));
         }
-        self.name("core", half * half);
+        self.add_switches("core", half * half);
         let edge = |pod: u32, number: u32| pod * k + number;
         let aggregation = |pod: u32, number: u32| pod * k + half + number;
         for pod in 0..k {
             for number in 0..half {
                 let first = (pod * half + number) * half;
-                self.attach(edge(pod, number), first..first + half);
+                self.attach_hosts(edge(pod, number), first..first + half);
             }
         }
         for pod in 0..k {
             for lower in 0..half {
-                (0..half).for_each(|upper| self.join(edge(pod, lower), aggregation(pod, upper)));
+                (0..half).for_each(|upper| self.connect_switches(edge(pod, lower), aggregation(pod, upper)));
             }
             for lower in 0..half {
-                (0..half).for_each(|upper| self.join(aggregation(pod, lower), k * k + lower * half + upper));
+                (0..half).for_each(|upper| {
+                    self.connect_switches(aggregation(pod, lower), k * k + lower * half + upper)
+                });
             }
         }
     }
 
     fn ring(&mut self, switches: u32, hosts_per_switch: u32) {
-        self.name("s", switches);
+        self.add_switches("s", switches);
         for switch in 0..switches {
-            self.attach(switch, switch * hosts_per_switch..(switch + 1) * hosts_per_switch);
+            self.attach_hosts(switch, switch * hosts_per_switch..(switch + 1) * hosts_per_switch);
         }
-        let first = self.cables.len();
+        let first = self.links.len();
         if switches == 1 {
             return;
         }
-        (0..switches).for_each(|switch| self.join(switch, (switch + 1) % switches));
+        (0..switches).for_each(|switch| self.connect_switches(switch, (switch + 1) % switches));
         for switch in 0..switches {
             let others = (0..self.hosts).filter(|host| host / hosts_per_switch != switch);
             self.routes.extend(others.map(|host| (switch, host, first + switch as usize)));
@@ -242,10 +244,10 @@ mod tests {
     fn a_fat_tree_has_as_many_of_everything_as_its_inventors_say() {
         let layout = Topology::FatTree { k: 8 }.layout().unwrap();
         assert_eq!((layout.hosts, layout.switches.len()), (128, 80));
-        assert_eq!(layout.cables.len(), 3 * 128);
+        assert_eq!(layout.links.len(), 3 * 128);
         let mut ports = alloc::vec![0; 80];
-        for end in layout.cables.iter().flatten() {
-            if let End::Switch(switch) = end {
+        for end in layout.links.iter().flatten() {
+            if let LayoutNode::Switch(switch) = end {
                 ports[*switch as usize] += 1;
             }
         }
@@ -255,16 +257,16 @@ mod tests {
     #[test]
     fn every_leaf_reaches_every_spine() {
         let layout = Topology::LeafSpine { leaves: 3, spines: 2, hosts_per_leaf: 4 }.layout().unwrap();
-        assert_eq!((layout.hosts, layout.switches.len(), layout.cables.len()), (12, 5, 12 + 6));
+        assert_eq!((layout.hosts, layout.switches.len(), layout.links.len()), (12, 5, 12 + 6));
     }
 
     #[test]
     fn what_cannot_be_built_is_refused() {
-        assert_eq!(Topology::FatTree { k: 7 }.layout(), Err(BadTopology::OddPorts { k: 7 }));
-        assert_eq!(Topology::Star { hosts: 0 }.layout(), Err(BadTopology::Empty));
-        assert_eq!(Topology::Dumbbell { left: 3, right: 0 }.layout(), Err(BadTopology::Empty));
+        assert_eq!(Topology::FatTree { k: 7 }.layout(), Err(TopologyError::OddPorts { k: 7 }));
+        assert_eq!(Topology::Star { hosts: 0 }.layout(), Err(TopologyError::Empty));
+        assert_eq!(Topology::Dumbbell { left: 3, right: 0 }.layout(), Err(TopologyError::Empty));
         for k in [100, u32::MAX - 1] {
-            assert!(matches!(Topology::FatTree { k }.layout(), Err(BadTopology::TooLarge { .. })));
+            assert!(matches!(Topology::FatTree { k }.layout(), Err(TopologyError::TooLarge { .. })));
         }
     }
 }

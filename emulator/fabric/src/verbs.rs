@@ -1,16 +1,17 @@
 //! The verbs of a host's application in virtual time.
 
-use crate::host::Queues;
-use crate::{Endpoint, Flow, HostId, Role, World};
+use crate::host::QueueProducers;
+use crate::{Endpoint, Flow, FlowId, HostId, World};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, Attributes, CqId, Error, Instant, Memory, MemoryId, Modify, PayloadMode, PdId,
-    QpInit, QpKind, QpRings, QpView, Region, SrqId, SrqInit, State, WindowKind, XrcdId,
+    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, Modify,
+    PayloadMode, PdId, QpAttributes, QpInitAttributes, QpRings, QpSnapshot, QpState, QpType, SrqId,
+    SrqInitAttributes, VerbsError, XrcdId,
 };
 use softhca_queue::{
-    Access, BadRequest, Completion, Notify, Receive, SendRequest, cm, completion_ring, receive_ring,
-    send_ring,
+    AccessFlags, Completion, CqNotify, InvalidWorkRequest, ReceiveWorkRequest, SendWorkRequest, cm,
+    completion_ring, receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
@@ -18,15 +19,15 @@ use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
     /// Send work requests that may wait.
-    pub sends: u32,
+    pub max_send_wr: u32,
     /// Receive work requests that may wait.
-    pub receives: u32,
+    pub max_recv_wr: u32,
     /// Entries of a scatter/gather list.
-    pub entries: usize,
+    pub max_sge: usize,
     /// Bytes of inline data.
-    pub inline: usize,
+    pub max_inline_data: usize,
     /// Every send reports its success.
-    pub signal_all: bool,
+    pub sq_sig_all: bool,
     /// Where receives come from, if not from its own queue.
     pub shared_receive_queue: Option<SrqId>,
     /// The domain of an XRC target.
@@ -36,11 +37,11 @@ pub struct QpOptions {
 impl Default for QpOptions {
     fn default() -> QpOptions {
         QpOptions {
-            sends: 64,
-            receives: 64,
-            entries: 4,
-            inline: 64,
-            signal_all: false,
+            max_send_wr: 64,
+            max_recv_wr: 64,
+            max_sge: 4,
+            max_inline_data: 64,
+            sq_sig_all: false,
             shared_receive_queue: None,
             xrc_domain: None,
         }
@@ -49,15 +50,15 @@ impl Default for QpOptions {
 
 /// How two queue pairs are connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connection {
+pub struct ConnectOptions {
     /// Payload bytes per packet.
-    pub mtu: Mtu,
+    pub path_mtu: Mtu,
     /// The first PSN of each direction.
-    pub psns: [Psn; 2],
+    pub first_psns: [Psn; 2],
     /// What each side may do to the other.
-    pub access: Access,
+    pub access: AccessFlags,
     /// Reads and atomics outstanding, both ways.
-    pub reads: u8,
+    pub max_rd_atomic: u8,
     /// The exponent of 4.096 µs that an acknowledgement may take.
     pub timeout: u8,
     /// How often to try again.
@@ -71,23 +72,26 @@ pub struct Connection {
     /// The priority where no DSCP says otherwise.
     pub service_level: u8,
     /// The roles under which rules know the two queue pairs.
-    pub roles: [Option<Role>; 2],
+    pub flow_ids: [Option<FlowId>; 2],
 }
 
-impl Default for Connection {
-    fn default() -> Connection {
-        Connection {
-            mtu: Mtu::B1024,
-            psns: [Psn::new(0), Psn::new(0)],
-            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-            reads: 16,
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
+            path_mtu: Mtu::B1024,
+            first_psns: [Psn::new(0), Psn::new(0)],
+            access: AccessFlags::LOCAL_WRITE
+                | AccessFlags::REMOTE_WRITE
+                | AccessFlags::REMOTE_READ
+                | AccessFlags::REMOTE_ATOMIC,
+            max_rd_atomic: 16,
             timeout: 14,
             retry_count: 7,
             rnr_retry: 7,
             min_rnr_timer: RnrTimer::new(12),
             traffic_class: 0,
             service_level: 0,
-            roles: [None, None],
+            flow_ids: [None, None],
         }
     }
 }
@@ -100,87 +104,116 @@ pub struct Verbs<'a> {
 
 impl Verbs<'_> {
     /// Allocates a protection domain.
-    pub fn allocate_domain(&mut self) -> Result<PdId, Error> {
+    pub fn allocate_protection_domain(&mut self) -> Result<PdId, VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.allocate_domain(host.client)
+        host.hca.allocate_protection_domain(host.client)
     }
 
     /// Frees a protection domain.
-    pub fn free_domain(&mut self, domain: PdId) -> Result<(), Error> {
+    pub fn deallocate_protection_domain(&mut self, domain: PdId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.free_domain(host.client, domain)
+        host.hca.free_protection_domain(host.client, domain)
     }
 
     /// Allocates zeroed memory and registers it; it stays zeroed if payloads are elided. Returns its key and the address of its first byte.
-    pub fn register(&mut self, domain: PdId, length: u64, access: Access) -> Result<(RemoteKey, u64), Error> {
+    pub fn register_memory(
+        &mut self,
+        domain: PdId,
+        length: u64,
+        access: AccessFlags,
+    ) -> Result<(RemoteKey, u64), VerbsError> {
         let host = self.world.host_mut(self.id);
-        let memory = match host.hca.settings().payload {
-            PayloadMode::Carried => host.store.allocate(length),
-            PayloadMode::Elided => host.store.allocate_void(length),
+        let memory = match host.hca.settings().payload_mode {
+            PayloadMode::Carried => host.memory.allocate(length),
+            PayloadMode::Elided => host.memory.allocate_null(length),
         };
-        let base = if access.contains(Access::ZERO_BASED) { 0 } else { host.next_address };
-        let region = Region { client: host.client, domain, base, length, access, memory };
-        let key = host.hca.register(region)?;
+        let base = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { host.next_region_address };
+        let region = MemoryRegion {
+            client: host.client,
+            pd: domain,
+            iova: base,
+            length,
+            access_flags: access,
+            memory,
+        };
+        let key = host.hca.register_memory_region(region)?;
         // The next region begins on a page of its own, behind a page that belongs to nobody.
-        host.next_address += length.div_ceil(4096) * 4096 + 4096;
+        host.next_region_address += length.div_ceil(4096) * 4096 + 4096;
         Ok((key, base))
     }
 
     /// Registers memory that is there already once more, with other rights, range or address.
-    pub fn register_again(
+    pub fn register_existing(
         &mut self,
         domain: PdId,
         memory: MemoryId,
         base: u64,
         length: u64,
-        access: Access,
-    ) -> Result<RemoteKey, Error> {
+        access: AccessFlags,
+    ) -> Result<RemoteKey, VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.register(Region { client: host.client, domain, base, length, access, memory })
+        host.hca.register_memory_region(MemoryRegion {
+            client: host.client,
+            pd: domain,
+            iova: base,
+            length,
+            access_flags: access,
+            memory,
+        })
     }
 
     /// Registers zeroed memory under a key and an address of the caller's choice. For replaying captures.
-    pub fn register_as(
+    pub fn register_memory_with_key(
         &mut self,
         domain: PdId,
         base: u64,
         length: u64,
-        access: Access,
+        access: AccessFlags,
         key: RemoteKey,
-    ) -> Result<(), Error> {
+    ) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        let memory = host.store.allocate(length);
-        host.hca.register_as(Region { client: host.client, domain, base, length, access, memory }, key)
+        let memory = host.memory.allocate(length);
+        host.hca.register_memory_region_with_key(
+            MemoryRegion {
+                client: host.client,
+                pd: domain,
+                iova: base,
+                length,
+                access_flags: access,
+                memory,
+            },
+            key,
+        )
     }
 
     /// What a region was registered as.
-    pub fn region(&mut self, key: RemoteKey) -> Result<Region, Error> {
+    pub fn memory_region(&mut self, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.region(host.client, key)
+        host.hca.query_memory_region(host.client, key)
     }
 
     /// Changes a region in place.
-    pub fn reregister(
+    pub fn reregister_memory(
         &mut self,
         key: RemoteKey,
-        change: impl FnOnce(&mut Region),
-    ) -> Result<RemoteKey, Error> {
+        change: impl FnOnce(&mut MemoryRegion),
+    ) -> Result<RemoteKey, VerbsError> {
         let host = self.world.host_mut(self.id);
-        let mut region = host.hca.region(host.client, key)?;
+        let mut region = host.hca.query_memory_region(host.client, key)?;
         change(&mut region);
-        host.hca.reregister(host.client, key, region)
+        host.hca.reregister_memory_region(host.client, key, region)
     }
 
     /// Removes a region.
-    pub fn deregister(&mut self, key: RemoteKey) -> Result<(), Error> {
+    pub fn deregister_memory(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.deregister(host.client, key).map(|_| ())
+        host.hca.deregister_memory_region(host.client, key).map(|_| ())
     }
 
     /// Takes the memory behind a region away without deregistering it: an access to it faults.
-    pub fn unmap(&mut self, key: RemoteKey) -> Result<(), Error> {
-        let memory = self.region(key)?.memory;
-        self.world.host_mut(self.id).store.free(memory);
+    pub fn unmap(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
+        let memory = self.memory_region(key)?.memory;
+        self.world.host_mut(self.id).memory.free(memory);
         Ok(())
     }
 
@@ -188,38 +221,42 @@ impl Verbs<'_> {
     ///
     /// # Panics
     /// If the bytes are not inside of the region: a script that does this is wrong.
-    pub fn write(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
-        let region = self.region(key).expect("a region of this host");
-        let store = &mut self.world.host_mut(self.id).store;
-        store.write(region.memory, address - region.base, bytes).expect("bytes inside of the region");
+    pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
+        let region = self.memory_region(key).expect("a region of this host");
+        let store = &mut self.world.host_mut(self.id).memory;
+        store.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
     }
 
     /// Reads bytes from a region, as the application itself would.
     ///
     /// # Panics
     /// If the bytes are not inside of the region: a script that does this is wrong.
-    pub fn read(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
-        let region = self.region(key).expect("a region of this host");
+    pub fn read_memory(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
+        let region = self.memory_region(key).expect("a region of this host");
         let mut bytes = alloc::vec![0; length];
-        let store = &self.world.host_mut(self.id).store;
-        store.read(region.memory, address - region.base, &mut bytes).expect("bytes inside of the region");
+        let store = &self.world.host_mut(self.id).memory;
+        store.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
         bytes
     }
 
     /// Allocates a memory window.
-    pub fn allocate_window(&mut self, domain: PdId, kind: WindowKind) -> Result<RemoteKey, Error> {
+    pub fn allocate_memory_window(
+        &mut self,
+        domain: PdId,
+        kind: MemoryWindowType,
+    ) -> Result<RemoteKey, VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.allocate_window(host.client, domain, kind)
+        host.hca.allocate_memory_window(host.client, domain, kind)
     }
 
     /// Frees a memory window.
-    pub fn free_window(&mut self, key: RemoteKey) -> Result<(), Error> {
+    pub fn deallocate_memory_window(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.free_window(host.client, key)
+        host.hca.free_memory_window(host.client, key)
     }
 
     /// Creates a completion queue.
-    pub fn create_completion_queue(&mut self, slots: u32) -> Result<CqId, Error> {
+    pub fn create_completion_queue(&mut self, slots: u32) -> Result<CqId, VerbsError> {
         let (producer, consumer) = completion_ring(slots);
         let host = self.world.host_mut(self.id);
         let cq = host.hca.create_completion_queue(host.client, producer)?;
@@ -228,7 +265,7 @@ impl Verbs<'_> {
     }
 
     /// Changes the size of a completion queue.
-    pub fn resize_completion_queue(&mut self, cq: CqId, slots: u32) -> Result<(), Error> {
+    pub fn resize_completion_queue(&mut self, cq: CqId, slots: u32) -> Result<(), VerbsError> {
         let (producer, consumer) = completion_ring(slots);
         let host = self.world.host_mut(self.id);
         host.hca.resize_completion_queue(host.client, cq, producer)?;
@@ -237,7 +274,7 @@ impl Verbs<'_> {
     }
 
     /// Destroys a completion queue.
-    pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), Error> {
+    pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.destroy_completion_queue(host.client, cq)?;
         host.completion_queues.remove(&cq);
@@ -245,7 +282,7 @@ impl Verbs<'_> {
     }
 
     /// Asks to be woken by the next completion.
-    pub fn request_notification(&mut self, cq: CqId, notify: Notify) {
+    pub fn request_notification(&mut self, cq: CqId, notify: CqNotify) {
         if let Some(queue) = self.world.host_mut(self.id).completion_queues.get(&cq) {
             queue.request_notification(notify);
         }
@@ -264,10 +301,10 @@ impl Verbs<'_> {
     /// Creates a shared receive queue.
     pub fn create_shared_receive_queue(
         &mut self,
-        init: SrqInit,
+        init: SrqInitAttributes,
         slots: u32,
         entries: usize,
-    ) -> Result<SrqId, Error> {
+    ) -> Result<SrqId, VerbsError> {
         let (producer, consumer) = receive_ring(slots, entries);
         let host = self.world.host_mut(self.id);
         let srq = host.hca.create_shared_receive_queue(host.client, init, consumer)?;
@@ -276,13 +313,13 @@ impl Verbs<'_> {
     }
 
     /// Arms the limit event of a shared receive queue.
-    pub fn arm_shared_receive_queue(&mut self, srq: SrqId, limit: u32) -> Result<(), Error> {
+    pub fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_card(self.id, |hca, ctx| hca.arm_shared_receive_queue(ctx, client, srq, limit))
+        self.world.with_hca(self.id, |hca, ctx| hca.arm_shared_receive_queue(ctx, client, srq, limit))
     }
 
     /// Destroys a shared receive queue.
-    pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), Error> {
+    pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.destroy_shared_receive_queue(host.client, srq)?;
         host.shared_receive_queues.remove(&srq);
@@ -290,25 +327,25 @@ impl Verbs<'_> {
     }
 
     /// Opens an XRC domain.
-    pub fn open_xrc_domain(&mut self) -> Result<XrcdId, Error> {
+    pub fn open_xrc_domain(&mut self) -> Result<XrcdId, VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.open_xrc_domain(host.client)
     }
 
     /// Closes an XRC domain.
-    pub fn close_xrc_domain(&mut self, domain: XrcdId) -> Result<(), Error> {
+    pub fn close_xrc_domain(&mut self, domain: XrcdId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.close_xrc_domain(host.client, domain)
     }
 
     /// Creates an address handle.
-    pub fn create_address_handle(&mut self, domain: PdId, vector: AddressVector) -> Result<AhId, Error> {
+    pub fn create_address_handle(&mut self, domain: PdId, vector: AddressVector) -> Result<AhId, VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.create_address_handle(host.client, domain, vector)
     }
 
     /// Destroys an address handle.
-    pub fn destroy_address_handle(&mut self, handle: AhId) -> Result<(), Error> {
+    pub fn destroy_address_handle(&mut self, handle: AhId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.destroy_address_handle(host.client, handle)
     }
@@ -316,11 +353,11 @@ impl Verbs<'_> {
     /// Creates a queue pair whose sends and receives complete to `cq`.
     pub fn create_queue_pair(
         &mut self,
-        kind: QpKind,
+        kind: QpType,
         domain: PdId,
         cq: CqId,
         options: QpOptions,
-    ) -> Result<Qpn, Error> {
+    ) -> Result<Qpn, VerbsError> {
         self.create_queue_pair_with(kind, domain, [cq, cq], options, None)
     }
 
@@ -328,37 +365,43 @@ impl Verbs<'_> {
     /// caller's choice if one is given.
     pub fn create_queue_pair_with(
         &mut self,
-        kind: QpKind,
+        kind: QpType,
         domain: PdId,
         [send_cq, receive_cq]: [CqId; 2],
         options: QpOptions,
         number: Option<Qpn>,
-    ) -> Result<Qpn, Error> {
-        let QpOptions { sends, receives, entries, inline, .. } = options;
+    ) -> Result<Qpn, VerbsError> {
+        let QpOptions {
+            max_send_wr: sends,
+            max_recv_wr: receives,
+            max_sge: entries,
+            max_inline_data: inline,
+            ..
+        } = options;
         let mut rings = QpRings::default();
-        let mut queues = Queues { send: None, receive: None };
-        let is_target = kind == QpKind::XrcTarget;
+        let mut queues = QueueProducers { send: None, receive: None };
+        let is_target = kind == QpType::XrcTarget;
         if !is_target {
             let (producer, consumer) = send_ring(sends, entries, inline);
             (queues.send, rings.send) = (Some(producer), Some(consumer));
         }
-        if options.shared_receive_queue.is_none() && !matches!(kind, QpKind::XrcInitiator | QpKind::XrcTarget)
+        if options.shared_receive_queue.is_none() && !matches!(kind, QpType::XrcInitiator | QpType::XrcTarget)
         {
             let (producer, consumer) = receive_ring(receives, entries);
             (queues.receive, rings.receive) = (Some(producer), Some(consumer));
         }
-        let init = QpInit {
-            kind,
-            domain: (!is_target).then_some(domain),
+        let init = QpInitAttributes {
+            qp_type: kind,
+            pd: (!is_target).then_some(domain),
             send_cq: (!is_target).then_some(send_cq),
-            receive_cq: (!is_target).then_some(receive_cq),
-            shared_receive_queue: options.shared_receive_queue,
-            xrc_domain: options.xrc_domain,
-            signal_all: options.signal_all,
+            recv_cq: (!is_target).then_some(receive_cq),
+            srq: options.shared_receive_queue,
+            xrcd: options.xrc_domain,
+            sq_sig_all: options.sq_sig_all,
         };
         let host = self.world.host_mut(self.id);
         let number = match number {
-            Some(number) => host.hca.create_queue_pair_as(host.client, init, rings, number)?,
+            Some(number) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, number)?,
             None => host.hca.create_queue_pair(host.client, init, rings)?,
         };
         host.queue_pairs.insert(number, queues);
@@ -366,70 +409,78 @@ impl Verbs<'_> {
     }
 
     /// Changes a queue pair's attributes and state.
-    pub fn modify(&mut self, number: Qpn, modify: Modify) -> Result<State, Error> {
+    pub fn modify_queue_pair(&mut self, number: Qpn, modify: Modify) -> Result<QpState, VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_card(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
+        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
     }
 
     /// What a queue pair is doing.
-    pub fn query(&self, number: Qpn) -> Result<QpView, Error> {
+    pub fn query_queue_pair(&self, number: Qpn) -> Result<QpSnapshot, VerbsError> {
         let host = self.world.host(self.id);
         host.hca.query_queue_pair(host.client, number)
     }
 
     /// The attributes of a queue pair.
-    pub fn attributes(&self, number: Qpn) -> Result<Attributes, Error> {
-        self.query(number).map(|view| view.attributes)
+    pub fn attributes(&self, number: Qpn) -> Result<QpAttributes, VerbsError> {
+        self.query_queue_pair(number).map(|view| view.attributes)
     }
 
     /// Destroys a queue pair.
-    pub fn destroy_queue_pair(&mut self, number: Qpn) -> Result<(), Error> {
+    pub fn destroy_queue_pair(&mut self, number: Qpn) -> Result<(), VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_card(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, number))?;
+        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, number))?;
         self.world.host_mut(self.id).queue_pairs.remove(&number);
         Ok(())
     }
 
     /// Makes a datagram queue pair a member of a multicast group.
-    pub fn attach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), Error> {
+    pub fn attach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.attach_multicast(host.client, number, group)
     }
 
     /// Takes a queue pair out of a multicast group.
-    pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), Error> {
+    pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.detach_multicast(host.client, number, group)
     }
 
     /// Carries out a call to the connection manager.
-    pub fn cm(&mut self, call: cm::Call) -> Result<cm::Reply, Error> {
+    pub fn cm(&mut self, call: cm::Command) -> Result<cm::Reply, VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_card(self.id, |hca, ctx| hca.cm(ctx, client, call))
+        self.world.with_hca(self.id, |hca, ctx| hca.execute_cm(ctx, client, call))
     }
 
     /// Posts send work requests; all or none.
     ///
     /// # Panics
     /// If the queue pair is not of this host or has no send queue: a script that does this is wrong.
-    pub fn post_sends(&mut self, number: Qpn, requests: &[SendRequest<'_>]) -> Result<(), BadRequest> {
+    pub fn post_sends(
+        &mut self,
+        number: Qpn,
+        requests: &[SendWorkRequest<'_>],
+    ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
         let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
         let ring = queues.send.as_mut().expect("a queue pair with a send queue");
         for request in requests {
-            if let Err(why) = ring.place(request) {
-                ring.abandon();
+            if let Err(why) = ring.enqueue(request) {
+                ring.discard_unpublished();
                 return Err(why);
             }
         }
         ring.publish();
         ring.ring(&host.doorbell, number);
-        self.world.pump(self.id);
+        self.world.process_doorbells(self.id);
         Ok(())
     }
 
     /// Posts one send work request.
-    pub fn post_send(&mut self, number: Qpn, request: &SendRequest<'_>) -> Result<(), BadRequest> {
+    pub fn post_send(
+        &mut self,
+        number: Qpn,
+        request: &SendWorkRequest<'_>,
+    ) -> Result<(), InvalidWorkRequest> {
         self.post_sends(number, core::slice::from_ref(request))
     }
 
@@ -437,17 +488,21 @@ impl Verbs<'_> {
     ///
     /// # Panics
     /// If the queue pair is not of this host or has no receive queue: a script that does this is wrong.
-    pub fn post_receive(&mut self, number: Qpn, receive: &Receive<'_>) -> Result<(), BadRequest> {
+    pub fn post_receive(
+        &mut self,
+        number: Qpn,
+        receive: &ReceiveWorkRequest<'_>,
+    ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
         let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
         let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
-        ring.place(receive)?;
+        ring.enqueue(receive)?;
         if ring.publish()
             && let Some(send) = &queues.send
         {
             send.ring(&host.doorbell, number);
         }
-        self.world.pump(self.id);
+        self.world.process_doorbells(self.id);
         Ok(())
     }
 
@@ -455,20 +510,24 @@ impl Verbs<'_> {
     ///
     /// # Panics
     /// If the queue is not of this host: a script that does this is wrong.
-    pub fn post_shared_receive(&mut self, srq: SrqId, receive: &Receive<'_>) -> Result<(), BadRequest> {
+    pub fn post_srq_receive(
+        &mut self,
+        srq: SrqId,
+        receive: &ReceiveWorkRequest<'_>,
+    ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
         let ring = host.shared_receive_queues.get_mut(&srq).expect("a shared receive queue of this host");
-        ring.place(receive)?;
+        ring.enqueue(receive)?;
         let _ = ring.publish();
         Ok(())
     }
 
     /// Takes a datagram queue pair to RTS.
-    pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), Error> {
+    pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
         let modify = Modify::default();
-        self.modify(number, modify.state(State::Init).partition_index(0).port(1).queue_key(queue_key))?;
-        self.modify(number, modify.state(State::ReadyToReceive))?;
-        self.modify(number, modify.state(State::ReadyToSend).send_psn(psn))?;
+        self.modify_queue_pair(number, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
+        self.modify_queue_pair(number, modify.state(QpState::ReadyToReceive))?;
+        self.modify_queue_pair(number, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
         Ok(())
     }
 
@@ -477,36 +536,40 @@ impl Verbs<'_> {
         &mut self,
         number: Qpn,
         (peer, peer_number): (HostId, Qpn),
-        connection: &Connection,
+        connection: &ConnectOptions,
         [send_psn, receive_psn]: [Psn; 2],
-    ) -> Result<(), Error> {
+    ) -> Result<(), VerbsError> {
         let destination = Gid::from(self.world.host(peer).address);
-        let kind = self.query(number)?.kind;
-        let Connection { traffic_class, service_level, .. } = *connection;
+        let kind = self.query_queue_pair(number)?.qp_type;
+        let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
         let modify = Modify::default();
-        self.modify(number, modify.state(State::Init).partition_index(0).port(1).access(connection.access))?;
+        self.modify_queue_pair(
+            number,
+            modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),
+        )?;
         let mut receive = modify
-            .state(State::ReadyToReceive)
-            .path(path)
-            .mtu(connection.mtu)
-            .destination(peer_number)
-            .receive_psn(receive_psn);
-        if matches!(kind, QpKind::Rc | QpKind::XrcTarget) {
-            receive = receive.max_reads_in(connection.reads).min_rnr_timer(connection.min_rnr_timer);
+            .state(QpState::ReadyToReceive)
+            .address_vector(path)
+            .path_mtu(connection.path_mtu)
+            .dest_qpn(peer_number)
+            .rq_psn(receive_psn);
+        if matches!(kind, QpType::Rc | QpType::XrcTarget) {
+            receive =
+                receive.max_dest_rd_atomic(connection.max_rd_atomic).min_rnr_timer(connection.min_rnr_timer);
         }
-        self.modify(number, receive)?;
-        let mut send = modify.state(State::ReadyToSend).send_psn(send_psn);
-        if matches!(kind, QpKind::Rc | QpKind::XrcInitiator) {
+        self.modify_queue_pair(number, receive)?;
+        let mut send = modify.state(QpState::ReadyToSend).sq_psn(send_psn);
+        if matches!(kind, QpType::Rc | QpType::XrcInitiator) {
             send = send
                 .timeout(connection.timeout)
                 .retry_count(connection.retry_count)
                 .rnr_retry(connection.rnr_retry)
-                .max_reads_out(connection.reads);
-        } else if kind == QpKind::XrcTarget {
+                .max_rd_atomic(connection.max_rd_atomic);
+        } else if kind == QpType::XrcTarget {
             send = send.timeout(connection.timeout);
         }
-        self.modify(number, send)?;
+        self.modify_queue_pair(number, send)?;
         Ok(())
     }
 }
@@ -517,17 +580,17 @@ impl World {
         &mut self,
         first: (HostId, Qpn),
         second: (HostId, Qpn),
-        connection: &Connection,
-    ) -> Result<(), Error> {
-        let [a, b] = connection.psns;
-        self.on(first.0).connect(first.1, second, connection, [a, b])?;
-        self.on(second.0).connect(second.1, first, connection, [b, a])?;
+        connection: &ConnectOptions,
+    ) -> Result<(), VerbsError> {
+        let [a, b] = connection.first_psns;
+        self.verbs(first.0).connect(first.1, second, connection, [a, b])?;
+        self.verbs(second.0).connect(second.1, first, connection, [b, a])?;
         let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
-        for (index, role) in connection.roles.into_iter().enumerate() {
+        for (index, role) in connection.flow_ids.into_iter().enumerate() {
             if let Some(role) = role {
                 let (requester, responder) = (ends[index], Some(ends[1 - index]));
-                let first_psn = connection.psns[index];
-                self.flows_mut().insert(Flow { role, requester, responder, first_psn });
+                let first_psn = connection.first_psns[index];
+                self.flows_mut().insert(Flow { id: role, requester, responder, first_psn });
             }
         }
         Ok(())

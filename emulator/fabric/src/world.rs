@@ -3,13 +3,14 @@
 //! Everything that will happen is in one heap, ordered by time and then by the order in which it was
 //! scheduled; the same script and seed therefore give the same bytes and events on every machine.
 
-use crate::agenda::Happening;
+use crate::event_queue::SimEvent;
 use crate::host::{Host, HostId};
-use crate::network::{Network, Output};
+use crate::network::{Network, Outcome};
 use crate::verbs::Verbs;
 use crate::{
-    BadTopology, Cable, Census, Content, Direction, Flows, Frame, HostPortCounters, Laid, Layout, Line,
-    LinkState, Node, Observer, Receiver, Rule, Seed, Store, Switch, SwitchId, SwitchSettings, Topology,
+    BuiltTopology, Direction, FabricSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
+    Layout, Link, LinkSettings, LinkState, Node, ReceiverSettings, Rule, Seed, SparseMemory, Switch,
+    SwitchId, SwitchSettings, Topology, TopologyError,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -17,63 +18,63 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
-use softhca_engine::{Context, Event, Instant, PayloadMode, PortState, Run, Settings};
+use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
 use softhca_wire::{Icrc, Psn};
 
 /// Names a cable of a world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct CableId(pub u32);
+pub struct LinkId(pub u32);
 
 /// Hosts, cables and switches under a virtual clock, seen by an observer.
-pub struct World<O: Observer = Box<dyn Observer>> {
+pub struct World<O: FabricSink = Box<dyn FabricSink>> {
     now: Instant,
     hosts: Vec<Host>,
     network: Network,
-    observer: O,
+    sink: O,
     /// Frames that a host sent to itself, oldest first: they pass no cable.
-    looped: VecDeque<(HostId, Frame)>,
+    loopback: VecDeque<(HostId, Frame)>,
     /// Some host stood still at some time.
-    stalls: bool,
+    any_stalled: bool,
     scratch: Vec<u8>,
 }
 
 /// The most that one frame takes: the largest path MTU and the largest headers.
-const FRAME: usize = 4096 + 128;
+const MAX_FRAME: usize = 4096 + 128;
 
 impl World {
     /// An empty world. The seed decides queue pair numbers, keys and every probability.
     pub fn new(seed: u64) -> World {
-        World::observed(seed, Box::new(()))
+        World::with_sink(seed, Box::new(()))
     }
 
     /// Shows everything from now on to `observer`.
-    pub fn observe(&mut self, observer: impl Observer + 'static) {
-        self.observer = Box::new(observer);
+    pub fn set_sink(&mut self, observer: impl FabricSink + 'static) {
+        self.sink = Box::new(observer);
     }
 
     /// The verbs of a host's application.
-    pub fn on(&mut self, host: HostId) -> Verbs<'_> {
+    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
         Verbs { world: self, id: host }
     }
 }
 
-impl<O: Observer> World<O> {
+impl<O: FabricSink> World<O> {
     /// An empty world that shows everything to `observer`: one that may change threads makes a world that may.
-    pub fn observed(seed: u64, observer: O) -> World<O> {
+    pub fn with_sink(seed: u64, observer: O) -> World<O> {
         World {
             now: Instant::ZERO,
             hosts: Vec::new(),
             network: Network::new(Seed(seed)),
-            observer,
-            looped: VecDeque::new(),
-            stalls: false,
-            scratch: vec![0; FRAME],
+            sink: observer,
+            loopback: VecDeque::new(),
+            any_stalled: false,
+            scratch: vec![0; MAX_FRAME],
         }
     }
 
     /// The observer.
-    pub fn observer(&mut self) -> &mut O {
-        &mut self.observer
+    pub fn sink(&mut self) -> &mut O {
+        &mut self.sink
     }
 
     /// The time.
@@ -127,8 +128,8 @@ impl<O: Observer> World<O> {
     ///
     /// # Panics
     /// If the id is of another world.
-    pub fn set_switch(&mut self, id: SwitchId, settings: SwitchSettings) {
-        self.network.switches[id.0 as usize].change(settings);
+    pub fn set_switch_settings(&mut self, id: SwitchId, settings: SwitchSettings) {
+        self.network.switches[id.0 as usize].set_settings(settings);
     }
 
     /// Every switch, in the order in which they were added.
@@ -137,18 +138,24 @@ impl<O: Observer> World<O> {
     }
 
     /// Lays a cable between two hosts or switches; its forward direction leads from `first` to `second`.
-    pub fn add_cable(&mut self, first: impl Into<Node>, second: impl Into<Node>, line: Line) -> CableId {
-        let id = self.network.add_cable([first.into(), second.into()], line);
-        self.note_cable(id, line);
+    pub fn add_link(
+        &mut self,
+        first: impl Into<Node>,
+        second: impl Into<Node>,
+        line: LinkSettings,
+    ) -> LinkId {
+        let id = self.network.add_link([first.into(), second.into()], line);
+        self.attach_link_to_hosts(id, line);
         id
     }
 
     /// Tells the hosts at a new cable of it.
-    fn note_cable(&mut self, id: CableId, line: Line) {
-        for (end, direction) in self.ends(id).into_iter().zip([Direction::Forward, Direction::Backward]) {
+    fn attach_link_to_hosts(&mut self, id: LinkId, line: LinkSettings) {
+        for (end, direction) in self.link_ends(id).into_iter().zip([Direction::Forward, Direction::Backward])
+        {
             let Node::Host(host) = end else { continue };
             let host = self.host_mut(host);
-            host.cables.push((id, direction));
+            host.links.push((id, direction));
             if let Some(rate) = line.bits_per_second {
                 host.hca.set_line_rate(rate.get());
             }
@@ -160,39 +167,45 @@ impl<O: Observer> World<O> {
     ///
     /// # Panics
     /// If there are fewer hosts than the topology has.
-    pub fn lay_out(
+    pub fn build_topology(
         &mut self,
         topology: &Topology,
         hosts: &[HostId],
-        line: Line,
+        line: LinkSettings,
         settings: SwitchSettings,
-    ) -> Result<Laid, BadTopology> {
-        Ok(self.lay(&topology.layout()?, hosts, line, settings))
+    ) -> Result<BuiltTopology, TopologyError> {
+        Ok(self.build_layout(&topology.layout()?, hosts, line, settings))
     }
 
     /// Connects hosts as a layout says.
     ///
     /// # Panics
     /// If there are fewer hosts than the layout has.
-    pub fn lay(&mut self, layout: &Layout, hosts: &[HostId], line: Line, settings: SwitchSettings) -> Laid {
-        let laid = self.network.lay(layout, hosts, line, settings);
-        laid.cables.iter().for_each(|cable| self.note_cable(*cable, line));
+    pub fn build_layout(
+        &mut self,
+        layout: &Layout,
+        hosts: &[HostId],
+        line: LinkSettings,
+        settings: SwitchSettings,
+    ) -> BuiltTopology {
+        let laid = self.network.build_layout(layout, hosts, line, settings);
+        laid.links.iter().for_each(|cable| self.attach_link_to_hosts(*cable, line));
         laid
     }
 
     /// Decides by which cables frames for a host leave a switch, in place of every shortest way: each flow
     /// takes one of them. Cables that are not the switch's are left out.
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[CableId]) {
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
         self.network.set_route(switch, host, cables);
     }
 
     /// Changes how fast a host takes what arrives.
-    pub fn set_receiver(&mut self, host: HostId, receiver: Receiver) {
-        self.network.set_receiver(self.now, host, receiver, &mut self.observer);
+    pub fn set_receiver(&mut self, host: HostId, receiver: ReceiverSettings) {
+        self.network.set_receiver(self.now, host, receiver, &mut self.sink);
     }
 
     /// How fast a host takes what arrives.
-    pub fn receiver(&self, host: HostId) -> &Receiver {
+    pub fn receiver(&self, host: HostId) -> &ReceiverSettings {
         &self.network.hosts[host.0 as usize].receiver
     }
 
@@ -202,68 +215,68 @@ impl<O: Observer> World<O> {
     }
 
     /// The priorities that a host may not send now, as a mask.
-    pub fn paused(&self, host: HostId) -> u8 {
+    pub fn paused_priorities(&self, host: HostId) -> u8 {
         self.network.hosts[host.0 as usize].pauses.mask()
     }
 
     /// A cable.
-    pub fn cable(&self, id: CableId) -> &Cable {
-        &self.network.cables[id.0 as usize]
+    pub fn link(&self, id: LinkId) -> &Link {
+        &self.network.links[id.0 as usize]
     }
 
     /// A cable, to change its line, its links or its rules.
-    pub fn cable_mut(&mut self, id: CableId) -> &mut Cable {
-        &mut self.network.cables[id.0 as usize]
+    pub fn link_mut(&mut self, id: LinkId) -> &mut Link {
+        &mut self.network.links[id.0 as usize]
     }
 
     /// Takes one direction of a cable down or brings it up. The port of a host is down when none of its cables
     /// carries anything either way.
-    pub fn set_link(&mut self, id: CableId, direction: Direction, state: LinkState) {
-        self.cable_mut(id).set_link(direction, state);
-        for end in self.network.links[id.0 as usize].ends {
+    pub fn set_link_state(&mut self, id: LinkId, direction: Direction, state: LinkState) {
+        self.link_mut(id).set_state(direction, state);
+        for end in self.network.link_ends[id.0 as usize].ends {
             let Node::Host(host) = end else { continue };
             let now_ns = self.now().nanos();
-            let carries = |cable: &Cable| {
+            let carries = |cable: &Link| {
                 [Direction::Forward, Direction::Backward]
-                    .map(|way| cable.link(now_ns, way))
+                    .map(|way| cable.state(now_ns, way))
                     .contains(&LinkState::Up)
             };
-            let mut cables = self.network.cables.iter().zip(&self.network.links);
+            let mut cables = self.network.links.iter().zip(&self.network.link_ends);
             let port = match cables.any(|(cable, link)| link.ends.contains(&end) && carries(cable)) {
                 true => PortState::Active,
                 false => PortState::Down,
             };
-            self.with_card(host, |hca, ctx| hca.set_port(ctx, port));
+            self.with_hca(host, |hca, ctx| hca.set_port_state(ctx, port));
         }
     }
 
     /// What is at the two ends of a cable, if there is such a cable.
-    pub fn ends_of(&self, id: CableId) -> Option<[Node; 2]> {
-        self.network.links.get(id.0 as usize).map(|link| link.ends)
+    pub fn try_link_ends(&self, id: LinkId) -> Option<[Node; 2]> {
+        self.network.link_ends.get(id.0 as usize).map(|link| link.ends)
     }
 
     /// What is at a cable's two ends.
-    pub fn ends(&self, id: CableId) -> [Node; 2] {
-        self.network.links[id.0 as usize].ends
+    pub fn link_ends(&self, id: LinkId) -> [Node; 2] {
+        self.network.link_ends[id.0 as usize].ends
     }
 
     /// The node that a direction of a cable starts at.
-    pub fn start_of(&self, id: CableId, direction: Direction) -> Node {
-        self.network.start_of(id, direction)
+    pub fn link_source(&self, id: LinkId, direction: Direction) -> Node {
+        self.network.link_source(id, direction)
     }
 
     /// Adds a fault rule to a cable.
-    pub fn add_rule(&mut self, cable: CableId, rule: Rule) {
-        self.cable_mut(cable).add_rule(rule);
+    pub fn add_rule(&mut self, cable: LinkId, rule: Rule) {
+        self.link_mut(cable).add_rule(rule);
     }
 
     /// The queue pairs that rules have names for.
-    pub fn flows(&self) -> &Flows {
+    pub fn flows(&self) -> &FlowTable {
         &self.network.flows
     }
 
     /// The queue pairs that rules have names for, to add some.
-    pub fn flows_mut(&mut self) -> &mut Flows {
+    pub fn flows_mut(&mut self) -> &mut FlowTable {
         &mut self.network.flows
     }
 
@@ -278,13 +291,13 @@ impl<O: Observer> World<O> {
     }
 
     /// Calls `act` with a host's card and a context, then lets the card hear its doorbells and send.
-    pub fn with_card<R>(
+    pub fn with_hca<R>(
         &mut self,
         id: HostId,
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
     ) -> R {
         let result = self.with_context(id, act);
-        self.pump(id);
+        self.process_doorbells(id);
         result
     }
 
@@ -294,15 +307,15 @@ impl<O: Observer> World<O> {
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
     ) -> R {
         let now = self.now;
-        let Host { hca, store, .. } = &mut self.hosts[id.0 as usize];
-        let observer = &mut self.observer;
-        let mut events = |now, event: &Event| observer.card(now, id, event);
+        let Host { hca, memory: store, .. } = &mut self.hosts[id.0 as usize];
+        let observer = &mut self.sink;
+        let mut events = |now, event: &Event| observer.on_hca_event(now, id, event);
         act(hca, &mut Context { now, memory: store, events: &mut events })
     }
 
     /// The memory behind a host's regions.
-    pub fn memory(&mut self, host: HostId) -> &mut Store {
-        &mut self.host_mut(host).store
+    pub fn memory(&mut self, host: HostId) -> &mut SparseMemory {
+        &mut self.host_mut(host).memory
     }
 
     pub(crate) fn host_mut(&mut self, id: HostId) -> &mut Host {
@@ -310,8 +323,8 @@ impl<O: Observer> World<O> {
     }
 
     /// How many frames went where.
-    pub fn census(&self) -> Census {
-        self.network.census()
+    pub fn frame_counters(&self) -> FrameCounters {
+        self.network.frame_counters()
     }
 
     /// Goes on until nothing is left to happen, or `until` is reached. Returns whether something is left.
@@ -319,15 +332,15 @@ impl<O: Observer> World<O> {
     /// # Panics
     /// If a frame appeared or vanished on the way: only a bug can do that.
     pub fn run_until(&mut self, until: Instant) -> bool {
-        let is_left = self.go_on_until(until);
-        let census = self.census();
-        assert!(census.balances(), "frames appeared or vanished: {census:?}");
+        let is_left = self.process_until(until);
+        let census = self.frame_counters();
+        assert!(census.is_balanced(), "frames appeared or vanished: {census:?}");
         is_left
     }
 
-    fn go_on_until(&mut self, until: Instant) -> bool {
+    fn process_until(&mut self, until: Instant) -> bool {
         while self.step_until(until.nanos()) {}
-        let is_left = self.network.agenda.next_at().is_some();
+        let is_left = self.network.event_queue.next_at().is_some();
         if is_left || until.nanos() != u64::MAX {
             self.now = self.now.max(until);
         }
@@ -342,26 +355,26 @@ impl<O: Observer> World<O> {
 
     /// When the next thing happens, if anything is left to happen.
     pub fn next_event_at(&self) -> Option<Instant> {
-        self.network.agenda.next_at().map(Instant::from_nanos)
+        self.network.event_queue.next_at().map(Instant::from_nanos)
     }
 
     /// Lets a host stand still until a time: its card neither sends nor hears, and what arrives waits.
     pub fn stall(&mut self, id: HostId, until: Instant) {
-        self.stalls = true;
+        self.any_stalled = true;
         let host = self.host_mut(id);
         host.stalled_until = host.stalled_until.max(until.nanos());
         // Whatever it wanted to send in the meantime, it looks again when it wakes.
-        self.network.agenda.push(until.nanos(), Happening::HostLine { host: id });
+        self.network.event_queue.push(until.nanos(), SimEvent::HostLinkFree { host: id });
     }
 
     /// Whom something happens to, if it is a host.
-    fn host_of(&self, happening: &Happening) -> Option<HostId> {
+    fn event_host(&self, happening: &SimEvent) -> Option<HostId> {
         match *happening {
-            Happening::HostLine { host } | Happening::HostTimer { host } => Some(host),
-            Happening::Arrival { cable, direction, .. } => {
-                self.network.start_of(cable, direction.reverse()).host()
+            SimEvent::HostLinkFree { host } | SimEvent::HostTimer { host } => Some(host),
+            SimEvent::Arrival { link: cable, direction, .. } => {
+                self.network.link_source(cable, direction.reverse()).host()
             }
-            Happening::Looped => self.looped.front().map(|(host, _)| *host),
+            SimEvent::Loopback => self.loopback.front().map(|(host, _)| *host),
             _ => None,
         }
     }
@@ -373,46 +386,46 @@ impl<O: Observer> World<O> {
 
     /// Lets the next thing happen, if it happens by then.
     fn step_until(&mut self, until: u64) -> bool {
-        let Some((at, happening)) = self.network.agenda.pop_until(until) else { return false };
+        let Some((at, happening)) = self.network.event_queue.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
-        if let Some(slot) = self.network.agenda.next_slot() {
-            self.look_ahead(slot);
+        if let Some(slot) = self.network.event_queue.next_slot() {
+            self.prefetch(slot);
         }
-        if self.stalls
-            && let Some(host) = self.host_of(&happening)
+        if self.any_stalled
+            && let Some(host) = self.event_host(&happening)
             && self.host(host).stalled_until > at
         {
-            self.network.agenda.push(self.host(host).stalled_until, happening);
+            self.network.event_queue.push(self.host(host).stalled_until, happening);
             return true;
         }
         let output = match happening {
-            Happening::HostLine { host } => {
-                self.host_mut(host).port_waits = false;
-                self.flush(host);
-                Output::Nothing
+            SimEvent::HostLinkFree { host } => {
+                self.host_mut(host).waiting_for_link = false;
+                self.transmit_ready(host);
+                Outcome::Nothing
             }
-            Happening::HostTimer { host } => {
-                self.host_mut(host).woken();
+            SimEvent::HostTimer { host } => {
+                self.host_mut(host).on_wakeup();
                 self.with_context(host, |hca, ctx| hca.expire(ctx));
-                self.flush(host);
-                Output::Nothing
+                self.transmit_ready(host);
+                Outcome::Nothing
             }
-            Happening::Looped => {
-                let (host, frame) = self.looped.pop_front().expect("each frame was scheduled once");
+            SimEvent::Loopback => {
+                let (host, frame) = self.loopback.pop_front().expect("each frame was scheduled once");
                 self.inject(host, frame);
-                Output::Nothing
+                Outcome::Nothing
             }
-            other => self.network.happen(self.now, other, &mut self.observer),
+            other => self.network.handle_event(self.now, other, &mut self.sink),
         };
         match output {
-            Output::Nothing => {}
-            Output::Arrived { host, slot } => self.arrive(host, slot),
-            Output::Paused { host, frames } => {
-                let mask = self.paused(host);
+            Outcome::Nothing => {}
+            Outcome::Arrived { host, slot } => self.arrive(host, slot),
+            Outcome::Paused { host, frames } => {
+                let mask = self.paused_priorities(host);
                 let hca = &mut self.host_mut(host).hca;
-                hca.note_pause_frames(frames);
-                hca.pause(mask);
-                self.flush(host);
+                hca.count_pause_frames(frames);
+                hca.set_paused_priorities(mask);
+                self.transmit_ready(host);
             }
         }
         true
@@ -420,42 +433,42 @@ impl<O: Observer> World<O> {
 
     /// Reads a word of what the next thing is going to ask for.
     #[inline(never)]
-    fn look_ahead(&mut self, slot: u32) {
-        if let Some(host) = self.network.look_ahead(slot) {
+    fn prefetch(&mut self, slot: u32) {
+        if let Some(host) = self.network.prefetch(slot) {
             let host = self.host(host);
-            black_box((host.wakes_at, host.hca.is_ready()));
+            black_box((host.next_wakeup, host.hca.has_pending_transmit()));
         }
     }
 
     fn arrive(&mut self, id: HostId, slot: u32) {
-        let World { now, hosts, network, observer, .. } = self;
-        let slots = &mut network.agenda.slots;
+        let World { now, hosts, network, sink: observer, .. } = self;
+        let slots = &mut network.event_queue.pool;
         receive(*now, id, &mut hosts[id.0 as usize], slots.frame(slot), observer);
         slots.release(slot);
-        self.flush(id);
+        self.transmit_ready(id);
     }
 
     /// Lets the card of a host hear its doorbells, and send.
-    pub(crate) fn pump(&mut self, id: HostId) {
+    pub(crate) fn process_doorbells(&mut self, id: HostId) {
         if self.host(id).stalled_until > self.now.nanos() {
             return;
         }
-        self.with_context(id, |hca, ctx| hca.ring(ctx));
-        self.flush(id);
+        self.with_context(id, |hca, ctx| hca.process_doorbells(ctx));
+        self.transmit_ready(id);
     }
 
     /// Gives the card of a host the chance to send, and sees to its timers.
-    fn flush(&mut self, id: HostId) {
+    fn transmit_ready(&mut self, id: HostId) {
         if self.host(id).stalled_until > self.now.nanos() {
             return;
         }
-        while self.host(id).hca.is_ready() {
-            let free_at = self.network.host_free_at(id);
+        while self.host(id).hca.has_pending_transmit() {
+            let free_at = self.network.host_link_free_at(id);
             if free_at > self.now.nanos() {
                 let host = self.host_mut(id);
-                if !host.port_waits {
-                    host.port_waits = true;
-                    self.network.agenda.push(free_at, Happening::HostLine { host: id });
+                if !host.waiting_for_link {
+                    host.waiting_for_link = true;
+                    self.network.event_queue.push(free_at, SimEvent::HostLinkFree { host: id });
                 }
                 break;
             }
@@ -463,37 +476,37 @@ impl<O: Observer> World<O> {
             let run = self.with_context(id, |hca, ctx| hca.transmit(ctx, &mut (), &mut scratch, 1));
             self.scratch = scratch;
             let Some(run) = run else { break };
-            let content = match self.host(id).hca.settings().payload {
-                PayloadMode::Elided => Content::Elided { bytes: run.elided as u32 },
+            let content = match self.host(id).hca.settings().payload_mode {
+                PayloadMode::Elided => FrameContent::Elided { bytes: run.elided_payload as u32 },
                 PayloadMode::Carried => {
-                    Icrc::seal(&run.envelope, &mut self.scratch[..run.bytes]);
-                    Content::Packet
+                    Icrc::write(&run.addressing, &mut self.scratch[..run.bytes]);
+                    FrameContent::Packet
                 }
             };
             self.send(id, &run, content);
         }
-        self.watch_timers(id);
+        self.schedule_timer(id);
     }
 
-    fn watch_timers(&mut self, id: HostId) {
+    fn schedule_timer(&mut self, id: HostId) {
         let host = self.host_mut(id);
         let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
         // A wake-up that is too early costs a look; one for each deadline that moved would fill the queue.
-        if host.wake_at(at) {
-            self.network.agenda.push(at, Happening::HostTimer { host: id });
+        if host.schedule_wakeup(at) {
+            self.network.event_queue.push(at, SimEvent::HostTimer { host: id });
         }
     }
 
     /// Sends the packet that was built last.
-    fn send(&mut self, id: HostId, run: &Run, content: Content) {
-        let World { now, network, observer, scratch, .. } = self;
-        let (envelope, bytes, service_level) = (&run.envelope, &scratch[..run.bytes], run.service_level);
+    fn send(&mut self, id: HostId, run: &PacketBatch, content: FrameContent) {
+        let World { now, network, sink: observer, scratch, .. } = self;
+        let (envelope, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
         let destination = envelope.destination;
         let is_own = destination == self.hosts[id.0 as usize].address;
         if !is_own && !destination.is_multicast() {
             return network.send_bytes(*now, id, (envelope, bytes), content, service_level, observer);
         }
-        let frame = Frame { envelope: *envelope, bytes: bytes.to_vec(), content, service_level };
+        let frame = Frame { addressing: *envelope, bytes: bytes.to_vec(), content, service_level };
         if !is_own {
             network.send(*now, id, frame.clone(), observer);
         }
@@ -501,33 +514,33 @@ impl<O: Observer> World<O> {
     }
 
     fn loop_back(&mut self, id: HostId, frame: Frame) {
-        self.looped.push_back((id, frame));
-        self.network.agenda.push(self.now.nanos(), Happening::Looped);
+        self.loopback.push_back((id, frame));
+        self.network.event_queue.push(self.now.nanos(), SimEvent::Loopback);
     }
 
     /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
-        receive(self.now, to, &mut self.hosts[to.0 as usize], &frame, &mut self.observer);
-        self.flush(to);
+        receive(self.now, to, &mut self.hosts[to.0 as usize], &frame, &mut self.sink);
+        self.transmit_ready(to);
     }
 }
 
 /// Gives a frame to the card of a host.
-fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, observer: &mut impl Observer) {
-    let mut events = |now, event: &Event| observer.card(now, id, event);
-    let Host { hca, store, .. } = host;
+fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, observer: &mut impl FabricSink) {
+    let mut events = |now, event: &Event| observer.on_hca_event(now, id, event);
+    let Host { hca, memory: store, .. } = host;
     let ctx = &mut Context { now, memory: store, events: &mut events };
     match frame.content {
-        Content::Elided { bytes } => {
-            hca.receive_elided(ctx, &frame.envelope, &frame.bytes, bytes as usize);
+        FrameContent::Elided { bytes } => {
+            hca.receive_elided(ctx, &frame.addressing, &frame.bytes, bytes as usize);
         }
-        Content::Pause => {}
-        Content::Packet => match Icrc::split(&frame.bytes) {
-            Ok((transport, icrc)) if Icrc::compute(&frame.envelope, transport) == icrc => {
-                hca.receive(ctx, &frame.envelope, transport);
+        FrameContent::Pause => {}
+        FrameContent::Packet => match Icrc::split(&frame.bytes) {
+            Ok((transport, icrc)) if Icrc::compute(&frame.addressing, transport) == icrc => {
+                hca.receive(ctx, &frame.addressing, transport);
             }
-            Ok(_) => hca.note_bad_icrc(ctx),
-            Err(_) => hca.receive(ctx, &frame.envelope, &[]),
+            Ok(_) => hca.drop_bad_icrc(ctx),
+            Err(_) => hca.receive(ctx, &frame.addressing, &[]),
         },
     }
 }

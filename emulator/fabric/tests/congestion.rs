@@ -3,10 +3,11 @@
 mod net;
 
 use net::*;
-use softhca_engine::{Congestion, Event, Instant, Recovery, Settings};
+use softhca_engine::{CongestionSettings, Event, Instant, Recovery, Settings};
 use softhca_fabric::{
-    Action, Class, Classes, Connection, Direction, FabricEvent, FlowControl, LossCause, Node, PauseEnd,
-    Receiver, Remedy, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology, Watchdog, pause_ns,
+    Action, ConnectOptions, Direction, FabricEvent, FrameDropReason, Node, PacketClass, PacketClasses,
+    PauseEndReason, PfcSettings, PfcWatchdog, ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage,
+    SwitchSettings, Topology, WatchdogAction, pause_ns,
 };
 use softhca_wire::{Mtu, Opcode};
 use std::time::Duration;
@@ -32,7 +33,7 @@ fn two_flows_from_40_and_5_gbit_converge_to_equal_shares() {
     let flows = [net.connect(0, 2), net.connect(1, 2)];
     for (flow, rate) in flows.iter().zip([40, 5]) {
         let qp = flow.from.qp;
-        assert!(net.world.with_card(flow.from.host, |hca, ctx| hca.set_rate(ctx, qp, rate * GBIT)));
+        assert!(net.world.with_hca(flow.from.host, |hca, ctx| hca.set_rate(ctx, qp, rate * GBIT)));
     }
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     let early = shares(&mut net, &flows, 0, 100);
@@ -58,7 +59,7 @@ fn notifications_keep_their_interval_and_their_traffic_class() {
             .cards
             .iter()
             .filter_map(|(at, host, event)| match event {
-                Event::CongestionSeen { qp, notified: true, .. }
+                Event::EcnMarkReceived { qp, cnp_queued: true, .. }
                     if (*host, *qp) == (flow.to.host, flow.to.qp) =>
                 {
                     Some(*at)
@@ -69,26 +70,30 @@ fn notifications_keep_their_interval_and_their_traffic_class() {
         assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= 50_000), "{times:?}");
         seen += times.len() as u64;
     }
-    let counters = net.world.host(net.hosts[2]).card().counters();
+    let counters = net.world.host(net.hosts[2]).hca().counters();
     assert_eq!(counters.np_cnp_sent, seen);
     assert!(counters.np_ecn_marked_roce_packets > seen);
-    let handled: u64 = (0..2).map(|n| net.world.host(net.hosts[n]).card().counters().rp_cnp_handled).sum();
+    let handled: u64 = (0..2).map(|n| net.world.host(net.hosts[n]).hca().counters().rp_cnp_handled).sum();
     assert!(handled > 0 && handled <= seen);
 }
 
 #[test]
 fn a_card_without_reaction_point_counts_notifications_and_goes_on() {
-    let notifies = Settings { congestion: Congestion { control: None, ..Congestion::DCQCN }, ..plain() };
+    let notifies = Settings {
+        congestion: CongestionSettings { rate_control: None, ..CongestionSettings::DCQCN },
+        ..plain()
+    };
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), notifies);
-    let capable = Connection { mtu: Mtu::B4096, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    let capable =
+        ConnectOptions { path_mtu: Mtu::B4096, traffic_class: 3 << 5 | 2, ..ConnectOptions::default() };
     let flows = [net.connect_with(0, 2, &capable), net.connect_with(1, 2, &capable)];
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     net.run_us(2_000);
     let record = net.record.borrow();
     assert!(record.paused() > 0, "nobody slows down, so senders are paused");
     assert!(!record.cards.iter().any(|(_, _, event)| matches!(event, Event::RateChanged { .. })));
-    assert!(net.world.host(net.hosts[0]).card().counters().rp_cnp_handled > 0);
+    assert!(net.world.host(net.hosts[0]).hca().counters().rp_cnp_handled > 0);
 }
 
 /// Three senders behind the left switch and one beside the receiver, on the right.
@@ -119,12 +124,12 @@ fn with_dcqcn_near_and_far_senders_get_equal_shares() {
 /// cable in the middle is ten times as fast as every other and congested by nobody.
 fn victim(settings: Settings, senders: usize) -> f64 {
     let topology = Topology::Dumbbell { left: 1 + senders as u32, right: 2 };
-    let headroom = FlowControl::headroom_for(400 * GBIT, 1_000, 4_196);
-    let flow = FlowControl { headroom, ..FlowControl::default() };
-    let switch = SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() };
+    let headroom = PfcSettings::headroom_for(400 * GBIT, 1_000, 4_196);
+    let flow = PfcSettings { headroom, ..PfcSettings::default() };
+    let switch = SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() };
     let mut net = Net::new(5, topology, line(40, 1_000), switch, settings);
-    let middle = *net.laid.cables.last().unwrap();
-    net.world.cable_mut(middle).set_line(line(400, 1_000));
+    let middle = *net.laid.links.last().unwrap();
+    net.world.link_mut(middle).set_settings(line(400, 1_000));
     let victim = net.connect(0, senders + 1);
     fill(&mut net, victim);
     for from in 1..=senders {
@@ -149,10 +154,14 @@ fn a_flow_that_shares_no_congested_link_suffers_from_pauses_alone() {
 #[test]
 fn thresholds_the_wrong_way_round_pause_and_do_not_notify() {
     // XOFF of one port is below Kmin of the queue.
-    let flow = FlowControl { xoff: 20_000, xon: 15_000, ..FlowControl::default() };
+    let flow = PfcSettings { xoff: 20_000, xon: 15_000, ..PfcSettings::default() };
     let switch = SwitchSettings {
-        flow_control: Some(flow),
-        marking: Some(softhca_fabric::Marking { least: 200_000, most: 400_000, per_billion: 10_000_000 }),
+        pfc: Some(flow),
+        ecn_marking: Some(softhca_fabric::EcnMarking {
+            kmin: 200_000,
+            kmax: 400_000,
+            pmax_per_billion: 10_000_000,
+        }),
         ..SwitchSettings::default()
     };
     let mut net = Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), switch, dcqcn());
@@ -164,7 +173,7 @@ fn thresholds_the_wrong_way_round_pause_and_do_not_notify() {
     let record = net.record.borrow();
     assert!(record.paused() > 100);
     assert_eq!(record.marked(), 0);
-    assert_eq!(net.world.host(net.hosts[2]).card().counters().np_cnp_sent, 0);
+    assert_eq!(net.world.host(net.hosts[2]).hca().counters().np_cnp_sent, 0);
 }
 
 #[test]
@@ -172,30 +181,32 @@ fn a_pause_lasts_exactly_its_quanta() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
     // A stalled receiver pauses its sender once; the frames that would say it again are lost.
-    let flow = FlowControl { xoff: 20_000, xon: 10_000, quanta: 1_000, ..FlowControl::default() };
+    let flow = PfcSettings { xoff: 20_000, xon: 10_000, quanta: 1_000, ..PfcSettings::default() };
     net.world.set_receiver(
         net.hosts[1],
-        Receiver { bits_per_second: Some(0), flow_control: Some(flow), ..Receiver::default() },
+        ReceiverSettings { bits_per_second: Some(0), pfc: Some(flow), ..ReceiverSettings::default() },
     );
     let pauses = Selector {
         direction: Some(Direction::Forward),
-        classes: Some(Classes::Only(Class::Pause)),
+        classes: Some(PacketClasses::Only(PacketClass::Pause)),
         ..Selector::default()
     };
     let repeat = Repeat { skip: 1, ..Repeat::default() };
     net.world
-        .add_rule(net.laid.cables[1], Rule { id: RuleId(0), selector: pauses, repeat, action: Action::Drop });
+        .add_rule(net.laid.links[1], Rule { id: RuleId(0), selector: pauses, repeat, action: Action::Drop });
     let flow = net.connect(0, 1);
     fill(&mut net, flow);
     net.run_us(500);
     let record = net.record.borrow();
     let at_switch = Node::Switch(net.laid.switches[0]);
     let started = record.fabric.iter().find_map(|(at, event)| match event {
-        FabricEvent::PauseReceived { at: node, until_ns, .. } if *node == at_switch => Some((*at, *until_ns)),
+        FabricEvent::PauseReceived { node, until_ns, .. } if *node == at_switch => Some((*at, *until_ns)),
         _ => None,
     });
     let ended = record.fabric.iter().find_map(|(at, event)| match event {
-        FabricEvent::PauseEnded { at: node, how: PauseEnd::Expired, .. } if *node == at_switch => Some(*at),
+        FabricEvent::PauseEnded { node, reason: PauseEndReason::Expired, .. } if *node == at_switch => {
+            Some(*at)
+        }
         _ => None,
     });
     let (from, until) = started.expect("a pause");
@@ -212,7 +223,10 @@ fn a_slow_receiver_pauses_its_sender_and_loses_nothing() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), plain());
     let host = net.hosts[1];
-    net.world.set_receiver(host, Receiver { bits_per_second: Some(10 * GBIT), ..Receiver::default() });
+    net.world.set_receiver(
+        host,
+        ReceiverSettings { bits_per_second: Some(10 * GBIT), ..ReceiverSettings::default() },
+    );
     let flow = net.connect(0, 1);
     net.write(flow, REGION as u32, 8);
     let share = shares(&mut net, &[flow], 1_000, 4_000)[0];
@@ -233,7 +247,7 @@ fn storm(switch: SwitchSettings, watchdog: Option<Duration>) -> (Net, f64, Flow)
     let mut net = Net::new(5, Topology::Dumbbell { left: 3, right: 2 }, line(40, 1_000), switch, settings);
     let flows = [net.connect(3, 0), net.connect(3, 1), net.connect(4, 2)];
     flows.iter().for_each(|flow| fill(&mut net, *flow));
-    let broken = Receiver { bits_per_second: Some(0), watchdog, ..Receiver::default() };
+    let broken = ReceiverSettings { bits_per_second: Some(0), watchdog, ..ReceiverSettings::default() };
     net.world.set_receiver(net.hosts[0], broken);
     let share = shares(&mut net, &[flows[2]], 20_000, 30_000)[0];
     (net, share, flows[2])
@@ -243,19 +257,20 @@ fn storm(switch: SwitchSettings, watchdog: Option<Duration>) -> (Net, f64, Flow)
 fn a_receiver_that_stalls_stops_the_whole_network_and_a_watchdog_contains_it() {
     let (net, share, _) = storm(SwitchSettings::default(), None);
     assert_eq!(share, 0.0, "the bystander shares only the cable in the middle with the stalled host");
-    assert!(net.world.paused(net.hosts[3]) >> 3 & 1 == 1, "the pauses reach the senders");
+    assert!(net.world.paused_priorities(net.hosts[3]) >> 3 & 1 == 1, "the pauses reach the senders");
 
     let time = Duration::from_millis(2);
-    for remedy in [Remedy::Drop, Remedy::Forward] {
-        let watchdog = Watchdog { after: time, restore: time, remedy };
+    for remedy in [WatchdogAction::Drop, WatchdogAction::Forward] {
+        let watchdog = PfcWatchdog { detection_time: time, restoration_time: time, action: remedy };
         let (net, share, _) =
             storm(SwitchSettings { watchdog: Some(watchdog), ..SwitchSettings::default() }, None);
         assert!(share > 10.0, "{share} with {remedy:?}");
         let record = net.record.borrow();
         assert!(record.count(|event| matches!(event, FabricEvent::WatchdogFired { .. })) > 0);
-        let cause =
-            |event: &FabricEvent| matches!(event, FabricEvent::Lost { cause: LossCause::Watchdog, .. });
-        assert_eq!(record.count(cause) > 0, remedy == Remedy::Drop);
+        let cause = |event: &FabricEvent| {
+            matches!(event, FabricEvent::FrameDropped { reason: FrameDropReason::Watchdog, .. })
+        };
+        assert_eq!(record.count(cause) > 0, remedy == WatchdogAction::Drop);
     }
 
     let (net, share, _) = storm(SwitchSettings::default(), Some(time));
@@ -267,12 +282,13 @@ fn a_receiver_that_stalls_stops_the_whole_network_and_a_watchdog_contains_it() {
 fn a_host_that_pauses_for_ever_without_reason_stops_who_sends_to_it() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
-    net.world.set_receiver(net.hosts[1], Receiver { storm: 1 << 3, ..Receiver::default() });
+    net.world
+        .set_receiver(net.hosts[1], ReceiverSettings { pause_storm: 1 << 3, ..ReceiverSettings::default() });
     let flows = [net.connect(0, 1), net.connect(2, 0)];
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     let stopped = shares(&mut net, &flows, 2_000, 4_000);
     assert_eq!(stopped[0], 0.0);
-    net.world.set_receiver(net.hosts[1], Receiver::default());
+    net.world.set_receiver(net.hosts[1], ReceiverSettings::default());
     let gone_on = shares(&mut net, &flows, 5_000, 7_000);
     assert!(gone_on[0] > 30.0, "{gone_on:?}");
 }
@@ -294,7 +310,7 @@ fn ring(flows: usize, switch: SwitchSettings, recovery: Recovery) -> (Net, Vec<F
 
 #[test]
 fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
-    let switch = SwitchSettings { marking: None, ..SwitchSettings::default() };
+    let switch = SwitchSettings { ecn_marking: None, ..SwitchSettings::default() };
     let (net, ..) = ring(2, switch, Recovery::Fatal);
     assert_eq!(net.record.borrow().lost(), 0);
     assert!(ring(2, switch, Recovery::Fatal).2 > 10_000_000);
@@ -303,7 +319,10 @@ fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
     assert_eq!(moved, 0, "nothing moves any more");
     assert_eq!(net.record.borrow().lost(), 0);
     let stopped = net.laid.switches.iter().filter(|switch| {
-        net.world.switch(**switch).cables().any(|(cable, _)| net.world.switch(**switch).paused(cable) != 0)
+        net.world
+            .switch(**switch)
+            .links()
+            .any(|(cable, _)| net.world.switch(**switch).paused_priorities(cable) != 0)
     });
     assert_eq!(stopped.count(), 3);
 }
@@ -311,8 +330,8 @@ fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
 #[test]
 fn a_watchdog_dissolves_a_deadlock() {
     let time = Duration::from_millis(1);
-    let watchdog = Watchdog { after: time, restore: time, remedy: Remedy::Drop };
-    let switch = SwitchSettings { marking: None, watchdog: Some(watchdog), ..SwitchSettings::default() };
+    let watchdog = PfcWatchdog { detection_time: time, restoration_time: time, action: WatchdogAction::Drop };
+    let switch = SwitchSettings { ecn_marking: None, watchdog: Some(watchdog), ..SwitchSettings::default() };
     let (net, _, moved) = ring(3, switch, Recovery::GoBackN);
     assert!(moved > 1_000_000, "{moved}");
     let record = net.record.borrow();
@@ -324,9 +343,15 @@ fn a_watchdog_dissolves_a_deadlock() {
 fn a_priority_that_is_not_paused_goes_on() {
     let mut net =
         Net::new(5, Topology::Star { hosts: 3 }, line(40, 1_000), SwitchSettings::default(), plain());
-    net.world.set_receiver(net.hosts[1], Receiver { storm: 1 << 3, ..Receiver::default() });
+    net.world
+        .set_receiver(net.hosts[1], ReceiverSettings { pause_storm: 1 << 3, ..ReceiverSettings::default() });
     // Service level 4 without a DSCP is priority 4.
-    let other = Connection { mtu: Mtu::B4096, traffic_class: 0, service_level: 4, ..Connection::default() };
+    let other = ConnectOptions {
+        path_mtu: Mtu::B4096,
+        traffic_class: 0,
+        service_level: 4,
+        ..ConnectOptions::default()
+    };
     let flows = [net.connect(0, 1), net.connect_with(0, 1, &other)];
     flows.iter().for_each(|flow| fill(&mut net, *flow));
     let shares = shares(&mut net, &flows, 2_000, 4_000);
@@ -340,15 +365,15 @@ fn a_notification_is_a_real_packet_of_its_own_priority() {
         Net::new(5, Topology::Star { hosts: 2 }, line(40, 1_000), SwitchSettings::default(), dcqcn());
     let mark = Rule {
         id: RuleId(0),
-        selector: Selector { classes: Some(Classes::Data), ..Selector::default() },
+        selector: Selector { classes: Some(PacketClasses::Data), ..Selector::default() },
         repeat: Repeat::times(1),
         action: Action::MarkCe,
     };
-    net.world.add_rule(net.laid.cables[0], mark);
+    net.world.add_rule(net.laid.links[0], mark);
     let count = Rule {
         id: RuleId(1),
         selector: Selector {
-            classes: Some(Classes::Only(Class::CongestionNotification)),
+            classes: Some(PacketClasses::Only(PacketClass::Cnp)),
             opcodes: vec![Opcode::CNP],
             priority: Some(6),
             ..Selector::default()
@@ -356,12 +381,12 @@ fn a_notification_is_a_real_packet_of_its_own_priority() {
         repeat: Repeat::default(),
         action: Action::Count,
     };
-    net.world.add_rule(net.laid.cables[0], count);
+    net.world.add_rule(net.laid.links[0], count);
     let flow = net.connect(0, 1);
     net.write(flow, 100_000, 1);
     net.world.run();
     assert_eq!(net.completions(flow), (1, true));
-    let (_, tally) = net.world.cable(net.laid.cables[0]).rules().nth(1).unwrap();
+    let (_, tally) = net.world.link(net.laid.links[0]).rules().nth(1).unwrap();
     assert_eq!(tally.fired, 1);
     let record = net.record.borrow();
     let halved = record.cards.iter().find_map(|(_, _, event)| match event {

@@ -5,13 +5,14 @@ mod bare;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Acks, Atomic, ClientId, Context, CqId, Event, Hca, Instant, Limits, Memory, MemoryFault, MemoryId, Place,
-    QpRings, Region, Settings, Subscriber,
+    AckPolicy, AtomicOperation, ClientId, Context, CqId, DeviceLimits, Event, EventSink, Hca, Instant,
+    Memory, MemoryFault, MemoryId, MemoryLocation, MemoryRegion, QpRings, Settings,
 };
-use softhca_fabric::Store;
+use softhca_fabric::SparseMemory;
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, RemoteAddress, SendFlags,
-    SendProducer, SendRequest, SendTrailer, Sge, completion_ring, doorbell, receive_ring, send_ring,
+    CompletionConsumer, DoorbellProducer, Operation, ReceiveProducer, ReceiveWorkRequest, RemoteAddress,
+    SendFlags, SendImmOrInvalidate, SendProducer, SendWorkRequest, Sge, completion_ring, doorbell_ring,
+    receive_ring, send_ring,
 };
 use softhca_wire::{Gid, Icrc, LocalKey, Mtu, Psn, Qpn, RemoteKey};
 use std::cell::Cell;
@@ -20,7 +21,7 @@ const SIZE: u64 = 1 << 20;
 
 /// Near or far, and not to be reached from some byte on.
 struct Reached {
-    store: Store,
+    store: SparseMemory,
     is_far: bool,
     end: u64,
     accesses: Cell<usize>,
@@ -44,15 +45,20 @@ impl Memory for Reached {
         self.store.write(memory, offset, from)
     }
 
-    fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+    fn atomic(
+        &mut self,
+        memory: MemoryId,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, MemoryFault> {
         self.store.atomic(memory, offset, operation)
     }
 
-    fn is_far(&self) -> bool {
+    fn prefers_batches(&self) -> bool {
         self.is_far
     }
 
-    fn read_run(&self, places: &[Place], into: &mut [u8], stride: usize) -> bool {
+    fn read_batch(&self, places: &[MemoryLocation], into: &mut [u8], stride: usize) -> bool {
         self.accesses.set(self.accesses.get() + 1);
         for (place, to) in places.iter().zip(into.chunks_mut(stride)) {
             let is_there = place.offset + place.length as u64 <= self.end;
@@ -64,7 +70,7 @@ impl Memory for Reached {
         true
     }
 
-    fn write_run(&mut self, places: &[Place], from: &[&[u8]]) -> usize {
+    fn write_batch(&mut self, places: &[MemoryLocation], from: &[&[u8]]) -> usize {
         self.accesses.set(self.accesses.get() + 1);
         for (index, (place, from)) in places.iter().zip(from).enumerate() {
             let is_there = place.offset + place.length as u64 <= self.end;
@@ -91,8 +97,8 @@ fn told(what: &dyn std::fmt::Debug) -> String {
 #[derive(Default)]
 struct Told(Vec<String>);
 
-impl Subscriber for Told {
-    fn event(&mut self, now: Instant, event: &Event) {
+impl EventSink for Told {
+    fn on_event(&mut self, now: Instant, event: &Event) {
         self.0.push(told(&(now, event)));
     }
 }
@@ -116,19 +122,19 @@ struct Card {
 impl Card {
     fn new(last: u8, is_far: bool, end: u64) -> Card {
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, last));
-        let settings = Settings { acks: Acks::Coalesce, ..Settings::default() };
+        let settings = Settings { ack_policy: AckPolicy::Coalesce, ..Settings::default() };
         let mut hca = Hca::new(settings, vec![Gid::from(address)]);
-        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
         let client = hca.open_client(heard).unwrap();
-        let domain = hca.allocate_domain(client).unwrap();
+        let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(4096);
         let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut store = Store::default();
+        let mut store = SparseMemory::default();
         let memory = store.allocate(SIZE);
         let bytes: Vec<u8> = (0..SIZE).map(|at| (at * u64::from(last) % 251) as u8).collect();
         store.write(memory, 0, &bytes).unwrap();
-        let region = Region { client, domain, base: 0, length: SIZE, access: RIGHTS, memory };
-        let key = hca.register(region).unwrap();
+        let region = MemoryRegion { client, pd: domain, iova: 0, length: SIZE, access_flags: RIGHTS, memory };
+        let key = hca.register_memory_region(region).unwrap();
         let (sends, taken) = send_ring(128, 4, 0);
         let (receives, given) = receive_ring(128, 4);
         let rings = QpRings { send: Some(taken), receive: Some(given) };
@@ -168,7 +174,7 @@ impl Card {
                 let size = if index + 1 == count { left } else { dice.below(u64::from(left) + 1) as u32 };
                 left -= size;
                 let address = dice.below(SIZE - u64::from(size));
-                Sge { address, length: size, key: LocalKey(self.key.0) }
+                Sge { address, length: size, lkey: LocalKey(self.key.0) }
             })
             .collect()
     }
@@ -185,27 +191,27 @@ fn exchange(now: Instant, from: &mut Card, to: &mut Card) -> usize {
     let mut buffer = vec![0xdd; 65_507];
     let mut packets = 0;
     let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
-    from.hca.ring(&mut ctx);
+    from.hca.process_doorbells(&mut ctx);
     loop {
         let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), &mut buffer, 64) else { return packets };
         let mut frames = vec![];
-        for packet in buffer[..run.bytes].chunks_mut(run.segment) {
-            Icrc::seal(&run.envelope, packet);
+        for packet in buffer[..run.bytes].chunks_mut(run.segment_size) {
+            Icrc::write(&run.addressing, packet);
             frames.push(Icrc::split(packet).unwrap().0);
         }
         packets += frames.len();
         let mut placed = 0;
         for (index, frame) in frames.iter().enumerate() {
             let mut ctx = Context { now, memory: &mut to.place, events: &mut to.told };
-            if placed == 0 && ctx.memory.is_far() {
-                placed = to.hca.place_ahead(&mut ctx, &run.envelope, &mut frames[index..].iter().copied());
+            if placed == 0 && ctx.memory.prefers_batches() {
+                placed = to.hca.place_batch(&mut ctx, &run.addressing, &mut frames[index..].iter().copied());
             }
             if placed > 0 {
                 placed -= 1;
-                to.hca.receive_placed(&mut ctx, &run.envelope, frame);
+                to.hca.receive_placed(&mut ctx, &run.addressing, frame);
             } else {
-                to.hca.receive(&mut ctx, &run.envelope, frame);
+                to.hca.receive(&mut ctx, &run.addressing, frame);
             }
         }
     }
@@ -241,19 +247,19 @@ fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
             });
             let entries = a.entries(&mut dice, length);
             let address = dice.below(SIZE - u64::from(length));
-            let remote = RemoteAddress { address, key: b.key };
+            let remote = RemoteAddress { address, rkey: b.key };
             let operation = match choice {
-                0 => Operation::Write { remote, immediate: None },
-                1 => Operation::Write { remote, immediate: Some(7) },
+                0 => Operation::Write { remote, imm_data: None },
+                1 => Operation::Write { remote, imm_data: Some(7) },
                 2 => Operation::Read { remote },
-                _ => Operation::Send(SendTrailer::None),
+                _ => Operation::Send(SendImmOrInvalidate::None),
             };
             let room = b.entries(&mut dice, length + 64);
-            b.receives.place(&Receive { id, scatter: &room }).unwrap();
+            b.receives.enqueue(&ReceiveWorkRequest { wr_id: id, sg_list: &room }).unwrap();
             let _ = b.receives.publish();
-            let mut request = SendRequest::new(id, operation, &entries);
+            let mut request = SendWorkRequest::new(id, operation, &entries);
             request.flags = SendFlags::SIGNALED;
-            a.sends.place(&request).unwrap();
+            a.sends.enqueue(&request).unwrap();
             a.sends.publish();
             a.sends.ring(&a.doorbell, a.number);
         }

@@ -6,20 +6,22 @@ mod bare;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    Answers, ClientId, Context, Gate, Hca, Instant, Limits, Modify, QpRings, Region, Settings, State,
+    ClientId, Context, DeviceLimits, Hca, Instant, MemoryRegion, Modify, QpRings, QpState, ResponseOrder,
+    Settings, TransmitGate,
 };
-use softhca_fabric::Store;
+use softhca_fabric::SparseMemory;
 use softhca_queue::{
-    CompletionConsumer, DoorbellProducer, Operation, Receive, ReceiveProducer, SendProducer, SendRequest,
-    SendTrailer, Sge, Status, completion_ring, doorbell, receive_ring, send_ring,
+    CompletionConsumer, CompletionStatus, DoorbellProducer, Operation, ReceiveProducer, ReceiveWorkRequest,
+    SendImmOrInvalidate, SendProducer, SendWorkRequest, Sge, completion_ring, doorbell_ring, receive_ring,
+    send_ring,
 };
-use softhca_wire::{Envelope, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, Transport};
+use softhca_wire::{AddressHeaders, Gid, Icrc, LocalKey, Mtu, Opcode, Psn, Qpn, TransportPacket};
 
 /// A card with connections to one other card.
 struct Card {
     hca: Hca,
     client: ClientId,
-    memory: Store,
+    memory: SparseMemory,
     key: LocalKey,
     doorbell: DoorbellProducer,
     ends: Vec<End>,
@@ -37,18 +39,25 @@ fn gid(last: u8) -> Gid {
 }
 
 impl Card {
-    fn new(last: u8, ends: usize, answers: Answers) -> Card {
-        let settings = Settings { answers, ..Settings::default() };
+    fn new(last: u8, ends: usize, answers: ResponseOrder) -> Card {
+        let settings = Settings { response_order: answers, ..Settings::default() };
         let mut hca = Hca::new(settings, vec![gid(last)]);
-        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
         let client = hca.open_client(heard).unwrap();
-        let domain = hca.allocate_domain(client).unwrap();
+        let domain = hca.allocate_protection_domain(client).unwrap();
         let (producer, completions) = completion_ring(64);
         let cq = hca.create_completion_queue(client, producer).unwrap();
-        let mut memory = Store::default();
+        let mut memory = SparseMemory::default();
         let block = memory.allocate(4096);
         let key = hca
-            .register(Region { client, domain, base: 0, length: 4096, access: RIGHTS, memory: block })
+            .register_memory_region(MemoryRegion {
+                client,
+                pd: domain,
+                iova: 0,
+                length: 4096,
+                access_flags: RIGHTS,
+                memory: block,
+            })
             .unwrap();
         let make = |_| {
             let (sends, taken) = send_ring(8, 1, 0);
@@ -71,18 +80,20 @@ impl Card {
     }
 
     fn send_on_every_end(&mut self) {
-        let entry = [Sge { address: 0, length: 64, key: self.key }];
+        let entry = [Sge { address: 0, length: 64, lkey: self.key }];
         for End { number, sends, .. } in &mut self.ends {
-            sends.place(&SendRequest::new(1, Operation::Send(SendTrailer::None), &entry)).unwrap();
+            sends
+                .enqueue(&SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &entry))
+                .unwrap();
             sends.publish();
             sends.ring(&self.doorbell, *number);
         }
     }
 
     fn receive_on_every_end(&mut self) {
-        let scatter = [Sge { address: 0, length: 64, key: self.key }];
+        let scatter = [Sge { address: 0, length: 64, lkey: self.key }];
         for End { receives, .. } in &mut self.ends {
-            receives.place(&Receive { id: 2, scatter: &scatter }).unwrap();
+            receives.enqueue(&ReceiveWorkRequest { wr_id: 2, sg_list: &scatter }).unwrap();
             let _ = receives.publish();
         }
     }
@@ -92,20 +103,24 @@ impl Card {
         self.flush_through(&mut (), peer)
     }
 
-    fn flush_through(&mut self, gate: &mut dyn Gate, mut peer: Option<&mut Card>) -> Vec<Vec<Opcode>> {
+    fn flush_through(
+        &mut self,
+        gate: &mut dyn TransmitGate,
+        mut peer: Option<&mut Card>,
+    ) -> Vec<Vec<Opcode>> {
         let (now, mut sent, mut buffer) = (Instant::ZERO, vec![], vec![0; 65_507]);
-        self.hca.ring(&mut Context { now, memory: &mut self.memory, events: &mut () });
+        self.hca.process_doorbells(&mut Context { now, memory: &mut self.memory, events: &mut () });
         loop {
             let mut ctx = Context { now, memory: &mut self.memory, events: &mut () };
             let Some(run) = self.hca.transmit(&mut ctx, gate, &mut buffer, 64) else { return sent };
             let mut opcodes = vec![];
-            for packet in buffer[..run.bytes].chunks_mut(run.segment) {
-                Icrc::seal(&run.envelope, packet);
+            for packet in buffer[..run.bytes].chunks_mut(run.segment_size) {
+                Icrc::write(&run.addressing, packet);
                 let (transport, _) = Icrc::split(packet).unwrap();
-                opcodes.push(Transport::parse(transport).unwrap().header.bth.opcode);
+                opcodes.push(TransportPacket::parse(transport).unwrap().header.bth.opcode);
                 if let Some(peer) = &mut peer {
                     let mut ctx = Context { now, memory: &mut peer.memory, events: &mut () };
-                    peer.hca.receive(&mut ctx, &run.envelope, transport);
+                    peer.hca.receive(&mut ctx, &run.addressing, transport);
                 }
             }
             sent.push(opcodes);
@@ -114,7 +129,7 @@ impl Card {
 }
 
 /// What a card sends that got a request on each of so many connections, and answers all of them at once.
-fn sends(connections: usize, answers: Answers) -> Vec<Vec<String>> {
+fn sends(connections: usize, answers: ResponseOrder) -> Vec<Vec<String>> {
     let (mut asking, mut answering) =
         (Card::new(1, connections, answers), Card::new(2, connections, answers));
     answering.receive_on_every_end();
@@ -127,13 +142,13 @@ fn sends(connections: usize, answers: Answers) -> Vec<Vec<String>> {
 
 #[test]
 fn a_lone_answer_goes_before_its_acknowledgement_if_it_shall() {
-    assert_eq!(sends(1, Answers::Ahead), [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
-    assert_eq!(sends(1, Answers::WithAcknowledgement), [["RC SEND_ONLY", "RC ACKNOWLEDGE"]]);
+    assert_eq!(sends(1, ResponseOrder::ResponseFirst), [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
+    assert_eq!(sends(1, ResponseOrder::WithAck), [["RC SEND_ONLY", "RC ACKNOWLEDGE"]]);
 }
 
 #[test]
 fn acknowledgements_go_in_one_send_with_the_answers_while_others_wait() {
-    let sends = sends(3, Answers::Ahead);
+    let sends = sends(3, ResponseOrder::ResponseFirst);
     assert_eq!(sends[..2], [["RC SEND_ONLY", "RC ACKNOWLEDGE"]; 2]);
     assert_eq!(sends[2..], [["RC SEND_ONLY"], ["RC ACKNOWLEDGE"]]);
 }
@@ -141,21 +156,21 @@ fn acknowledgements_go_in_one_send_with_the_answers_while_others_wait() {
 /// Lets nothing through.
 struct Closed;
 
-impl Gate for Closed {
-    fn packets(&mut self, _: &Envelope, _: usize) -> usize {
+impl TransmitGate for Closed {
+    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize) -> usize {
         0
     }
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Ending {
-    Changed(State),
+    Changed(QpState),
     Destroyed,
 }
 
 /// A card that owes an acknowledgement, may not send it, and ends its queue pair; and the card that waits for it.
 fn ended(ending: Ending) -> [Card; 2] {
-    let answers = Answers::WithAcknowledgement;
+    let answers = ResponseOrder::WithAck;
     let (mut asking, mut answering) = (Card::new(1, 1, answers), Card::new(2, 1, answers));
     answering.receive_on_every_end();
     asking.send_on_every_end();
@@ -171,21 +186,21 @@ fn ended(ending: Ending) -> [Card; 2] {
         Ending::Destroyed => answering.hca.destroy_queue_pair(&mut ctx, client, number).unwrap(),
     }
     assert!(answering.flush_through(&mut Closed, None).is_empty());
-    assert!(answering.hca.has_last_words(), "{ending:?}");
+    assert!(answering.hca.has_orphaned_acks(), "{ending:?}");
     [asking, answering]
 }
 
 #[test]
 fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
-    for ending in [Ending::Changed(State::Error), Ending::Changed(State::Reset), Ending::Destroyed] {
+    for ending in [Ending::Changed(QpState::Error), Ending::Changed(QpState::Reset), Ending::Destroyed] {
         let [mut asking, mut answering] = ended(ending);
         let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
-        answering.hca.unpark(&mut ctx, gid(1).ip());
+        answering.hca.unblock(&mut ctx, gid(1).ip());
         let sent = answering.flush(Some(&mut asking));
         assert_eq!(sent.concat().iter().map(ToString::to_string).collect::<Vec<_>>(), ["RC ACKNOWLEDGE"]);
-        assert!(!answering.hca.has_last_words());
+        assert!(!answering.hca.has_orphaned_acks());
         let completion = asking.completions.pop().expect("the request is acknowledged");
-        assert_eq!(completion.status, Status::Success, "{ending:?}");
+        assert_eq!(completion.status, CompletionStatus::Success, "{ending:?}");
     }
 }
 
@@ -193,16 +208,16 @@ fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
 fn nothing_is_left_to_say_to_a_port_that_is_dead() {
     let [_, mut answering] = ended(Ending::Destroyed);
     let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
-    answering.hca.fail_link(&mut ctx, gid(1).ip());
-    assert!(!answering.hca.has_last_words());
+    answering.hca.fail_peer(&mut ctx, gid(1).ip());
+    assert!(!answering.hca.has_orphaned_acks());
     assert!(answering.flush(None).is_empty());
 }
 
 #[test]
 fn a_new_connection_does_not_hear_the_last_words_of_an_earlier_one() {
-    let [_, mut answering] = ended(Ending::Changed(State::Reset));
+    let [_, mut answering] = ended(Ending::Changed(QpState::Reset));
     let (number, client) = (answering.ends[0].number, answering.client);
     let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
     bare::connect(&mut answering.hca, &mut ctx, (client, number), (gid(1), number), Mtu::B1024, Psn::new(7));
-    assert!(!answering.hca.has_last_words());
+    assert!(!answering.hca.has_orphaned_acks());
 }

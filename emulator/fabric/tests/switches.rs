@@ -6,7 +6,8 @@ use net::*;
 use proptest::prelude::*;
 use softhca_engine::Settings;
 use softhca_fabric::{
-    Connection, FabricEvent, FlowControl, LossCause, Marking, Node, PER_BILLION, SwitchSettings, Topology,
+    ConnectOptions, EcnMarking, FabricEvent, FrameDropReason, Node, PER_BILLION, PfcSettings, SwitchSettings,
+    Topology,
 };
 use softhca_wire::Mtu;
 
@@ -17,7 +18,7 @@ fn incast(senders: u32, switch: SwitchSettings, settings: Settings) -> (Net, Vec
 
 fn incast_over(
     senders: u32,
-    line: softhca_fabric::Line,
+    line: softhca_fabric::LinkSettings,
     switch: SwitchSettings,
     settings: Settings,
 ) -> (Net, Vec<Flow>) {
@@ -42,11 +43,11 @@ fn a_write_through_every_topology_arrives() {
         let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), Settings::default());
         let last = net.hosts.len() - 1;
         let flow = net.connect(0, last);
-        net.world.on(flow.from.host).write(flow.from.key, flow.from.base, b"through the fabric");
+        net.world.verbs(flow.from.host).write_memory(flow.from.key, flow.from.base, b"through the fabric");
         net.write(flow, 10_000, 1);
         net.world.run();
         assert_eq!(net.completions(flow), (1, true), "{topology:?}");
-        let read = net.world.on(flow.to.host).read(flow.to.key, flow.to.base, 18);
+        let read = net.world.verbs(flow.to.host).read_memory(flow.to.key, flow.to.base, 18);
         assert_eq!(read, b"through the fabric", "{topology:?}");
         assert_eq!(net.record.borrow().lost(), 0);
     }
@@ -56,7 +57,7 @@ fn a_write_through_every_topology_arrives() {
 fn a_frame_takes_the_time_of_every_line_and_hop() {
     let mut net =
         Net::new(1, Topology::Star { hosts: 2 }, line(100, 1_000), SwitchSettings::default(), plain());
-    let flow = net.connect_with(0, 1, &Connection { mtu: Mtu::B4096, ..Connection::default() });
+    let flow = net.connect_with(0, 1, &ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() });
     net.write(flow, 4_096, 1);
     net.world.run();
     // 4096 of payload, 12 + 16 + 4 of transport, 28 of IP and UDP, 38 of Ethernet: 4194 bytes are 335.52 ns. The
@@ -70,9 +71,9 @@ fn a_frame_takes_the_time_of_every_line_and_hop() {
 #[test]
 fn flow_control_with_enough_headroom_loses_nothing() {
     let frame = 4_096 + 100;
-    let headroom = FlowControl::headroom_for(100 * GBIT, 1_000, frame);
-    let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
-    let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
+    let headroom = PfcSettings::headroom_for(100 * GBIT, 1_000, frame);
+    let flow = PfcSettings { xoff: 40_000, xon: 30_000, headroom, ..PfcSettings::default() };
+    let switch = SwitchSettings { ecn_marking: None, pfc: Some(flow), ..SwitchSettings::default() };
     let (mut net, flows) = incast(16, switch, plain());
     net.world.run();
     for flow in flows {
@@ -84,22 +85,23 @@ fn flow_control_with_enough_headroom_loses_nothing() {
     // Every pause ends by a frame that says so.
     let resumed = record.count(|event| matches!(event, FabricEvent::PauseSent { quanta: 0, .. }));
     assert!(resumed > 0);
-    let census = net.world.census();
-    assert!(census.balances() && census.in_flight == 0 && census.dropped == 0, "{census:?}");
+    let census = net.world.frame_counters();
+    assert!(census.is_balanced() && census.in_flight == 0 && census.dropped == 0, "{census:?}");
 }
 
 #[test]
 fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
     // Headroom for 5 m of cable (25 ns), on 100 m (500 ns) and on 5 m.
-    let headroom = FlowControl::headroom_for(100 * GBIT, 25, 4_196);
-    let flow = FlowControl { xoff: 40_000, xon: 30_000, headroom, ..FlowControl::default() };
-    let switch = SwitchSettings { marking: None, flow_control: Some(flow), ..SwitchSettings::default() };
+    let headroom = PfcSettings::headroom_for(100 * GBIT, 25, 4_196);
+    let flow = PfcSettings { xoff: 40_000, xon: 30_000, headroom, ..PfcSettings::default() };
+    let switch = SwitchSettings { ecn_marking: None, pfc: Some(flow), ..SwitchSettings::default() };
     let run = |delay_ns| {
         let (mut net, _) = incast_over(16, line(100, delay_ns), switch, plain());
         net.run_us(20_000);
         let record = net.record.borrow();
-        let full =
-            |event: &FabricEvent| matches!(event, FabricEvent::Lost { cause: LossCause::HeadroomFull, .. });
+        let full = |event: &FabricEvent| {
+            matches!(event, FabricEvent::FrameDropped { reason: FrameDropReason::HeadroomFull, .. })
+        };
         assert_eq!(record.count(full), record.lost());
         record.lost()
     };
@@ -109,23 +111,29 @@ fn headroom_for_a_short_cable_loses_frames_on_a_long_one() {
 
 #[test]
 fn without_flow_control_a_full_queue_loses_frames() {
-    let switch = SwitchSettings { marking: None, flow_control: None, ..SwitchSettings::default() };
+    let switch = SwitchSettings { ecn_marking: None, pfc: None, ..SwitchSettings::default() };
     let (mut net, _) = incast(16, switch, plain());
     net.run_us(5_000);
     let record = net.record.borrow();
-    assert!(record.count(|event| matches!(event, FabricEvent::Lost { cause: LossCause::QueueFull, .. })) > 0);
+    assert!(
+        record.count(|event| matches!(
+            event,
+            FabricEvent::FrameDropped { reason: FrameDropReason::QueueFull, .. }
+        )) > 0
+    );
     assert_eq!(record.paused(), 0);
-    assert!(net.world.census().balances());
+    assert!(net.world.frame_counters().is_balanced());
 }
 
 #[test]
 fn marks_come_as_often_as_the_settings_say() {
     // A queue that stands between the thresholds: marking in the flat middle of the line is the test.
-    let marking = Marking { least: 0, most: u64::MAX / 2, per_billion: PER_BILLION };
-    let flat = Marking { least: 10_000, most: 10_001, per_billion: 0 };
-    let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    let marking = EcnMarking { kmin: 0, kmax: u64::MAX / 2, pmax_per_billion: PER_BILLION };
+    let flat = EcnMarking { kmin: 10_000, kmax: 10_001, pmax_per_billion: 0 };
+    let capable =
+        ConnectOptions { path_mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..ConnectOptions::default() };
     for (marking, all) in [(marking, false), (flat, true)] {
-        let switch = SwitchSettings { marking: Some(marking), ..SwitchSettings::default() };
+        let switch = SwitchSettings { ecn_marking: Some(marking), ..SwitchSettings::default() };
         let mut net = Net::new(3, Topology::Star { hosts: 3 }, line(100, 1_000), switch, plain());
         let flows = [net.connect_with(0, 2, &capable), net.connect_with(1, 2, &capable)];
         for flow in flows {
@@ -134,7 +142,7 @@ fn marks_come_as_often_as_the_settings_say() {
         net.world.run();
         let record = net.record.borrow();
         let depths = record.fabric.iter().filter_map(|(_, event)| match event {
-            FabricEvent::Marked { depth, .. } => Some(*depth),
+            FabricEvent::EcnMarked { depth, .. } => Some(*depth),
             _ => None,
         });
         match all {
@@ -145,7 +153,7 @@ fn marks_come_as_often_as_the_settings_say() {
         }
         let seen: u64 = [2]
             .iter()
-            .map(|host| net.world.host(net.hosts[*host]).card().counters().np_ecn_marked_roce_packets)
+            .map(|host| net.world.host(net.hosts[*host]).hca().counters().np_ecn_marked_roce_packets)
             .sum();
         assert_eq!(seen as usize, record.marked());
     }
@@ -153,15 +161,16 @@ fn marks_come_as_often_as_the_settings_say() {
 
 #[test]
 fn a_share_of_the_packets_is_marked() {
-    let marking = Marking { least: 4_000, most: 200_000_000, per_billion: PER_BILLION };
+    let marking = EcnMarking { kmin: 4_000, kmax: 200_000_000, pmax_per_billion: PER_BILLION };
     let switch = SwitchSettings {
-        marking: Some(marking),
-        flow_control: None,
+        ecn_marking: Some(marking),
+        pfc: None,
         queue_limit: 128 << 20,
         buffer: 128 << 20,
         ..SwitchSettings::default()
     };
-    let capable = Connection { mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..Connection::default() };
+    let capable =
+        ConnectOptions { path_mtu: Mtu::B1024, traffic_class: 3 << 5 | 2, ..ConnectOptions::default() };
     let mut net = Net::new(3, Topology::Star { hosts: 5 }, line(100, 1_000), switch, plain());
     for from in 0..4 {
         let flow = net.connect_with(from, 4, &capable);
@@ -170,8 +179,8 @@ fn a_share_of_the_packets_is_marked() {
     net.world.run();
     let record = net.record.borrow();
     // Four lines fill what one empties: the depth rises in a line to 3/4 of all bytes, and with it the chance.
-    let cable = net.laid.cables[4];
-    let deepest = net.world.switch(net.laid.switches[0]).counters(cable).unwrap().deepest;
+    let cable = net.laid.links[4];
+    let deepest = net.world.switch(net.laid.switches[0]).counters(cable).unwrap().max_queue_bytes;
     let packets = 4 * 20 * 1024;
     let expected = packets as f64 * (deepest as f64 - 4_000.0) / 2.0 / 199_996_000.0;
     let marked = record.marked() as f64;
@@ -214,7 +223,7 @@ fn flows_of_a_leaf_spread_over_the_spines() {
     net.world.run();
     let used = net.laid.switches[2..].iter().filter(|spine| {
         let spine = net.world.switch(**spine);
-        spine.cables().any(|(cable, _)| spine.counters(cable).unwrap().sent_frames > 0)
+        spine.links().any(|(cable, _)| spine.counters(cable).unwrap().sent_frames > 0)
     });
     assert_eq!(used.count(), 4);
 }
@@ -226,10 +235,10 @@ fn a_route_set_by_hand_is_taken() {
     let [leaf, _, first, second] = net.laid.switches[..] else { panic!("four switches") };
     let cable = net
         .laid
-        .cables
+        .links
         .iter()
         .copied()
-        .find(|cable| net.world.ends(*cable) == [Node::Switch(leaf), Node::Switch(second)]);
+        .find(|cable| net.world.link_ends(*cable) == [Node::Switch(leaf), Node::Switch(second)]);
     net.world.set_route(leaf, net.hosts[1], &[cable.unwrap()]);
     for _ in 0..8 {
         let flow = net.connect(0, 1);
@@ -238,7 +247,7 @@ fn a_route_set_by_hand_is_taken() {
     net.world.run();
     let sent_to_leaf2 = |spine| {
         let spine = net.world.switch(spine);
-        spine.cables().map(|(cable, _)| spine.counters(cable).unwrap().received_frames).max().unwrap()
+        spine.links().map(|(cable, _)| spine.counters(cable).unwrap().received_frames).max().unwrap()
     };
     assert!(sent_to_leaf2(second) >= 8);
     assert!(sent_to_leaf2(first) <= 8, "only acknowledgements take the other spine");
@@ -258,9 +267,9 @@ proptest! {
         enough in any::<bool>(),
         size in 1u32..200_000,
     ) {
-        let headroom = if enough { FlowControl::headroom_for(100 * GBIT, delay_ns, 4_196) } else { 0 };
-        let flow = FlowControl { xoff, xon: xoff.saturating_sub(slack), headroom, ..FlowControl::default() };
-        let switch = SwitchSettings { flow_control: Some(flow), ..SwitchSettings::default() };
+        let headroom = if enough { PfcSettings::headroom_for(100 * GBIT, delay_ns, 4_196) } else { 0 };
+        let flow = PfcSettings { xoff, xon: xoff.saturating_sub(slack), headroom, ..PfcSettings::default() };
+        let switch = SwitchSettings { pfc: Some(flow), ..SwitchSettings::default() };
         let topology = Topology::Dumbbell { left: senders, right: 2 };
         let mut net = Net::new(seed, topology, line(100, delay_ns), switch, plain());
         let flows: Vec<_> =
@@ -269,16 +278,16 @@ proptest! {
             net.write(*flow, size, 3);
         }
         net.run_us(300);
-        prop_assert!(net.world.census().balances());
+        prop_assert!(net.world.frame_counters().is_balanced());
         net.run_us(100_000);
-        let census = net.world.census();
-        prop_assert!(census.balances());
+        let census = net.world.frame_counters();
+        prop_assert!(census.is_balanced());
         if enough {
             prop_assert_eq!(net.record.borrow().lost(), 0);
             for flow in flows {
                 prop_assert_eq!(net.completions(flow), (3, true));
             }
-            let used: u64 = net.world.switches().map(|(_, switch)| switch.used()).sum();
+            let used: u64 = net.world.switches().map(|(_, switch)| switch.buffer_used()).sum();
             prop_assert_eq!(used, 0);
         }
     }

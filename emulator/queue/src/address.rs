@@ -7,9 +7,9 @@ use softhca_wire::Gid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct AddressVector {
     /// The peer's GID.
-    pub destination: Gid,
+    pub dgid: Gid,
     /// Which entry of the own GID table is the sender.
-    pub source_index: u8,
+    pub sgid_index: u8,
     /// DSCP and ECN bits of the IP header.
     pub traffic_class: u8,
     /// The IPv6 flow label; zero lets the queue pair numbers choose the flow.
@@ -23,6 +23,6 @@ pub struct AddressVector {
 impl AddressVector {
     /// A vector to `destination` with every other choice at its default.
     pub fn to(destination: Gid) -> AddressVector {
-        AddressVector { destination, hop_limit: 64, ..AddressVector::default() }
+        AddressVector { dgid: destination, hop_limit: 64, ..AddressVector::default() }
     }
 }

@@ -1,13 +1,13 @@
 //! Queue pair attributes.
 
-use crate::{Access, AddressVector};
+use crate::{AccessFlags, AddressVector};
 use core::fmt;
 use softhca_wire::{Mtu, Psn, Qpn, QueueKey, RnrTimer, Service};
 
 /// What a queue pair is.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum QpKind {
+pub enum QpType {
     /// Reliable connection.
     Rc,
     /// Unreliable connection.
@@ -22,15 +22,15 @@ pub enum QpKind {
     Gsi,
 }
 
-impl QpKind {
+impl QpType {
     /// The service whose opcodes it sends and takes.
     #[inline]
     pub const fn service(self) -> Service {
         match self {
-            QpKind::Rc => Service::Rc,
-            QpKind::Uc => Service::Uc,
-            QpKind::Ud | QpKind::Gsi => Service::Ud,
-            QpKind::XrcInitiator | QpKind::XrcTarget => Service::Xrc,
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud | QpType::Gsi => Service::Ud,
+            QpType::XrcInitiator | QpType::XrcTarget => Service::Xrc,
         }
     }
 
@@ -43,7 +43,7 @@ impl QpKind {
     /// Whether every message names its destination.
     #[inline]
     pub const fn is_datagram(self) -> bool {
-        matches!(self, QpKind::Ud | QpKind::Gsi)
+        matches!(self, QpType::Ud | QpType::Gsi)
     }
 }
 
@@ -51,7 +51,7 @@ impl QpKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names are those of the specification")]
-pub enum State {
+pub enum QpState {
     Reset,
     Init,
     ReadyToReceive,
@@ -61,48 +61,51 @@ pub enum State {
     Error,
 }
 
-impl State {
+impl QpState {
     /// Every state, in the order of `enum ibv_qp_state`.
-    pub const ALL: [State; 7] = [
-        State::Reset,
-        State::Init,
-        State::ReadyToReceive,
-        State::ReadyToSend,
-        State::SendQueueDrained,
-        State::SendQueueError,
-        State::Error,
+    pub const ALL: [QpState; 7] = [
+        QpState::Reset,
+        QpState::Init,
+        QpState::ReadyToReceive,
+        QpState::ReadyToSend,
+        QpState::SendQueueDrained,
+        QpState::SendQueueError,
+        QpState::Error,
     ];
 
     /// The short name that verbs people use.
     pub const fn name(self) -> &'static str {
         match self {
-            State::Reset => "RESET",
-            State::Init => "INIT",
-            State::ReadyToReceive => "RTR",
-            State::ReadyToSend => "RTS",
-            State::SendQueueDrained => "SQD",
-            State::SendQueueError => "SQE",
-            State::Error => "ERR",
+            QpState::Reset => "RESET",
+            QpState::Init => "INIT",
+            QpState::ReadyToReceive => "RTR",
+            QpState::ReadyToSend => "RTS",
+            QpState::SendQueueDrained => "SQD",
+            QpState::SendQueueError => "SQE",
+            QpState::Error => "ERR",
         }
     }
 
     /// Whether requests of a peer are taken.
     #[inline]
-    pub const fn receives(self) -> bool {
+    pub const fn accepts_requests(self) -> bool {
         matches!(
             self,
-            State::ReadyToReceive | State::ReadyToSend | State::SendQueueDrained | State::SendQueueError
+            QpState::ReadyToReceive
+                | QpState::ReadyToSend
+                | QpState::SendQueueDrained
+                | QpState::SendQueueError
         )
     }
 
     /// Whether responses of a peer are taken.
     #[inline]
-    pub const fn takes_responses(self) -> bool {
-        matches!(self, State::ReadyToSend | State::SendQueueDrained)
+    pub const fn accepts_responses(self) -> bool {
+        matches!(self, QpState::ReadyToSend | QpState::SendQueueDrained)
     }
 }
 
-impl fmt::Display for State {
+impl fmt::Display for QpState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -113,7 +116,7 @@ mod mask {
     bitflags::bitflags! {
     /// Which attributes a call sets. The bits are those of `enum ibv_qp_attr_mask`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-    pub struct AttributeMask: u32 {
+    pub struct QpAttributeMask: u32 {
         const STATE = 1;
         const CUR_STATE = 1 << 1;
         const EN_SQD_ASYNC_NOTIFY = 1 << 2;
@@ -139,9 +142,9 @@ mod mask {
     }
     }
 }
-pub use mask::AttributeMask;
+pub use mask::QpAttributeMask;
 
-impl fmt::Display for AttributeMask {
+impl fmt::Display for QpAttributeMask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
             return f.write_str("nothing");
@@ -157,50 +160,50 @@ impl fmt::Display for AttributeMask {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the attribute of its name")]
-pub struct Attributes {
-    pub access: Access,
-    pub partition_index: u16,
+pub struct QpAttributes {
+    pub access_flags: AccessFlags,
+    pub pkey_index: u16,
     pub port: u8,
-    pub queue_key: QueueKey,
-    pub path: AddressVector,
-    pub mtu: Mtu,
-    pub destination: Qpn,
-    pub receive_psn: Psn,
-    pub send_psn: Psn,
+    pub qkey: QueueKey,
+    pub address_vector: AddressVector,
+    pub path_mtu: Mtu,
+    pub dest_qpn: Qpn,
+    pub rq_psn: Psn,
+    pub sq_psn: Psn,
     /// Reads and atomics that this side may have outstanding.
-    pub max_reads_out: u8,
+    pub max_rd_atomic: u8,
     /// Reads and atomics that the peer may have outstanding here.
-    pub max_reads_in: u8,
+    pub max_dest_rd_atomic: u8,
     pub min_rnr_timer: RnrTimer,
     /// The exponent of 4.096 µs; zero waits for ever.
     pub timeout: u8,
     pub retry_count: u8,
     /// Seven means for ever.
     pub rnr_retry: u8,
-    pub notify_drained: bool,
+    pub sqd_async_notify: bool,
     pub rate_limit: u32,
 }
 
-impl Attributes {
+impl QpAttributes {
     /// Those of a queue pair in RESET.
-    pub fn reset(mtu: Mtu) -> Attributes {
-        Attributes {
-            access: Access::empty(),
-            partition_index: 0,
+    pub fn reset(mtu: Mtu) -> QpAttributes {
+        QpAttributes {
+            access_flags: AccessFlags::empty(),
+            pkey_index: 0,
             port: 1,
-            queue_key: QueueKey(0),
-            path: AddressVector::default(),
-            mtu,
-            destination: Qpn::new(0),
-            receive_psn: Psn::new(0),
-            send_psn: Psn::new(0),
-            max_reads_out: 0,
-            max_reads_in: 0,
+            qkey: QueueKey(0),
+            address_vector: AddressVector::default(),
+            path_mtu: mtu,
+            dest_qpn: Qpn::new(0),
+            rq_psn: Psn::new(0),
+            sq_psn: Psn::new(0),
+            max_rd_atomic: 0,
+            max_dest_rd_atomic: 0,
             min_rnr_timer: RnrTimer::new(0),
             timeout: 0,
             retry_count: 0,
             rnr_retry: 0,
-            notify_drained: false,
+            sqd_async_notify: false,
             rate_limit: 0,
         }
     }
@@ -222,9 +225,9 @@ macro_rules! modify {
 
         impl Modify {
             /// Which attributes are set.
-            pub fn mask(&self) -> AttributeMask {
-                let mut mask = AttributeMask::empty();
-                $(if self.$field.is_some() { mask |= AttributeMask::$flag; })*
+            pub fn mask(&self) -> QpAttributeMask {
+                let mut mask = QpAttributeMask::empty();
+                $(if self.$field.is_some() { mask |= QpAttributeMask::$flag; })*
                 mask
             }
 
@@ -239,23 +242,23 @@ macro_rules! modify {
 
 modify! {
     /// The state to go to.
-    state: State = STATE,
+    state: QpState = STATE,
     /// The state that the caller believes the queue pair to be in.
-    current_state: State = CUR_STATE,
+    current_state: QpState = CUR_STATE,
     /// Raise an event when the send queue has drained.
-    notify_drained: bool = EN_SQD_ASYNC_NOTIFY,
+    sqd_async_notify: bool = EN_SQD_ASYNC_NOTIFY,
     /// What the peer may do.
-    access: Access = ACCESS_FLAGS,
+    access_flags: AccessFlags = ACCESS_FLAGS,
     /// The index of the partition key.
-    partition_index: u16 = PKEY_INDEX,
+    pkey_index: u16 = PKEY_INDEX,
     /// The port; a card has one.
     port: u8 = PORT,
     /// The key that datagrams must have.
-    queue_key: QueueKey = QKEY,
+    qkey: QueueKey = QKEY,
     /// Where the peer is.
-    path: AddressVector = AV,
+    address_vector: AddressVector = AV,
     /// Payload bytes per packet.
-    mtu: Mtu = PATH_MTU,
+    path_mtu: Mtu = PATH_MTU,
     /// The exponent of 4.096 µs that an acknowledgement may take.
     timeout: u8 = TIMEOUT,
     /// How often to try again.
@@ -263,48 +266,48 @@ modify! {
     /// How often to try again when the receiver is not ready; 7 means for ever.
     rnr_retry: u8 = RNR_RETRY,
     /// The first PSN to expect.
-    receive_psn: Psn = RQ_PSN,
+    rq_psn: Psn = RQ_PSN,
     /// Reads and atomics that this side may have outstanding.
-    max_reads_out: u8 = MAX_QP_RD_ATOMIC,
+    max_rd_atomic: u8 = MAX_QP_RD_ATOMIC,
     /// How long a peer is told to wait when no receive is posted.
     min_rnr_timer: RnrTimer = MIN_RNR_TIMER,
     /// The first PSN to send.
-    send_psn: Psn = SQ_PSN,
+    sq_psn: Psn = SQ_PSN,
     /// Reads and atomics that the peer may have outstanding here.
-    max_reads_in: u8 = MAX_DEST_RD_ATOMIC,
+    max_dest_rd_atomic: u8 = MAX_DEST_RD_ATOMIC,
     /// The peer's queue pair.
-    destination: Qpn = DEST_QPN,
+    dest_qpn: Qpn = DEST_QPN,
     /// The most that the queue pair sends, in kbit/s; zero is no limit.
     rate_limit: u32 = RATE_LIMIT,
     /// An alternate path. There is no path migration here: accepted where the specification allows it.
-    alternate: () = ALT_PATH,
+    alt_path: () = ALT_PATH,
     /// The path migration state, likewise.
-    migration: () = PATH_MIG_STATE,
+    path_mig_state: () = PATH_MIG_STATE,
 }
 
-impl Attributes {
+impl QpAttributes {
     /// Sets what `modify` sets.
     pub fn apply(&mut self, modify: &Modify) {
         macro_rules! set {
             ($($field:ident),*) => { $(if let Some(value) = modify.$field { self.$field = value; })* };
         }
         set!(
-            notify_drained,
-            access,
-            partition_index,
+            sqd_async_notify,
+            access_flags,
+            pkey_index,
             port,
-            queue_key,
-            path,
-            mtu,
+            qkey,
+            address_vector,
+            path_mtu,
             timeout,
             retry_count,
             rnr_retry,
-            receive_psn,
-            max_reads_out,
+            rq_psn,
+            max_rd_atomic,
             min_rnr_timer,
-            send_psn,
-            max_reads_in,
-            destination,
+            sq_psn,
+            max_dest_rd_atomic,
+            dest_qpn,
             rate_limit
         );
     }

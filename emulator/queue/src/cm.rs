@@ -3,7 +3,7 @@
 //! They are those of librdmacm, without its pointers. A [`Call`] is what the application asks of the card's
 //! connection manager, an [`Event`] what it hears; where the card is does not matter to either.
 
-use crate::{AddressVector, CmChannelId, CmId, Limits, Modify, QpKind, State};
+use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, Modify, QpState, QpType};
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -11,22 +11,22 @@ pub use softhca_wire::cm::{PortSpace, RejectReason};
 use softhca_wire::{Gid, Mtu, Qpn, QueueKey};
 
 /// The key of datagram queue pairs that the RDMA CM connects: `RDMA_UDP_QKEY`.
-pub const DATAGRAM_KEY: QueueKey = QueueKey(0x0123_4567);
+pub const RDMA_UDP_QKEY: QueueKey = QueueKey(0x0123_4567);
 /// The most bytes of private data in a connect request, behind the addresses.
-pub const REQUEST_DATA: usize = 56;
+pub const MAX_REQ_PRIVATE_DATA: usize = 56;
 /// The most bytes of private data in a request of datagrams, behind the addresses.
-pub const SERVICE_REQUEST_DATA: usize = 180;
+pub const MAX_SIDR_REQ_PRIVATE_DATA: usize = 180;
 /// The most bytes of private data in an acceptance.
-pub const REPLY_DATA: usize = 196;
+pub const MAX_REP_PRIVATE_DATA: usize = 196;
 /// The most bytes of private data in an acceptance of datagrams.
-pub const SERVICE_REPLY_DATA: usize = 136;
+pub const MAX_SIDR_REP_PRIVATE_DATA: usize = 136;
 /// The most bytes of private data in a refusal.
-pub const REJECT_DATA: usize = 148;
+pub const MAX_REJ_PRIVATE_DATA: usize = 148;
 
 /// What a side of a connection offers and asks for.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parameters {
+pub struct ConnectionParameters {
     /// For the other side's application.
     pub private_data: Vec<u8>,
     /// How many reads and atomics of the peer this side serves at a time. More than the card can do is taken
@@ -41,25 +41,25 @@ pub struct Parameters {
     /// How often the peer tries again when no receive is posted; 7 for ever.
     pub rnr_retry_count: u8,
     /// Whether the queue pair has a shared receive queue.
-    pub shared_receive_queue: bool,
+    pub srq: bool,
     /// The queue pair that is connected.
-    pub queue_pair: Qpn,
+    pub qpn: Qpn,
     /// The key of a datagram queue pair, if it is not [`DATAGRAM_KEY`].
-    pub queue_key: Option<QueueKey>,
+    pub qkey: Option<QueueKey>,
 }
 
-impl Default for Parameters {
-    fn default() -> Parameters {
-        Parameters {
+impl Default for ConnectionParameters {
+    fn default() -> ConnectionParameters {
+        ConnectionParameters {
             private_data: Vec::new(),
             responder_resources: 1,
             initiator_depth: 1,
             flow_control: false,
             retry_count: 7,
             rnr_retry_count: 7,
-            shared_receive_queue: false,
-            queue_pair: Qpn::default(),
-            queue_key: None,
+            srq: false,
+            qpn: Qpn::default(),
+            qkey: None,
         }
     }
 }
@@ -73,7 +73,7 @@ pub enum CmOption {
     /// Whether an address that another identifier has may be bound.
     ReuseAddress(bool),
     /// Whether an IPv6 wildcard leaves IPv4 out.
-    OnlyIpv6(bool),
+    AfOnly(bool),
     /// The exponent of 4.096 µs that an acknowledgement of the connection may take.
     AckTimeout(u8),
 }
@@ -82,20 +82,20 @@ pub enum CmOption {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is the call of librdmacm of its name, with the operands of that call")]
-pub enum Call {
-    CreateChannel,
-    DestroyChannel(CmChannelId),
+pub enum Command {
+    CreateEventChannel,
+    DestroyEventChannel(CmChannelId),
     /// Takes the oldest event of a channel.
-    Take(CmChannelId),
-    Create {
+    GetEvent(CmChannelId),
+    CreateId {
         channel: CmChannelId,
-        space: PortSpace,
+        port_space: PortSpace,
         /// RC or UC for connections; the spaces of datagrams imply UD.
-        kind: QpKind,
+        qp_type: QpType,
     },
-    Destroy(CmId),
+    DestroyId(CmId),
     /// Moves an identifier and its events to another channel.
-    Migrate {
+    MigrateId {
         id: CmId,
         channel: CmChannelId,
     },
@@ -103,7 +103,7 @@ pub enum Call {
         id: CmId,
         option: CmOption,
     },
-    Bind {
+    BindAddress {
         id: CmId,
         address: SocketAddr,
     },
@@ -115,7 +115,7 @@ pub enum Call {
     ResolveRoute {
         id: CmId,
         /// The largest path MTU of the network.
-        mtu: Mtu,
+        path_mtu: Mtu,
     },
     Listen {
         id: CmId,
@@ -124,11 +124,11 @@ pub enum Call {
     },
     Connect {
         id: CmId,
-        parameters: Parameters,
+        parameters: ConnectionParameters,
     },
     Accept {
         id: CmId,
-        parameters: Parameters,
+        parameters: ConnectionParameters,
     },
     Reject {
         id: CmId,
@@ -139,16 +139,16 @@ pub enum Call {
     Establish(CmId),
     Disconnect(CmId),
     /// What takes the queue pair to a state: `rdma_init_qp_attr`.
-    Attributes {
+    InitQpAttributes {
         id: CmId,
-        state: State,
+        state: QpState,
     },
-    Query(CmId),
-    Join {
+    QueryId(CmId),
+    JoinMulticast {
         id: CmId,
         group: IpAddr,
     },
-    Leave {
+    LeaveMulticast {
         id: CmId,
         group: IpAddr,
     },
@@ -158,52 +158,55 @@ pub enum Call {
 /// knows, and what the connection manager is asked for then. It stops at what is refused.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advance {
+pub struct QpTransition {
     /// The identifier.
     pub id: CmId,
     /// Its queue pair.
-    pub queue_pair: Qpn,
+    pub qpn: Qpn,
     /// The states. One that is in RESET or in the error state already need not go to the error state.
-    pub states: Vec<State>,
+    pub states: Vec<QpState>,
     /// Of a side that accepts: the reads and atomics that it serves at a time, and the most that it wants outstanding.
-    pub reads: Option<(u8, u8)>,
+    pub rd_atomic: Option<(u8, u8)>,
     /// What is done then.
-    pub then: Then,
+    pub follow_up: FollowUp,
 }
 
 /// The call that a queue pair is made ready for.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each is the call of its name")]
-pub enum Then {
-    Nothing,
-    Accept(Parameters),
+pub enum FollowUp {
+    None,
+    Accept(ConnectionParameters),
     Establish,
     Disconnect,
 }
 
-impl Advance {
+impl QpTransition {
     /// Takes a queue pair through these states.
-    pub fn new(id: CmId, queue_pair: Qpn, states: &[State], then: Then) -> Advance {
-        Advance { id, queue_pair, states: states.into(), reads: None, then }
+    pub fn new(id: CmId, queue_pair: Qpn, states: &[QpState], then: FollowUp) -> QpTransition {
+        QpTransition { id, qpn: queue_pair, states: states.into(), rd_atomic: None, follow_up: then }
     }
 
     /// The attributes that the connection manager tells, within what this side serves and wants.
-    pub fn adjust(&self, mut attributes: Modify) -> Modify {
-        if let Some((served, wanted)) = self.reads {
-            attributes.max_reads_in = attributes.max_reads_in.map(|_| served.min(Limits::CARD.reads));
-            attributes.max_reads_out = attributes.max_reads_out.map(|offered| offered.min(wanted));
+    pub fn limit_rd_atomic(&self, mut attributes: Modify) -> Modify {
+        if let Some((served, wanted)) = self.rd_atomic {
+            attributes.max_dest_rd_atomic =
+                attributes.max_dest_rd_atomic.map(|_| served.min(DeviceLimits::HCA.max_qp_rd_atom));
+            attributes.max_rd_atomic = attributes.max_rd_atomic.map(|offered| offered.min(wanted));
         }
         attributes
     }
 
     /// What is asked for when the queue pair is there.
-    pub fn last_call(&self) -> Option<Call> {
-        match &self.then {
-            Then::Nothing => None,
-            Then::Accept(parameters) => Some(Call::Accept { id: self.id, parameters: parameters.clone() }),
-            Then::Establish => Some(Call::Establish(self.id)),
-            Then::Disconnect => Some(Call::Disconnect(self.id)),
+    pub fn final_command(&self) -> Option<Command> {
+        match &self.follow_up {
+            FollowUp::None => None,
+            FollowUp::Accept(parameters) => {
+                Some(Command::Accept { id: self.id, parameters: parameters.clone() })
+            }
+            FollowUp::Establish => Some(Command::Establish(self.id)),
+            FollowUp::Disconnect => Some(Command::Disconnect(self.id)),
         }
     }
 }
@@ -216,13 +219,13 @@ pub enum Reply {
     /// It is done, or under way: an event will tell.
     Done,
     /// A channel was made.
-    Channel(CmChannelId),
+    EventChannel(CmChannelId),
     /// An identifier was made.
     Id(CmId),
     /// What was asked for.
-    View(View),
+    Query(IdSnapshot),
     /// What takes the queue pair there.
-    Attributes(Modify),
+    QpAttributes(Modify),
     /// The oldest event, if there is one, and how many are left.
     Event(Option<Event>, u32),
 }
@@ -232,7 +235,7 @@ pub enum Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 #[allow(missing_docs, reason = "the names are those of librdmacm")]
-pub enum EventKind {
+pub enum EventType {
     AddressResolved = 0,
     AddressError = 1,
     RouteResolved = 2,
@@ -251,31 +254,31 @@ pub enum EventKind {
     TimewaitExit = 15,
 }
 
-impl EventKind {
+impl EventType {
     /// The name that `rdma_event_str` gives it.
     pub const fn name(self) -> &'static str {
         match self {
-            EventKind::AddressResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
-            EventKind::AddressError => "RDMA_CM_EVENT_ADDR_ERROR",
-            EventKind::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
-            EventKind::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
-            EventKind::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
-            EventKind::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
-            EventKind::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
-            EventKind::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
-            EventKind::Rejected => "RDMA_CM_EVENT_REJECTED",
-            EventKind::Established => "RDMA_CM_EVENT_ESTABLISHED",
-            EventKind::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
-            EventKind::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
-            EventKind::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
-            EventKind::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
-            EventKind::AddressChange => "RDMA_CM_EVENT_ADDR_CHANGE",
-            EventKind::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            EventType::AddressResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
+            EventType::AddressError => "RDMA_CM_EVENT_ADDR_ERROR",
+            EventType::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
+            EventType::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
+            EventType::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
+            EventType::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
+            EventType::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
+            EventType::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
+            EventType::Rejected => "RDMA_CM_EVENT_REJECTED",
+            EventType::Established => "RDMA_CM_EVENT_ESTABLISHED",
+            EventType::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
+            EventType::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
+            EventType::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
+            EventType::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
+            EventType::AddressChange => "RDMA_CM_EVENT_ADDR_CHANGE",
+            EventType::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
         }
     }
 }
 
-impl fmt::Display for EventKind {
+impl fmt::Display for EventType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -286,38 +289,38 @@ impl fmt::Display for EventKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is that of `struct rdma_conn_param`")]
-pub struct Offer {
+pub struct PeerParameters {
     pub responder_resources: u8,
     pub initiator_depth: u8,
     pub flow_control: bool,
     pub retry_count: u8,
     pub rnr_retry_count: u8,
-    pub shared_receive_queue: bool,
-    pub queue_pair: Qpn,
+    pub srq: bool,
+    pub qpn: Qpn,
 }
 
 /// Where datagrams go: `struct rdma_ud_param`.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DatagramTarget {
+pub struct UdParameters {
     /// The way there.
-    pub path: AddressVector,
+    pub address_vector: AddressVector,
     /// The queue pair.
-    pub queue_pair: Qpn,
+    pub qpn: Qpn,
     /// The key to send with.
-    pub queue_key: QueueKey,
+    pub qkey: QueueKey,
 }
 
 /// What an event tells besides its kind.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Detail {
+pub enum EventParameters {
     /// Nothing.
     None,
     /// Of a connection.
-    Connection(Offer),
+    Connection(PeerParameters),
     /// Of datagrams, and of multicast groups.
-    Datagram(DatagramTarget),
+    Ud(UdParameters),
 }
 
 /// An event of an identifier.
@@ -329,13 +332,13 @@ pub struct Event {
     /// The listener that a connect request came to.
     pub listener: Option<CmId>,
     /// What happened.
-    pub kind: EventKind,
+    pub event_type: EventType,
     /// Zero; a negative errno; or, of a refusal, its reason.
     pub status: i32,
     /// What the peer's application sent, filled up with zeros where the message has a fixed size.
     pub private_data: Vec<u8>,
     /// The rest.
-    pub detail: Detail,
+    pub parameters: EventParameters,
 }
 
 /// The state of an identifier.
@@ -353,27 +356,27 @@ pub enum CmState {
     /// It takes requests.
     Listening,
     /// A REQ is out.
-    RequestSent,
+    ReqSent,
     /// A REQ came, and waits for the application.
-    RequestReceived,
+    ReqReceived,
     /// A REP is out.
-    ReplySent,
+    RepSent,
     /// A REP came, and waits until the application's queue pair is ready.
-    ReplyReceived,
+    RepReceived,
     /// The connection stands.
     Established,
     /// A DREQ is out.
-    DisconnectSent,
+    DreqSent,
     /// A DREQ came, and waits for the application.
-    DisconnectReceived,
+    DreqReceived,
     /// Over, until no packet of it can be on its way.
     TimeWait,
     /// A SIDR_REQ is out.
-    ServiceRequestSent,
+    SidrReqSent,
     /// A SIDR_REQ came, and waits for the application.
-    ServiceRequestReceived,
+    SidrReqReceived,
     /// The other side's datagram queue pair is known, or this side's was told.
-    Resolved,
+    SidrResolved,
     /// Refused, given up, or over.
     Closed,
 }
@@ -387,17 +390,17 @@ impl CmState {
             CmState::AddressResolved => "address resolved",
             CmState::RouteResolved => "route resolved",
             CmState::Listening => "listening",
-            CmState::RequestSent => "REQ sent",
-            CmState::RequestReceived => "REQ received",
-            CmState::ReplySent => "REP sent",
-            CmState::ReplyReceived => "REP received",
+            CmState::ReqSent => "REQ sent",
+            CmState::ReqReceived => "REQ received",
+            CmState::RepSent => "REP sent",
+            CmState::RepReceived => "REP received",
             CmState::Established => "established",
-            CmState::DisconnectSent => "DREQ sent",
-            CmState::DisconnectReceived => "DREQ received",
+            CmState::DreqSent => "DREQ sent",
+            CmState::DreqReceived => "DREQ received",
             CmState::TimeWait => "time-wait",
-            CmState::ServiceRequestSent => "SIDR_REQ sent",
-            CmState::ServiceRequestReceived => "SIDR_REQ received",
-            CmState::Resolved => "resolved",
+            CmState::SidrReqSent => "SIDR_REQ sent",
+            CmState::SidrReqReceived => "SIDR_REQ received",
+            CmState::SidrResolved => "resolved",
             CmState::Closed => "closed",
         }
     }
@@ -412,23 +415,23 @@ impl fmt::Display for CmState {
 /// What may be known of an identifier.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct IdSnapshot {
     /// Its state.
     pub state: CmState,
     /// Its port space.
-    pub space: PortSpace,
+    pub port_space: PortSpace,
     /// The transport of its queue pair.
-    pub kind: QpKind,
+    pub qp_type: QpType,
     /// Its own address, if it has one.
     pub local: Option<SocketAddr>,
     /// The other side's, if there is one.
     pub peer: Option<SocketAddr>,
     /// The GID that it sends from.
-    pub source_gid: Gid,
+    pub sgid: Gid,
     /// The path to the other side.
-    pub path: AddressVector,
+    pub address_vector: AddressVector,
     /// The path MTU.
-    pub mtu: Mtu,
+    pub path_mtu: Mtu,
     /// The queue pair at the other side.
-    pub peer_queue_pair: Qpn,
+    pub remote_qpn: Qpn,
 }

@@ -4,7 +4,7 @@
 //! woken for; the card clears it when it wakes.
 
 use crate::ring::{Ring, high, load, low, pair, store};
-use crate::{Shape, Words};
+use crate::{RingLayout, SharedWords};
 use alloc::boxed::Box;
 use bitflags::bitflags;
 use core::sync::atomic::{Ordering, fence};
@@ -16,75 +16,75 @@ const STRIDE: u32 = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum Status {
+pub enum CompletionStatus {
     Success = 0,
-    LocalLength = 1,
-    LocalQueuePairOperation = 2,
-    LocalProtection = 4,
-    Flushed = 5,
-    WindowBind = 6,
-    BadResponse = 7,
-    LocalAccess = 8,
-    RemoteInvalidRequest = 9,
-    RemoteAccess = 10,
-    RemoteOperation = 11,
-    RetryExceeded = 12,
-    RnrRetryExceeded = 13,
-    RemoteAbort = 16,
-    Fatal = 19,
-    General = 21,
+    LocalLengthError = 1,
+    LocalQpOperationError = 2,
+    LocalProtectionError = 4,
+    WrFlushError = 5,
+    MwBindError = 6,
+    BadResponseError = 7,
+    LocalAccessError = 8,
+    RemoteInvalidRequestError = 9,
+    RemoteAccessError = 10,
+    RemoteOperationError = 11,
+    RetryExceededError = 12,
+    RnrRetryExceededError = 13,
+    RemoteAbortedError = 16,
+    FatalError = 19,
+    GeneralError = 21,
 }
 
-impl Status {
-    const ALL: [Status; 16] = [
-        Status::Success,
-        Status::LocalLength,
-        Status::LocalQueuePairOperation,
-        Status::LocalProtection,
-        Status::Flushed,
-        Status::WindowBind,
-        Status::BadResponse,
-        Status::LocalAccess,
-        Status::RemoteInvalidRequest,
-        Status::RemoteAccess,
-        Status::RemoteOperation,
-        Status::RetryExceeded,
-        Status::RnrRetryExceeded,
-        Status::RemoteAbort,
-        Status::Fatal,
-        Status::General,
+impl CompletionStatus {
+    const ALL: [CompletionStatus; 16] = [
+        CompletionStatus::Success,
+        CompletionStatus::LocalLengthError,
+        CompletionStatus::LocalQpOperationError,
+        CompletionStatus::LocalProtectionError,
+        CompletionStatus::WrFlushError,
+        CompletionStatus::MwBindError,
+        CompletionStatus::BadResponseError,
+        CompletionStatus::LocalAccessError,
+        CompletionStatus::RemoteInvalidRequestError,
+        CompletionStatus::RemoteAccessError,
+        CompletionStatus::RemoteOperationError,
+        CompletionStatus::RetryExceededError,
+        CompletionStatus::RnrRetryExceededError,
+        CompletionStatus::RemoteAbortedError,
+        CompletionStatus::FatalError,
+        CompletionStatus::GeneralError,
     ];
 
     /// The name that traces and scenarios use.
     pub const fn name(self) -> &'static str {
         match self {
-            Status::Success => "success",
-            Status::LocalLength => "local-length",
-            Status::LocalQueuePairOperation => "local-qp-operation",
-            Status::LocalProtection => "local-protection",
-            Status::Flushed => "flushed",
-            Status::WindowBind => "window-bind",
-            Status::BadResponse => "bad-response",
-            Status::LocalAccess => "local-access",
-            Status::RemoteInvalidRequest => "remote-invalid-request",
-            Status::RemoteAccess => "remote-access",
-            Status::RemoteOperation => "remote-operation",
-            Status::RetryExceeded => "retry-exceeded",
-            Status::RnrRetryExceeded => "rnr-retry-exceeded",
-            Status::RemoteAbort => "remote-abort",
-            Status::Fatal => "fatal",
-            Status::General => "general",
+            CompletionStatus::Success => "success",
+            CompletionStatus::LocalLengthError => "local-length",
+            CompletionStatus::LocalQpOperationError => "local-qp-operation",
+            CompletionStatus::LocalProtectionError => "local-protection",
+            CompletionStatus::WrFlushError => "flushed",
+            CompletionStatus::MwBindError => "window-bind",
+            CompletionStatus::BadResponseError => "bad-response",
+            CompletionStatus::LocalAccessError => "local-access",
+            CompletionStatus::RemoteInvalidRequestError => "remote-invalid-request",
+            CompletionStatus::RemoteAccessError => "remote-access",
+            CompletionStatus::RemoteOperationError => "remote-operation",
+            CompletionStatus::RetryExceededError => "retry-exceeded",
+            CompletionStatus::RnrRetryExceededError => "rnr-retry-exceeded",
+            CompletionStatus::RemoteAbortedError => "remote-abort",
+            CompletionStatus::FatalError => "fatal",
+            CompletionStatus::GeneralError => "general",
         }
     }
 
     /// The status of that name.
-    pub fn from_name(name: &str) -> Option<Status> {
-        Status::ALL.into_iter().find(|status| status.name() == name)
+    pub fn from_name(name: &str) -> Option<CompletionStatus> {
+        CompletionStatus::ALL.into_iter().find(|status| status.name() == name)
     }
 
     /// Whether the work request was done.
     pub const fn is_success(self) -> bool {
-        matches!(self, Status::Success)
+        matches!(self, CompletionStatus::Success)
     }
 }
 
@@ -92,54 +92,54 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 #[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum CompletionOperation {
+pub enum CompletionOpcode {
     Send = 0,
     Write = 1,
     Read = 2,
     CompareSwap = 3,
     FetchAdd = 4,
-    BindWindow = 5,
+    BindMemoryWindow = 5,
     LocalInvalidate = 6,
     Receive = 7,
-    ReceiveWriteImmediate = 8,
+    ReceiveWriteWithImm = 8,
 }
 
-impl CompletionOperation {
-    const ALL: [CompletionOperation; 9] = [
-        CompletionOperation::Send,
-        CompletionOperation::Write,
-        CompletionOperation::Read,
-        CompletionOperation::CompareSwap,
-        CompletionOperation::FetchAdd,
-        CompletionOperation::BindWindow,
-        CompletionOperation::LocalInvalidate,
-        CompletionOperation::Receive,
-        CompletionOperation::ReceiveWriteImmediate,
+impl CompletionOpcode {
+    const ALL: [CompletionOpcode; 9] = [
+        CompletionOpcode::Send,
+        CompletionOpcode::Write,
+        CompletionOpcode::Read,
+        CompletionOpcode::CompareSwap,
+        CompletionOpcode::FetchAdd,
+        CompletionOpcode::BindMemoryWindow,
+        CompletionOpcode::LocalInvalidate,
+        CompletionOpcode::Receive,
+        CompletionOpcode::ReceiveWriteWithImm,
     ];
 
     /// The name that traces and scenarios use.
     pub const fn name(self) -> &'static str {
         match self {
-            CompletionOperation::Send => "send",
-            CompletionOperation::Write => "write",
-            CompletionOperation::Read => "read",
-            CompletionOperation::CompareSwap => "compare-swap",
-            CompletionOperation::FetchAdd => "fetch-add",
-            CompletionOperation::BindWindow => "bind-window",
-            CompletionOperation::LocalInvalidate => "local-invalidate",
-            CompletionOperation::Receive => "receive",
-            CompletionOperation::ReceiveWriteImmediate => "receive-write-immediate",
+            CompletionOpcode::Send => "send",
+            CompletionOpcode::Write => "write",
+            CompletionOpcode::Read => "read",
+            CompletionOpcode::CompareSwap => "compare-swap",
+            CompletionOpcode::FetchAdd => "fetch-add",
+            CompletionOpcode::BindMemoryWindow => "bind-window",
+            CompletionOpcode::LocalInvalidate => "local-invalidate",
+            CompletionOpcode::Receive => "receive",
+            CompletionOpcode::ReceiveWriteWithImm => "receive-write-immediate",
         }
     }
 
     /// The operation of that name.
-    pub fn from_name(name: &str) -> Option<CompletionOperation> {
-        CompletionOperation::ALL.into_iter().find(|operation| operation.name() == name)
+    pub fn from_name(name: &str) -> Option<CompletionOpcode> {
+        CompletionOpcode::ALL.into_iter().find(|operation| operation.name() == name)
     }
 
     /// Whether this is the receiving side of something.
     pub const fn is_receive(self) -> bool {
-        matches!(self, CompletionOperation::Receive | CompletionOperation::ReceiveWriteImmediate)
+        matches!(self, CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteWithImm)
     }
 }
 
@@ -164,21 +164,21 @@ bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The work request's id.
-    pub id: u64,
+    pub wr_id: u64,
     /// How it ended.
-    pub status: Status,
+    pub status: CompletionStatus,
     /// What it was. Not to be relied on unless it succeeded.
-    pub operation: CompletionOperation,
+    pub opcode: CompletionOpcode,
     /// Which fields are valid.
     pub flags: CompletionFlags,
     /// Bytes transferred.
-    pub bytes: u32,
+    pub byte_len: u32,
     /// Immediate data, or the key that was invalidated.
-    pub immediate: u32,
+    pub imm_data: u32,
     /// The local queue pair.
-    pub queue_pair: Qpn,
+    pub qpn: Qpn,
     /// The sender, for datagrams.
-    pub source: Qpn,
+    pub src_qp: Qpn,
     /// The service level of a datagram.
     pub service_level: u8,
     /// Why it failed, in the card's own words: a reason code.
@@ -190,11 +190,11 @@ pub struct Completion {
 /// What the application wants to be woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum Notify {
+pub enum CqNotify {
     /// Completions that the sender solicited, and errors.
-    Solicited = 1,
+    SolicitedOnly = 1,
     /// Every completion.
-    Next = 2,
+    NextCompletion = 2,
 }
 
 /// The card's end.
@@ -202,7 +202,7 @@ pub struct CompletionProducer {
     ring: Ring,
     produced: u64,
     /// Called after every completion: the consumer may sleep in another process.
-    told: Option<Box<dyn Fn() + Send + Sync>>,
+    notifier: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// The application's end.
@@ -213,31 +213,31 @@ pub struct CompletionConsumer {
 
 /// A completion queue on the heap of this process.
 pub fn completion_ring(slots: u32) -> (CompletionProducer, CompletionConsumer) {
-    let words = Words::heap(CompletionProducer::shape(slots).words());
+    let words = SharedWords::heap(CompletionProducer::layout(slots).words());
     (CompletionProducer::new(words.clone(), slots), CompletionConsumer::new(words, slots))
 }
 
 impl CompletionProducer {
     /// The ring's shape.
-    pub const fn shape(slots: u32) -> Shape {
-        Shape { slots, stride: STRIDE }
+    pub const fn layout(slots: u32) -> RingLayout {
+        RingLayout { slots, stride: STRIDE }
     }
 
     /// The card's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32) -> CompletionProducer {
-        CompletionProducer { ring: Ring::new(words, Self::shape(slots)), produced: 0, told: None }
+    pub fn new(words: SharedWords, slots: u32) -> CompletionProducer {
+        CompletionProducer { ring: Ring::new(words, Self::layout(slots)), produced: 0, notifier: None }
     }
 
     /// The card's end of a ring whose card is gone: goes on where that one stopped.
-    pub fn resume(words: Words, slots: u32) -> CompletionProducer {
+    pub fn resume(words: SharedWords, slots: u32) -> CompletionProducer {
         let mut producer = CompletionProducer::new(words, slots);
-        producer.produced = producer.ring.produced().load(Ordering::Acquire);
+        producer.produced = producer.ring.producer_index().load(Ordering::Acquire);
         producer
     }
 
     /// Calls `tell` after every completion that is added.
-    pub fn telling(mut self, tell: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
-        self.told = Some(Box::new(tell));
+    pub fn with_notifier(mut self, tell: impl Fn() + Send + Sync + 'static) -> CompletionProducer {
+        self.notifier = Some(Box::new(tell));
         self
     }
 
@@ -248,23 +248,23 @@ impl CompletionProducer {
 
     /// How many completions wait to be polled. A consumer that lies only hurts itself.
     #[inline]
-    pub fn waiting(&self) -> u64 {
-        let consumed = self.ring.consumed().load(Ordering::Acquire).min(self.produced);
+    pub fn pending(&self) -> u64 {
+        let consumed = self.ring.consumer_index().load(Ordering::Acquire).min(self.produced);
         self.produced - consumed
     }
 
     /// Adds a completion, or gives it back if the queue is full.
     #[inline]
     pub fn push(&mut self, completion: &Completion) -> Result<(), Completion> {
-        if self.waiting() >= u64::from(self.ring.slots()) {
+        if self.pending() >= u64::from(self.ring.slots()) {
             return Err(*completion);
         }
         for (word, value) in self.ring.slot(self.produced).iter().zip(encode(completion)) {
             store(word, value);
         }
         self.produced += 1;
-        self.ring.produced().store(self.produced, Ordering::Release);
-        if let Some(tell) = &self.told {
+        self.ring.producer_index().store(self.produced, Ordering::Release);
+        if let Some(tell) = &self.notifier {
             tell();
         }
         Ok(())
@@ -276,13 +276,14 @@ impl CompletionProducer {
         fence(Ordering::SeqCst);
         let control = self.ring.control();
         let wanted = control.load(Ordering::Relaxed);
-        let due = wanted == Notify::Next as u64 || wanted == Notify::Solicited as u64 && solicited;
+        let due = wanted == CqNotify::NextCompletion as u64
+            || wanted == CqNotify::SolicitedOnly as u64 && solicited;
         due && control.swap(0, Ordering::AcqRel) != 0
     }
 
     /// Moves everything that waits, and the wish to be woken, into a new ring. False if it has too few slots.
     pub fn move_to(&self, other: &mut CompletionProducer) -> bool {
-        let waiting = self.waiting();
+        let waiting = self.pending();
         if waiting > u64::from(other.slots()) {
             return false;
         }
@@ -292,7 +293,7 @@ impl CompletionProducer {
             }
             other.produced += 1;
         }
-        other.ring.produced().store(other.produced, Ordering::Release);
+        other.ring.producer_index().store(other.produced, Ordering::Release);
         other.ring.control().store(self.ring.control().load(Ordering::Acquire), Ordering::Release);
         true
     }
@@ -300,8 +301,8 @@ impl CompletionProducer {
 
 impl CompletionConsumer {
     /// The application's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32) -> CompletionConsumer {
-        CompletionConsumer { ring: Ring::new(words, CompletionProducer::shape(slots)), consumed: 0 }
+    pub fn new(words: SharedWords, slots: u32) -> CompletionConsumer {
+        CompletionConsumer { ring: Ring::new(words, CompletionProducer::layout(slots)), consumed: 0 }
     }
 
     /// How many completions may wait.
@@ -320,18 +321,18 @@ impl CompletionConsumer {
             *value = load(word);
         }
         self.consumed += 1;
-        self.ring.consumed().store(self.consumed, Ordering::Release);
+        self.ring.consumer_index().store(self.consumed, Ordering::Release);
         Some(decode(words))
     }
 
     /// Whether nothing waits.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.ring.produced().load(Ordering::Acquire) == self.consumed
+        self.ring.producer_index().load(Ordering::Acquire) == self.consumed
     }
 
     /// Asks to be woken once. Poll again afterwards: what came before the wish does not wake.
-    pub fn request_notification(&self, notify: Notify) {
+    pub fn request_notification(&self, notify: CqNotify) {
         // "Solicited" does not weaken an earlier wish for everything (IBA C11-29).
         self.ring.control().fetch_max(notify as u64, Ordering::AcqRel);
         fence(Ordering::SeqCst);
@@ -340,16 +341,16 @@ impl CompletionConsumer {
 
 fn encode(c: &Completion) -> [u64; STRIDE as usize] {
     [
-        c.id,
+        c.wr_id,
         pair(
             u32::from(c.status as u8)
-                | u32::from(c.operation as u8) << 8
+                | u32::from(c.opcode as u8) << 8
                 | u32::from(c.flags.bits()) << 16
                 | u32::from(c.service_level) << 24,
             c.vendor_error,
         ),
-        pair(c.bytes, c.immediate),
-        pair(c.queue_pair.value(), c.source.value()),
+        pair(c.byte_len, c.imm_data),
+        pair(c.qpn.value(), c.src_qp.value()),
         c.timestamp,
         0,
         0,
@@ -363,18 +364,19 @@ fn decode(words: [u64; STRIDE as usize]) -> Completion {
     let [id, kind, sizes, pairs, timestamp, ..] = words;
     let [status, operation, flags, service_level] = low(kind).to_le_bytes();
     Completion {
-        id,
-        status: Status::ALL.into_iter().find(|s| *s as u8 == status).unwrap_or(Status::General),
-        operation: *CompletionOperation::ALL
-            .get(usize::from(operation))
-            .unwrap_or(&CompletionOperation::Send),
+        wr_id: id,
+        status: CompletionStatus::ALL
+            .into_iter()
+            .find(|s| *s as u8 == status)
+            .unwrap_or(CompletionStatus::GeneralError),
+        opcode: *CompletionOpcode::ALL.get(usize::from(operation)).unwrap_or(&CompletionOpcode::Send),
         flags: CompletionFlags::from_bits_truncate(flags),
         service_level,
         vendor_error: high(kind),
-        bytes: low(sizes),
-        immediate: high(sizes),
-        queue_pair: Qpn::new(low(pairs)),
-        source: Qpn::new(high(pairs)),
+        byte_len: low(sizes),
+        imm_data: high(sizes),
+        qpn: Qpn::new(low(pairs)),
+        src_qp: Qpn::new(high(pairs)),
         timestamp,
     }
 }
@@ -385,14 +387,14 @@ mod tests {
 
     fn completion(id: u64) -> Completion {
         Completion {
-            id,
-            status: Status::RnrRetryExceeded,
-            operation: CompletionOperation::ReceiveWriteImmediate,
+            wr_id: id,
+            status: CompletionStatus::RnrRetryExceededError,
+            opcode: CompletionOpcode::ReceiveWriteWithImm,
             flags: CompletionFlags::IMMEDIATE | CompletionFlags::GRH,
-            bytes: 0x8000_0000,
-            immediate: 0xdead_beef,
-            queue_pair: Qpn::new(0xabcdef),
-            source: Qpn::new(0x123456),
+            byte_len: 0x8000_0000,
+            imm_data: 0xdead_beef,
+            qpn: Qpn::new(0xabcdef),
+            src_qp: Qpn::new(0x123456),
             service_level: 7,
             vendor_error: 42,
             timestamp: u64::MAX,
@@ -416,12 +418,12 @@ mod tests {
     fn a_notification_is_claimed_once_and_solicited_does_not_weaken_next() {
         let (producer, consumer) = completion_ring(2);
         assert!(!producer.claim_notification(true));
-        consumer.request_notification(Notify::Solicited);
+        consumer.request_notification(CqNotify::SolicitedOnly);
         assert!(!producer.claim_notification(false));
         assert!(producer.claim_notification(true));
         assert!(!producer.claim_notification(true));
-        consumer.request_notification(Notify::Next);
-        consumer.request_notification(Notify::Solicited);
+        consumer.request_notification(CqNotify::NextCompletion);
+        consumer.request_notification(CqNotify::SolicitedOnly);
         assert!(producer.claim_notification(false));
     }
 
@@ -436,8 +438,8 @@ mod tests {
         assert!(!old.move_to(&mut small));
         let (mut new, mut reader) = completion_ring(8);
         assert!(old.move_to(&mut new));
-        assert_eq!(reader.pop().unwrap().id, 1);
-        assert_eq!(reader.pop().unwrap().id, 2);
+        assert_eq!(reader.pop().unwrap().wr_id, 1);
+        assert_eq!(reader.pop().unwrap().wr_id, 2);
         assert_eq!(reader.pop(), None);
     }
 }

@@ -146,9 +146,9 @@ port_counters! {
     /// Frames that came, pause frames excluded.
     received_frames: u64,
     /// Frames that came here and were lost in the switch.
-    lost_frames: u64,
+    dropped_frames: u64,
     /// Packets that got a mark on their way out.
-    marked: u64,
+    ecn_marked: u64,
     /// Pause frames sent, for each priority; those that let the peer go on included.
     pauses_sent: [u64; 8],
     /// Pause frames that came, for each priority.
@@ -156,7 +156,7 @@ port_counters! {
     /// How long each priority was stopped, in nanoseconds.
     paused_ns: [u64; 8],
     /// The most bytes that ever waited in one queue.
-    deepest: u64,
+    max_queue_bytes: u64,
     /// How often the watchdog acted.
     watchdog_fired: u64,
 }

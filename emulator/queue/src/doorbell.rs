@@ -3,31 +3,31 @@
 //! Any number of threads ring, one card listens. A queue pair that already rang is not added again until
 //! the card has heard it, so a ring with a slot per queue pair never fills.
 
-use crate::Words;
+use crate::SharedWords;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use softhca_wire::Qpn;
 
-const HEAD: usize = 0;
+const PRODUCER_INDEX: usize = 0;
 const SLOTS: usize = 8;
 
 /// The application's end.
 #[derive(Clone)]
 pub struct DoorbellProducer {
-    words: Words,
+    words: SharedWords,
     slots: u64,
 }
 
 /// The card's end.
 pub struct DoorbellConsumer {
-    words: Words,
+    words: SharedWords,
     slots: u64,
     next: u64,
 }
 
 /// A doorbell ring on the heap of this process, for up to `slots` queue pairs.
-pub fn doorbell(slots: u32) -> (DoorbellProducer, DoorbellConsumer) {
-    let words = Words::heap(DoorbellProducer::words(slots));
+pub fn doorbell_ring(slots: u32) -> (DoorbellProducer, DoorbellConsumer) {
+    let words = SharedWords::heap(DoorbellProducer::words(slots));
     (DoorbellProducer::new(words.clone(), slots), DoorbellConsumer::new(words, slots))
 }
 
@@ -38,7 +38,7 @@ impl DoorbellProducer {
     }
 
     /// The application's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32) -> DoorbellProducer {
+    pub fn new(words: SharedWords, slots: u32) -> DoorbellProducer {
         assert!(words.len() >= Self::words(slots), "a doorbell ring for {slots} queue pairs");
         DoorbellProducer { words, slots: u64::from(slots) }
     }
@@ -49,7 +49,7 @@ impl DoorbellProducer {
     #[inline]
     pub fn ring(&self, queue_pair: Qpn, rung: &AtomicU64) {
         if rung.swap(1, Ordering::SeqCst) == 0 {
-            let index = self.words[HEAD].fetch_add(1, Ordering::Relaxed);
+            let index = self.words[PRODUCER_INDEX].fetch_add(1, Ordering::Relaxed);
             let slot = &self.words[SLOTS + (index % self.slots) as usize];
             slot.store(u64::from(queue_pair.value()) + 1, Ordering::SeqCst);
         }
@@ -58,7 +58,7 @@ impl DoorbellProducer {
 
 impl DoorbellConsumer {
     /// The card's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32) -> DoorbellConsumer {
+    pub fn new(words: SharedWords, slots: u32) -> DoorbellConsumer {
         assert!(words.len() >= DoorbellProducer::words(slots), "a doorbell ring for {slots} queue pairs");
         DoorbellConsumer { words, slots: u64::from(slots), next: 0 }
     }
@@ -76,7 +76,7 @@ impl DoorbellConsumer {
 
     /// The next queue pair that rang. The number is whatever the client wrote: look it up with care.
     #[inline]
-    pub fn take(&mut self) -> Option<Qpn> {
+    pub fn pop(&mut self) -> Option<Qpn> {
         if !self.is_rung() {
             return None;
         }
@@ -89,7 +89,7 @@ impl DoorbellConsumer {
     /// Everything that rang, at most once around the ring.
     pub fn drain(&mut self, into: &mut Vec<Qpn>) {
         for _ in 0..self.slots {
-            match self.take() {
+            match self.pop() {
                 Some(queue_pair) => into.push(queue_pair),
                 None => break,
             }
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn a_queue_pair_rings_once_until_it_is_heard() {
-        let (producer, mut consumer) = doorbell(2);
+        let (producer, mut consumer) = doorbell_ring(2);
         let (a, b) = (AtomicU64::new(0), AtomicU64::new(0));
         producer.ring(Qpn::new(0), &a);
         producer.ring(Qpn::new(0), &a);
@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(heard, [Qpn::new(0), Qpn::new(9)]);
         a.store(0, Ordering::SeqCst);
         producer.ring(Qpn::new(0), &a);
-        assert_eq!(consumer.take(), Some(Qpn::new(0)));
-        assert_eq!(consumer.take(), None);
+        assert_eq!(consumer.pop(), Some(Qpn::new(0)));
+        assert_eq!(consumer.pop(), None);
     }
 }

@@ -12,11 +12,10 @@ extern crate std;
 
 mod address;
 mod attributes;
-#[cfg(all(feature = "shared", target_os = "linux"))]
-mod bell;
-mod block;
 pub mod cm;
 mod completion;
+#[cfg(all(feature = "shared", target_os = "linux"))]
+mod completion_doorbell;
 #[cfg(all(feature = "control", target_os = "linux"))]
 pub mod control;
 mod counters;
@@ -24,36 +23,40 @@ mod doorbell;
 mod handle;
 mod limits;
 mod memory;
+mod memory_block;
 mod receive;
-mod request;
 mod resource;
 mod ring;
 mod send;
 #[cfg(all(feature = "shared", target_os = "linux"))]
-mod shared;
-mod words;
+mod shared_memory;
+mod shared_words;
+mod work_request;
 
 pub use address::AddressVector;
-pub use attributes::{AttributeMask, Attributes, Modify, QpKind, State};
-#[cfg(all(feature = "shared", target_os = "linux"))]
-pub use bell::Bell;
-pub use block::Block;
+pub use attributes::{Modify, QpAttributeMask, QpAttributes, QpState, QpType};
 pub use completion::{
-    Completion, CompletionConsumer, CompletionFlags, CompletionOperation, CompletionProducer, Notify, Status,
-    completion_ring,
+    Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
+    CqNotify, completion_ring,
 };
-pub use counters::{Counters, PortCounters};
-pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell};
-pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
-pub use limits::Limits;
-pub use memory::{Atomic, MemoryFault};
-pub use receive::{Receive, ReceiveConsumer, ReceiveProducer, receive_ring};
-pub use request::{
-    Access, BindWindow, Datagram, Operation, Payload, RemoteAddress, SendFlags, SendRequest, SendTrailer, Sge,
-};
-pub use resource::{AsyncEvent, PortState, QpInit, QpView, SharedReceiveView, SrqInit, WindowKind};
-pub use ring::{Full, Impossible, Shape};
-pub use send::{BadRequest, SendConsumer, SendProducer, send_ring};
 #[cfg(all(feature = "shared", target_os = "linux"))]
-pub use shared::{Rights, SharedMemory, wait_on, wake_all};
-pub use words::Words;
+pub use completion_doorbell::CompletionDoorbell;
+pub use counters::{Counters, PortCounters};
+pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell_ring};
+pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
+pub use limits::DeviceLimits;
+pub use memory::{AtomicOperation, MemoryFault};
+pub use memory_block::MemoryBlock;
+pub use receive::{ReceiveConsumer, ReceiveProducer, ReceiveWorkRequest, receive_ring};
+pub use resource::{
+    AsyncEvent, MemoryWindowType, PortState, QpInitAttributes, QpSnapshot, SrqAttributes, SrqInitAttributes,
+};
+pub use ring::{CorruptRing, QueueFull, RingLayout};
+pub use send::{InvalidWorkRequest, SendConsumer, SendProducer, send_ring};
+#[cfg(all(feature = "shared", target_os = "linux"))]
+pub use shared_memory::{MapMode, SharedMemory, futex_wait, futex_wake_all};
+pub use shared_words::SharedWords;
+pub use work_request::{
+    AccessFlags, MemoryWindowBind, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
+    SendWorkRequest, Sge, UdDestination,
+};

@@ -4,44 +4,44 @@
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the device attribute of its name")]
-pub struct Limits {
-    pub clients: usize,
-    pub queue_pairs: usize,
-    pub completion_queues: usize,
-    pub shared_receive_queues: usize,
-    pub protection_domains: usize,
+pub struct DeviceLimits {
+    pub max_clients: usize,
+    pub max_qp: usize,
+    pub max_cq: usize,
+    pub max_srq: usize,
+    pub max_pd: usize,
     /// Regions and windows together.
-    pub keys: usize,
-    pub address_handles: usize,
-    pub xrc_domains: usize,
-    pub multicast_groups: usize,
-    pub multicast_attachments: usize,
-    pub work_requests: u32,
-    pub entries: usize,
-    pub inline: usize,
-    pub completions: u32,
-    pub reads: u8,
-    pub message: u32,
+    pub max_mr: usize,
+    pub max_ah: usize,
+    pub max_xrcd: usize,
+    pub max_mcast_grp: usize,
+    pub max_mcast_qp_attach: usize,
+    pub max_qp_wr: u32,
+    pub max_sge: usize,
+    pub max_inline_data: usize,
+    pub max_cqe: u32,
+    pub max_qp_rd_atom: u8,
+    pub max_msg_sz: u32,
 }
 
-impl Limits {
+impl DeviceLimits {
     /// What every card offers.
-    pub const CARD: Limits = Limits {
-        clients: 1024,
-        queue_pairs: 32_768,
-        completion_queues: 32_768,
-        shared_receive_queues: 8_192,
-        protection_domains: 8_192,
-        keys: 65_000,
-        address_handles: 32_768,
-        xrc_domains: 1_024,
-        multicast_groups: 1_024,
-        multicast_attachments: 256,
-        work_requests: 16_384,
-        entries: 32,
-        inline: 1_024,
-        completions: 131_072,
-        reads: 128,
-        message: 1 << 31,
+    pub const HCA: DeviceLimits = DeviceLimits {
+        max_clients: 1024,
+        max_qp: 32_768,
+        max_cq: 32_768,
+        max_srq: 8_192,
+        max_pd: 8_192,
+        max_mr: 65_000,
+        max_ah: 32_768,
+        max_xrcd: 1_024,
+        max_mcast_grp: 1_024,
+        max_mcast_qp_attach: 256,
+        max_qp_wr: 16_384,
+        max_sge: 32,
+        max_inline_data: 1_024,
+        max_cqe: 131_072,
+        max_qp_rd_atom: 128,
+        max_msg_sz: 1 << 31,
     };
 }

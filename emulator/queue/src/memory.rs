@@ -10,18 +10,18 @@ pub struct MemoryFault;
 /// An operation on eight bytes that nobody else may interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the operands of the operations of that name")]
-pub enum Atomic {
+pub enum AtomicOperation {
     CompareSwap { compare: u64, swap: u64 },
     FetchAdd { add: u64 },
 }
 
-impl Atomic {
+impl AtomicOperation {
     /// The value to store where `old` was found.
     pub const fn apply(self, old: u64) -> u64 {
         match self {
-            Atomic::CompareSwap { compare, swap } if old == compare => swap,
-            Atomic::CompareSwap { .. } => old,
-            Atomic::FetchAdd { add } => old.wrapping_add(add),
+            AtomicOperation::CompareSwap { compare, swap } if old == compare => swap,
+            AtomicOperation::CompareSwap { .. } => old,
+            AtomicOperation::FetchAdd { add } => old.wrapping_add(add),
         }
     }
 }

@@ -1,56 +1,56 @@
 //! What resources are created with, and what may be known of them.
 
-use crate::{Attributes, CqId, PdId, QpKind, SrqId, State, XrcdId};
+use crate::{CqId, PdId, QpAttributes, QpState, QpType, SrqId, XrcdId};
 use softhca_wire::{Psn, Qpn};
 
 /// What a queue pair is created with.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpInit {
+pub struct QpInitAttributes {
     /// What it is.
-    pub kind: QpKind,
+    pub qp_type: QpType,
     /// Its protection domain; an XRC target has none of its own.
-    pub domain: Option<PdId>,
+    pub pd: Option<PdId>,
     /// Where sends complete.
     pub send_cq: Option<CqId>,
     /// Where receives complete.
-    pub receive_cq: Option<CqId>,
+    pub recv_cq: Option<CqId>,
     /// Where receives come from, if not from its own queue.
-    pub shared_receive_queue: Option<SrqId>,
+    pub srq: Option<SrqId>,
     /// The domain of an XRC target.
-    pub xrc_domain: Option<XrcdId>,
+    pub xrcd: Option<XrcdId>,
     /// Every send reports its success.
-    pub signal_all: bool,
+    pub sq_sig_all: bool,
 }
 
 /// What a shared receive queue is created with.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqInit {
+pub struct SrqInitAttributes {
     /// Its protection domain.
-    pub domain: PdId,
+    pub pd: PdId,
     /// Raise an event when fewer receives than this wait; zero for none.
-    pub limit: u32,
+    pub srq_limit: u32,
     /// Of XRC: where receives complete, and the domain that lets senders in.
-    pub extended: Option<(CqId, XrcdId)>,
+    pub xrc: Option<(CqId, XrcdId)>,
 }
 
 /// What a caller may know of a shared receive queue.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SharedReceiveView {
+pub struct SrqAttributes {
     /// Receives that may wait.
-    pub slots: u32,
+    pub max_wr: u32,
     /// Scatter entries of each.
-    pub entries: u32,
+    pub max_sge: u32,
     /// The armed limit; zero if there is none.
-    pub limit: u32,
+    pub srq_limit: u32,
 }
 
 /// Which of the two kinds of memory window.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WindowKind {
+pub enum MemoryWindowType {
     /// Bound by a verb; the card chooses the key; any queue pair of the domain.
     Type1,
     /// Bound by a work request; the application chooses the key; one queue pair.
@@ -60,15 +60,15 @@ pub enum WindowKind {
 /// What a caller may know of a queue pair.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpView {
+pub struct QpSnapshot {
     /// Its number.
-    pub number: Qpn,
+    pub qpn: Qpn,
     /// What it is.
-    pub kind: QpKind,
+    pub qp_type: QpType,
     /// The state that it is in.
-    pub state: State,
+    pub state: QpState,
     /// What was set.
-    pub attributes: Attributes,
+    pub attributes: QpAttributes,
     /// The next PSN that it sends.
     pub next_psn: Psn,
     /// The PSN that it expects.
@@ -76,7 +76,7 @@ pub struct QpView {
     /// Work requests that were taken and have not completed.
     pub outstanding: usize,
     /// The send queue is draining and has not finished.
-    pub draining: bool,
+    pub sq_draining: bool,
 }
 
 /// The state of a port, as far as a card without a subnet manager has one.
@@ -148,7 +148,7 @@ impl AsyncEvent {
     }
 
     /// The queue pair that it is about, if it is about one.
-    pub const fn queue_pair(&self) -> Option<Qpn> {
+    pub const fn qpn(&self) -> Option<Qpn> {
         match *self {
             AsyncEvent::QueuePairFatal(qp)
             | AsyncEvent::QueuePairRequestError(qp)

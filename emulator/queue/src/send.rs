@@ -5,8 +5,9 @@
 
 use crate::ring::{Ring, high, load, low, pair, store};
 use crate::{
-    Access, BindWindow, Datagram, DoorbellProducer, Full, Impossible, Operation, Payload, RemoteAddress,
-    SendFlags, SendRequest, SendTrailer, Sge, Shape, Words,
+    AccessFlags, CorruptRing, DoorbellProducer, MemoryWindowBind, Operation, Payload, QueueFull,
+    RemoteAddress, RingLayout, SendFlags, SendImmOrInvalidate, SendWorkRequest, Sge, SharedWords,
+    UdDestination,
 };
 use core::sync::atomic::{Ordering, fence};
 use softhca_wire::{LocalKey, Qpn, QueueKey, RemoteKey};
@@ -16,18 +17,18 @@ const HEADER: usize = 8;
 
 /// A send request that cannot be placed in, or taken from, a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum BadRequest {
+pub enum InvalidWorkRequest {
     /// More entries than the queue pair was created for.
-    #[error("{entries} gather entries, the queue pair allows {limit}")]
-    TooManyEntries {
+    #[error("{sges} gather entries, the queue pair allows {limit}")]
+    TooManySges {
         /// Entries given.
-        entries: usize,
+        sges: usize,
         /// Entries allowed.
         limit: usize,
     },
     /// More inline bytes than the queue pair was created for.
     #[error("{bytes} inline bytes, the queue pair allows {limit}")]
-    TooMuchInline {
+    InlineTooLong {
         /// Bytes given.
         bytes: usize,
         /// Bytes allowed.
@@ -35,46 +36,46 @@ pub enum BadRequest {
     },
     /// The queue is full.
     #[error(transparent)]
-    Full(#[from] Full),
+    Full(#[from] QueueFull),
     /// A number that stands for no operation: only a broken client writes it.
     #[error("{0} is not a send operation")]
-    UnknownOperation(u8),
+    UnknownOpcode(u8),
 }
 
 /// What a send queue was created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Limits {
-    entries: usize,
-    inline: usize,
+struct WqeLimits {
+    max_sge: usize,
+    max_inline_data: usize,
 }
 
-impl Limits {
-    const fn shape(self, slots: u32) -> Shape {
-        let gather = self.entries * 2;
-        let inline = self.inline.div_ceil(8);
-        Shape { slots, stride: (HEADER + if gather > inline { gather } else { inline }) as u32 }
+impl WqeLimits {
+    const fn layout(self, slots: u32) -> RingLayout {
+        let gather = self.max_sge * 2;
+        let inline = self.max_inline_data.div_ceil(8);
+        RingLayout { slots, stride: (HEADER + if gather > inline { gather } else { inline }) as u32 }
     }
 }
 
 /// The application's end.
 pub struct SendProducer {
     ring: Ring,
-    limits: Limits,
+    limits: WqeLimits,
     produced: u64,
 }
 
 /// The card's end.
 pub struct SendConsumer {
     ring: Ring,
-    limits: Limits,
-    taken: u64,
+    limits: WqeLimits,
+    dequeued: u64,
     retired: u64,
 }
 
 /// A send queue on the heap of this process: `slots` requests with up to `entries` gather entries or
 /// `inline` bytes each.
 pub fn send_ring(slots: u32, entries: usize, inline: usize) -> (SendProducer, SendConsumer) {
-    let words = Words::heap(SendProducer::shape(slots, entries, inline).words());
+    let words = SharedWords::heap(SendProducer::layout(slots, entries, inline).words());
     (
         SendProducer::new(words.clone(), slots, entries, inline),
         SendConsumer::new(words, slots, entries, inline),
@@ -83,14 +84,14 @@ pub fn send_ring(slots: u32, entries: usize, inline: usize) -> (SendProducer, Se
 
 impl SendProducer {
     /// The ring's shape for these limits.
-    pub const fn shape(slots: u32, entries: usize, inline: usize) -> Shape {
-        Limits { entries, inline }.shape(slots)
+    pub const fn layout(slots: u32, entries: usize, inline: usize) -> RingLayout {
+        WqeLimits { max_sge: entries, max_inline_data: inline }.layout(slots)
     }
 
     /// The application's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32, entries: usize, inline: usize) -> SendProducer {
-        let limits = Limits { entries, inline };
-        let ring = Ring::new(words, limits.shape(slots));
+    pub fn new(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendProducer {
+        let limits = WqeLimits { max_sge: entries, max_inline_data: inline };
+        let ring = Ring::new(words, limits.layout(slots));
         SendProducer { ring, limits, produced: 0 }
     }
 
@@ -100,19 +101,19 @@ impl SendProducer {
     }
 
     /// Places a request that the card will see after [`SendProducer::publish`].
-    pub fn place(&mut self, request: &SendRequest<'_>) -> Result<(), BadRequest> {
+    pub fn enqueue(&mut self, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
         let slots = self.ring.slots();
-        let used = self.produced.wrapping_sub(self.ring.consumed().load(Ordering::Acquire));
+        let used = self.produced.wrapping_sub(self.ring.consumer_index().load(Ordering::Acquire));
         if used >= u64::from(slots) {
-            return Err(Full { slots }.into());
+            return Err(QueueFull { slots }.into());
         }
-        let Limits { entries: limit, inline } = self.limits;
+        let WqeLimits { max_sge: limit, max_inline_data: inline } = self.limits;
         match request.payload {
             Payload::Gather(entries) if entries.len() > limit => {
-                return Err(BadRequest::TooManyEntries { entries: entries.len(), limit });
+                return Err(InvalidWorkRequest::TooManySges { sges: entries.len(), limit });
             }
             Payload::Inline(bytes) if bytes.len() > inline => {
-                return Err(BadRequest::TooMuchInline { bytes: bytes.len(), limit: inline });
+                return Err(InvalidWorkRequest::InlineTooLong { bytes: bytes.len(), limit: inline });
             }
             _ => {}
         }
@@ -125,7 +126,7 @@ impl SendProducer {
             Payload::Gather(entries) => {
                 for (words, entry) in slot[HEADER..].chunks_exact(2).zip(entries) {
                     store(&words[0], entry.address);
-                    store(&words[1], pair(entry.length, entry.key.0));
+                    store(&words[1], pair(entry.length, entry.lkey.0));
                 }
             }
             Payload::Inline(bytes) => {
@@ -143,12 +144,12 @@ impl SendProducer {
     /// Shows the card everything that was placed.
     #[inline]
     pub fn publish(&mut self) {
-        self.ring.produced().store(self.produced, Ordering::Release);
+        self.ring.producer_index().store(self.produced, Ordering::Release);
     }
 
     /// Forgets everything that was placed and not published.
-    pub fn abandon(&mut self) {
-        self.produced = self.ring.produced().load(Ordering::Relaxed);
+    pub fn discard_unpublished(&mut self) {
+        self.produced = self.ring.producer_index().load(Ordering::Relaxed);
     }
 
     /// Rings the doorbell for `queue_pair`, whose queue this is, unless the card has yet to hear the last
@@ -161,17 +162,17 @@ impl SendProducer {
 
 impl SendConsumer {
     /// The card's end of the ring in `words`.
-    pub fn new(words: Words, slots: u32, entries: usize, inline: usize) -> SendConsumer {
-        let limits = Limits { entries, inline };
-        let ring = Ring::new(words, limits.shape(slots));
-        SendConsumer { ring, limits, taken: 0, retired: 0 }
+    pub fn new(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendConsumer {
+        let limits = WqeLimits { max_sge: entries, max_inline_data: inline };
+        let ring = Ring::new(words, limits.layout(slots));
+        SendConsumer { ring, limits, dequeued: 0, retired: 0 }
     }
 
     /// The card's end of a ring whose card is gone: everything that it had not retired waits again.
-    pub fn resume(words: Words, slots: u32, entries: usize, inline: usize) -> SendConsumer {
+    pub fn resume(words: SharedWords, slots: u32, entries: usize, inline: usize) -> SendConsumer {
         let mut consumer = SendConsumer::new(words, slots, entries, inline);
-        consumer.retired = consumer.ring.consumed().load(Ordering::Acquire);
-        consumer.taken = consumer.retired;
+        consumer.retired = consumer.ring.consumer_index().load(Ordering::Acquire);
+        consumer.dequeued = consumer.retired;
         consumer
     }
 
@@ -181,33 +182,33 @@ impl SendConsumer {
     }
 
     /// The most gather entries of one request.
-    pub fn entries(&self) -> usize {
-        self.limits.entries
+    pub fn max_sge(&self) -> usize {
+        self.limits.max_sge
     }
 
     /// The most inline bytes of one request.
-    pub fn inline(&self) -> usize {
-        self.limits.inline
+    pub fn max_inline_data(&self) -> usize {
+        self.limits.max_inline_data
     }
 
     /// Whether a request waits to be taken.
     #[inline]
-    pub fn is_waiting(&self) -> Result<bool, Impossible> {
-        Ok(self.ring.produced_since(self.taken, self.retired)? > self.taken)
+    pub fn has_pending(&self) -> Result<bool, CorruptRing> {
+        Ok(self.ring.checked_producer_index(self.dequeued, self.retired)? > self.dequeued)
     }
 
     /// Copies the next request out of the ring, its gather entries into `entries` and its inline bytes into
     /// `inline`, which are cleared first. The request borrows from them.
-    pub fn take<'a>(
+    pub fn dequeue<'a>(
         &mut self,
         entries: &'a mut alloc::vec::Vec<Sge>,
         inline: &'a mut alloc::vec::Vec<u8>,
-    ) -> Result<Option<Result<SendRequest<'a>, BadRequest>>, Impossible> {
-        if !self.is_waiting()? {
+    ) -> Result<Option<Result<SendWorkRequest<'a>, InvalidWorkRequest>>, CorruptRing> {
+        if !self.has_pending()? {
             return Ok(None);
         }
-        let slot = self.ring.slot(self.taken);
-        self.taken += 1;
+        let slot = self.ring.slot(self.dequeued);
+        self.dequeued += 1;
         let mut header = [0; HEADER];
         for (value, word) in header.iter_mut().zip(slot) {
             *value = load(word);
@@ -216,14 +217,14 @@ impl SendConsumer {
         inline.clear();
         let (flags, size) = (flags_of(header[1]), high(header[1]) as usize);
         if flags.contains(SendFlags::INLINE) {
-            let bytes = size.min(self.limits.inline);
+            let bytes = size.min(self.limits.max_inline_data);
             inline.extend(slot[HEADER..].iter().flat_map(|word| load(word).to_le_bytes()).take(bytes));
             Ok(Some(decode(header, flags, Payload::Inline(inline))))
         } else {
-            let count = size.min(self.limits.entries);
+            let count = size.min(self.limits.max_sge);
             entries.extend(slot[HEADER..].chunks_exact(2).take(count).map(|words| {
                 let second = load(&words[1]);
-                Sge { address: load(&words[0]), length: low(second), key: LocalKey(high(second)) }
+                Sge { address: load(&words[0]), length: low(second), lkey: LocalKey(high(second)) }
             }));
             Ok(Some(decode(header, flags, Payload::Gather(entries))))
         }
@@ -232,20 +233,20 @@ impl SendConsumer {
     /// Gives the application the slot of the oldest taken request back.
     #[inline]
     pub fn retire(&mut self) {
-        debug_assert!(self.retired < self.taken, "only a taken request can be retired");
+        debug_assert!(self.retired < self.dequeued, "only a taken request can be retired");
         self.retired += 1;
-        self.ring.consumed().store(self.retired, Ordering::Release);
+        self.ring.consumer_index().store(self.retired, Ordering::Release);
     }
 
     /// Forgets every request, taken or waiting: the queue pair was reset.
     pub fn reset(&mut self) {
-        self.taken = self.ring.produced().load(Ordering::Acquire);
-        self.retired = self.taken;
-        self.ring.consumed().store(self.retired, Ordering::Release);
+        self.dequeued = self.ring.producer_index().load(Ordering::Acquire);
+        self.retired = self.dequeued;
+        self.ring.consumer_index().store(self.retired, Ordering::Release);
     }
 
     /// Notes that the doorbell was heard, so that the next post rings again. Look at the ring afterwards.
-    pub fn hear(&self) {
+    pub fn clear_doorbell(&self) {
         self.ring.control().store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
@@ -263,31 +264,31 @@ const BIND_WINDOW: u8 = 8;
 const LOCAL_INVALIDATE: u8 = 9;
 
 /// Words: id; kind, flags and size; address; key and immediate; two operands; two words of addressing.
-fn encode(request: &SendRequest<'_>) -> [u64; HEADER] {
+fn encode(request: &SendWorkRequest<'_>) -> [u64; HEADER] {
     let at = |kind, remote: RemoteAddress, word: u32, operands: [u64; 2]| {
-        (kind, remote.address, pair(remote.key.0, word), operands)
+        (kind, remote.address, pair(remote.rkey.0, word), operands)
     };
     let nowhere = RemoteAddress::default();
     let mut addressing = [
-        pair(request.datagram.address_handle, request.datagram.queue_pair.value()),
-        pair(request.datagram.queue_key.0, request.shared_receive_queue),
+        pair(request.ud.ah, request.ud.remote_qpn.value()),
+        pair(request.ud.remote_qkey.0, request.remote_srqn),
     ];
     let (kind, address, keys, operands) = match request.operation {
-        Operation::Send(SendTrailer::None) => at(SEND, nowhere, 0, [0; 2]),
-        Operation::Send(SendTrailer::Immediate(value)) => at(SEND_IMMEDIATE, nowhere, value, [0; 2]),
-        Operation::Send(SendTrailer::Invalidate(key)) => at(SEND_INVALIDATE, nowhere, key.0, [0; 2]),
-        Operation::Write { remote, immediate: None } => at(WRITE, remote, 0, [0; 2]),
-        Operation::Write { remote, immediate: Some(value) } => at(WRITE_IMMEDIATE, remote, value, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::None) => at(SEND, nowhere, 0, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::Immediate(value)) => at(SEND_IMMEDIATE, nowhere, value, [0; 2]),
+        Operation::Send(SendImmOrInvalidate::Invalidate(key)) => at(SEND_INVALIDATE, nowhere, key.0, [0; 2]),
+        Operation::Write { remote, imm_data: None } => at(WRITE, remote, 0, [0; 2]),
+        Operation::Write { remote, imm_data: Some(value) } => at(WRITE_IMMEDIATE, remote, value, [0; 2]),
         Operation::Read { remote } => at(READ, remote, 0, [0; 2]),
         Operation::CompareSwap { remote, compare, swap } => at(COMPARE_SWAP, remote, 0, [swap, compare]),
         Operation::FetchAdd { remote, add } => at(FETCH_ADD, remote, 0, [add, 0]),
-        Operation::BindWindow(bind) => {
-            addressing = [pair(bind.region.0, bind.access.bits()), 0];
-            let remote = RemoteAddress { address: bind.address, key: bind.window };
-            at(BIND_WINDOW, remote, bind.new_key.0, [bind.length, 0])
+        Operation::BindMemoryWindow(bind) => {
+            addressing = [pair(bind.mr_lkey.0, bind.access.bits()), 0];
+            let remote = RemoteAddress { address: bind.address, rkey: bind.mw_rkey };
+            at(BIND_WINDOW, remote, bind.new_rkey.0, [bind.length, 0])
         }
-        Operation::LocalInvalidate { key } => {
-            at(LOCAL_INVALIDATE, RemoteAddress { address: 0, key }, 0, [0; 2])
+        Operation::LocalInvalidate { rkey: key } => {
+            at(LOCAL_INVALIDATE, RemoteAddress { address: 0, rkey: key }, 0, [0; 2])
         }
     };
     let (inline, size) = match request.payload {
@@ -296,7 +297,7 @@ fn encode(request: &SendRequest<'_>) -> [u64; HEADER] {
     };
     let flags = (request.flags - SendFlags::INLINE) | inline;
     let control = pair(u32::from(kind) | u32::from(flags.bits()) << 8, size as u32);
-    [request.id, control, address, keys, operands[0], operands[1], addressing[0], addressing[1]]
+    [request.wr_id, control, address, keys, operands[0], operands[1], addressing[0], addressing[1]]
 }
 
 fn flags_of(control: u64) -> SendFlags {
@@ -307,39 +308,39 @@ fn decode<'a>(
     header: [u64; HEADER],
     flags: SendFlags,
     payload: Payload<'a>,
-) -> Result<SendRequest<'a>, BadRequest> {
+) -> Result<SendWorkRequest<'a>, InvalidWorkRequest> {
     let [id, control, address, keys, first, second, route, extra] = header;
-    let remote = RemoteAddress { address, key: RemoteKey(low(keys)) };
+    let remote = RemoteAddress { address, rkey: RemoteKey(low(keys)) };
     let word = high(keys);
     let operation = match control as u8 {
-        SEND => Operation::Send(SendTrailer::None),
-        SEND_IMMEDIATE => Operation::Send(SendTrailer::Immediate(word)),
-        SEND_INVALIDATE => Operation::Send(SendTrailer::Invalidate(RemoteKey(word))),
-        WRITE => Operation::Write { remote, immediate: None },
-        WRITE_IMMEDIATE => Operation::Write { remote, immediate: Some(word) },
+        SEND => Operation::Send(SendImmOrInvalidate::None),
+        SEND_IMMEDIATE => Operation::Send(SendImmOrInvalidate::Immediate(word)),
+        SEND_INVALIDATE => Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(word))),
+        WRITE => Operation::Write { remote, imm_data: None },
+        WRITE_IMMEDIATE => Operation::Write { remote, imm_data: Some(word) },
         READ => Operation::Read { remote },
         COMPARE_SWAP => Operation::CompareSwap { remote, swap: first, compare: second },
         FETCH_ADD => Operation::FetchAdd { remote, add: first },
-        BIND_WINDOW => Operation::BindWindow(BindWindow {
-            window: remote.key,
-            new_key: RemoteKey(word),
-            region: LocalKey(low(route)),
+        BIND_WINDOW => Operation::BindMemoryWindow(MemoryWindowBind {
+            mw_rkey: remote.rkey,
+            new_rkey: RemoteKey(word),
+            mr_lkey: LocalKey(low(route)),
             address,
             length: first,
-            access: Access::from_bits_truncate(high(route)),
+            access: AccessFlags::from_bits_truncate(high(route)),
         }),
-        LOCAL_INVALIDATE => Operation::LocalInvalidate { key: remote.key },
-        other => return Err(BadRequest::UnknownOperation(other)),
+        LOCAL_INVALIDATE => Operation::LocalInvalidate { rkey: remote.rkey },
+        other => return Err(InvalidWorkRequest::UnknownOpcode(other)),
     };
     let datagram = match operation {
-        Operation::BindWindow(_) => Datagram::default(),
-        _ => Datagram {
-            address_handle: low(route),
-            queue_pair: Qpn::new(high(route)),
-            queue_key: QueueKey(low(extra)),
+        Operation::BindMemoryWindow(_) => UdDestination::default(),
+        _ => UdDestination {
+            ah: low(route),
+            remote_qpn: Qpn::new(high(route)),
+            remote_qkey: QueueKey(low(extra)),
         },
     };
-    Ok(SendRequest { id, operation, flags, payload, datagram, shared_receive_queue: high(extra) })
+    Ok(SendWorkRequest { wr_id: id, operation, flags, payload, ud: datagram, remote_srqn: high(extra) })
 }
 
 #[cfg(test)]
@@ -351,27 +352,27 @@ mod tests {
     fn operation() -> impl Strategy<Value = Operation> {
         let remote = || {
             (any::<u64>(), any::<u32>())
-                .prop_map(|(address, key)| RemoteAddress { address, key: RemoteKey(key) })
+                .prop_map(|(address, key)| RemoteAddress { address, rkey: RemoteKey(key) })
         };
         prop_oneof![
-            Just(Operation::Send(SendTrailer::None)),
-            any::<u32>().prop_map(|v| Operation::Send(SendTrailer::Immediate(v))),
-            any::<u32>().prop_map(|v| Operation::Send(SendTrailer::Invalidate(RemoteKey(v)))),
+            Just(Operation::Send(SendImmOrInvalidate::None)),
+            any::<u32>().prop_map(|v| Operation::Send(SendImmOrInvalidate::Immediate(v))),
+            any::<u32>().prop_map(|v| Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(v)))),
             (remote(), any::<Option<u32>>())
-                .prop_map(|(remote, immediate)| Operation::Write { remote, immediate }),
+                .prop_map(|(remote, imm_data)| Operation::Write { remote, imm_data }),
             remote().prop_map(|remote| Operation::Read { remote }),
             (remote(), any::<u64>(), any::<u64>())
                 .prop_map(|(remote, compare, swap)| Operation::CompareSwap { remote, compare, swap }),
             (remote(), any::<u64>()).prop_map(|(remote, add)| Operation::FetchAdd { remote, add }),
-            any::<u32>().prop_map(|key| Operation::LocalInvalidate { key: RemoteKey(key) }),
+            any::<u32>().prop_map(|key| Operation::LocalInvalidate { rkey: RemoteKey(key) }),
             (remote(), any::<u32>(), any::<u32>(), any::<u64>(), 0u32..32).prop_map(
-                |(remote, new_key, region, length, access)| Operation::BindWindow(BindWindow {
-                    window: remote.key,
-                    new_key: RemoteKey(new_key),
-                    region: LocalKey(region),
+                |(remote, new_key, region, length, access)| Operation::BindMemoryWindow(MemoryWindowBind {
+                    mw_rkey: remote.rkey,
+                    new_rkey: RemoteKey(new_key),
+                    mr_lkey: LocalKey(region),
                     address: remote.address,
                     length,
-                    access: Access::from_bits_truncate(access),
+                    access: AccessFlags::from_bits_truncate(access),
                 })
             ),
         ]
@@ -387,41 +388,41 @@ mod tests {
         ) {
             let entries: Vec<Sge> = entries
                 .into_iter()
-                .map(|(address, length, key)| Sge { address, length, key: LocalKey(key) })
+                .map(|(address, length, key)| Sge { address, length, lkey: LocalKey(key) })
                 .collect();
             let (mut producer, mut consumer) = send_ring(2, 4, 40);
-            let mut request = SendRequest::new(id, operation, &entries);
+            let mut request = SendWorkRequest::new(id, operation, &entries);
             if let Some(bytes) = &inline {
                 request.payload = Payload::Inline(bytes);
                 request.flags |= SendFlags::INLINE;
             }
-            producer.place(&request).unwrap();
+            producer.enqueue(&request).unwrap();
             let (mut e, mut i) = (Vec::new(), Vec::new());
-            prop_assert_eq!(consumer.take(&mut e, &mut i).unwrap(), None);
+            prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), None);
             producer.publish();
-            prop_assert_eq!(consumer.take(&mut e, &mut i).unwrap(), Some(Ok(request)));
+            prop_assert_eq!(consumer.dequeue(&mut e, &mut i).unwrap(), Some(Ok(request)));
         }
     }
 
     #[test]
     fn a_slot_comes_back_only_when_its_request_is_retired() {
         let (mut producer, mut consumer) = send_ring(1, 1, 0);
-        let request = SendRequest::new(7, Operation::Send(SendTrailer::None), &[]);
-        producer.place(&request).unwrap();
+        let request = SendWorkRequest::new(7, Operation::Send(SendImmOrInvalidate::None), &[]);
+        producer.enqueue(&request).unwrap();
         producer.publish();
         let (mut e, mut i) = (Vec::new(), Vec::new());
-        consumer.take(&mut e, &mut i).unwrap().unwrap().unwrap();
-        assert_eq!(producer.place(&request), Err(Full { slots: 1 }.into()));
+        consumer.dequeue(&mut e, &mut i).unwrap().unwrap().unwrap();
+        assert_eq!(producer.enqueue(&request), Err(QueueFull { slots: 1 }.into()));
         consumer.retire();
-        producer.place(&request).unwrap();
+        producer.enqueue(&request).unwrap();
     }
 
     #[test]
     fn an_impossible_index_is_refused() {
-        let words = Words::heap(SendProducer::shape(4, 1, 0).words());
+        let words = SharedWords::heap(SendProducer::layout(4, 1, 0).words());
         let mut consumer = SendConsumer::new(words.clone(), 4, 1, 0);
         words[0].store(5, Ordering::Relaxed);
         let (mut e, mut i) = (Vec::new(), Vec::new());
-        assert_eq!(consumer.take(&mut e, &mut i), Err(Impossible { index: 5, from: 0, to: 4 }));
+        assert_eq!(consumer.dequeue(&mut e, &mut i), Err(CorruptRing { index: 5, min: 0, max: 4 }));
     }
 }

@@ -1,26 +1,30 @@
 //! The JSON object of a packet. Its keys are a contract with programs that read them; absent headers have
 //! no key.
 
-use crate::{Contents, Management, Packet, Roce};
+use crate::{Mad, Packet, PacketContents, RocePacket};
 use serde::{Serialize, Serializer};
 use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
-use softhca_wire::{Aeth, Network, Syndrome};
+use softhca_wire::{Aeth, NetworkHeaders, Syndrome};
 use std::net::IpAddr;
 
 impl Serialize for Packet<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let time_ns = self.time_ns;
         match &self.contents {
-            Contents::Roce(roce) => roce_object(time_ns, roce).serialize(serializer),
-            Contents::Malformed(network, reason) => MalformedObject {
+            PacketContents::Roce(roce) => roce_object(time_ns, roce).serialize(serializer),
+            PacketContents::Malformed(network, reason) => MalformedObject {
                 time_ns,
-                src: network.as_ref().map(Network::source),
-                dst: network.as_ref().map(Network::destination),
+                src: network.as_ref().map(NetworkHeaders::source),
+                dst: network.as_ref().map(NetworkHeaders::destination),
                 malformed: reason.to_string(),
             }
             .serialize(serializer),
-            Contents::Pause(pause) => OtherObject { time_ns, other: pause.to_string() }.serialize(serializer),
-            Contents::Other(other) => OtherObject { time_ns, other: other.to_string() }.serialize(serializer),
+            PacketContents::Pause(pause) => {
+                OtherObject { time_ns, other: pause.to_string() }.serialize(serializer)
+            }
+            PacketContents::Other(other) => {
+                OtherObject { time_ns, other: other.to_string() }.serialize(serializer)
+            }
         }
     }
 }
@@ -91,7 +95,7 @@ struct RethObject {
 #[serde(untagged)]
 enum AtomicObject {
     Request { va: u64, rkey: u32, swap_or_add: u64, compare: u64 },
-    Answer { original: u64 },
+    Response { original: u64 },
 }
 
 #[derive(Serialize)]
@@ -112,17 +116,17 @@ impl From<Aeth> for AethObject {
     }
 }
 
-fn roce_object(time_ns: i64, roce: &Roce<'_>) -> RoceObject {
+fn roce_object(time_ns: i64, roce: &RocePacket<'_>) -> RoceObject {
     let header = &roce.transport.header;
     let request = header.atomic.map(|atomic| AtomicObject::Request {
-        va: atomic.address,
-        rkey: atomic.key.0,
+        va: atomic.virtual_address,
+        rkey: atomic.rkey.0,
         swap_or_add: atomic.swap_or_add,
         compare: atomic.compare,
     });
-    let answer = header.atomic_ack.map(|answer| AtomicObject::Answer { original: answer.0 });
-    let cm = match &roce.management {
-        Some(Management::Connection(datagram)) => Some(cm_object(datagram)),
+    let answer = header.atomic_ack.map(|answer| AtomicObject::Response { original: answer.0 });
+    let cm = match &roce.mad {
+        Some(Mad::Cm(datagram)) => Some(cm_object(datagram)),
         _ => None,
     };
     RoceObject {
@@ -130,14 +134,18 @@ fn roce_object(time_ns: i64, roce: &Roce<'_>) -> RoceObject {
         src: roce.frame.network.source(),
         dst: roce.frame.network.destination(),
         opcode: header.bth.opcode.to_string(),
-        dest_qp: header.bth.destination.value(),
+        dest_qp: header.bth.destination_qp.value(),
         psn: header.bth.psn.value(),
         ack_req: header.bth.ack_request,
         pad: header.bth.pad,
-        deth: header.deth.map(|deth| DethObject { qkey: deth.queue_key.0, src_qp: deth.source.value() }),
+        deth: header.deth.map(|deth| DethObject { qkey: deth.qkey.0, src_qp: deth.source_qp.value() }),
         xrc_srq: header.xrceth.map(|xrceth| xrceth.0),
         flush: header.feth.map(|feth| feth.0),
-        reth: header.reth.map(|reth| RethObject { va: reth.address, rkey: reth.key.0, len: reth.length }),
+        reth: header.reth.map(|reth| RethObject {
+            va: reth.virtual_address,
+            rkey: reth.rkey.0,
+            len: reth.dma_length,
+        }),
         atomic: request.or(answer),
         aeth: header.aeth.map(AethObject::from),
         imm: header.immediate.map(|immediate| immediate.0),
@@ -145,7 +153,7 @@ fn roce_object(time_ns: i64, roce: &Roce<'_>) -> RoceObject {
         cm,
         payload: roce.transport.payload.len(),
         ecn: roce.ecn().name(),
-        icrc: if roce.intact { "ok" } else { "bad" },
+        icrc: if roce.icrc_ok { "ok" } else { "bad" },
     }
 }
 
@@ -187,11 +195,11 @@ struct CmObject {
 }
 
 impl CmObject {
-    fn between(self, local: u32, remote: u32) -> CmObject {
+    fn with_comm_ids(self, local: u32, remote: u32) -> CmObject {
         CmObject { local_id: Some(local), remote_id: Some(remote), ..self }
     }
 
-    fn addressed(self, addresses: Option<RdmaCmHeader>) -> CmObject {
+    fn with_addresses(self, addresses: Option<RdmaCmHeader>) -> CmObject {
         CmObject {
             src: addresses.map(|header| header.source),
             src_port: addresses.map(|header| header.source_port),
@@ -203,52 +211,54 @@ impl CmObject {
 
 fn cm_object(datagram: &Datagram) -> CmObject {
     let attr = datagram.message.name();
-    let object = CmObject { attr, tid: datagram.header.transaction, ..CmObject::default() };
+    let object = CmObject { attr, tid: datagram.header.transaction_id, ..CmObject::default() };
     match &datagram.message {
         Message::Req(req) => CmObject {
             local_id: Some(req.local_id.0),
-            service: Some(req.service.to_string()),
-            qp: Some(req.local_qp.value()),
+            service: Some(req.service_id.to_string()),
+            qp: Some(req.local_qpn.value()),
             psn: Some(req.starting_psn.value()),
             mtu: req.path_mtu().map(|mtu| mtu.bytes()),
             responder_resources: Some(req.responder_resources),
             initiator_depth: Some(req.initiator_depth),
-            ..object.addressed(req.addresses().and_then(Result::ok))
+            ..object.with_addresses(req.rdma_cm_header().and_then(Result::ok))
         },
         Message::Rep(rep) => CmObject {
-            qp: Some(rep.local_qp.value()),
+            qp: Some(rep.local_qpn.value()),
             psn: Some(rep.starting_psn.value()),
             responder_resources: Some(rep.responder_resources),
             initiator_depth: Some(rep.initiator_depth),
-            ..object.between(rep.local_id.0, rep.remote_id.0)
+            ..object.with_comm_ids(rep.local_id.0, rep.remote_id.0)
         },
         Message::Rej(rej) => {
-            CmObject { reason: Some(rej.reason.0), ..object.between(rej.local_id.0, rej.remote_id.0) }
+            CmObject { reason: Some(rej.reason.0), ..object.with_comm_ids(rej.local_id.0, rej.remote_id.0) }
         }
-        Message::Dreq(dreq) => {
-            CmObject { qp: Some(dreq.remote_qp.value()), ..object.between(dreq.local_id.0, dreq.remote_id.0) }
-        }
+        Message::Dreq(dreq) => CmObject {
+            qp: Some(dreq.remote_qpn.value()),
+            ..object.with_comm_ids(dreq.local_id.0, dreq.remote_id.0)
+        },
         Message::SidrReq(req) => CmObject {
             request_id: Some(req.request_id),
-            service: Some(req.service.to_string()),
-            ..object.addressed(req.addresses().and_then(Result::ok))
+            service: Some(req.service_id.to_string()),
+            ..object.with_addresses(req.rdma_cm_header().and_then(Result::ok))
         },
         Message::SidrRep(rep) => CmObject {
             request_id: Some(rep.request_id),
-            service: Some(rep.service.to_string()),
-            qp: Some(rep.qp.value()),
-            qkey: Some(rep.queue_key.0),
+            service: Some(rep.service_id.to_string()),
+            qp: Some(rep.qpn.value()),
+            qkey: Some(rep.qkey.0),
             status: Some(rep.status.0),
             ..object
         },
-        Message::Lap(lap) => {
-            CmObject { qp: Some(lap.remote_qp.value()), ..object.between(lap.local_id.0, lap.remote_id.0) }
-        }
+        Message::Lap(lap) => CmObject {
+            qp: Some(lap.remote_qpn.value()),
+            ..object.with_comm_ids(lap.local_id.0, lap.remote_id.0)
+        },
         Message::Apr(apr) => {
-            CmObject { status: Some(apr.status.0), ..object.between(apr.local_id.0, apr.remote_id.0) }
+            CmObject { status: Some(apr.status.0), ..object.with_comm_ids(apr.local_id.0, apr.remote_id.0) }
         }
-        Message::Mra(mra) => object.between(mra.local_id.0, mra.remote_id.0),
-        Message::Rtu(rtu) => object.between(rtu.local_id.0, rtu.remote_id.0),
-        Message::Drep(drep) => object.between(drep.local_id.0, drep.remote_id.0),
+        Message::Mra(mra) => object.with_comm_ids(mra.local_id.0, mra.remote_id.0),
+        Message::Rtu(rtu) => object.with_comm_ids(rtu.local_id.0, rtu.remote_id.0),
+        Message::Drep(drep) => object.with_comm_ids(drep.local_id.0, drep.remote_id.0),
     }
 }

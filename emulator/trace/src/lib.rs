@@ -6,30 +6,33 @@
 //! [`log`] keeps it for programs; a [`Story`] is what two runs are compared by. [`why`] explains from a log
 //! why a work request failed, [`lint`] warns of what goes wrong in verbs programs. Nothing here opens a socket.
 
-mod account;
 mod capture;
-mod cast;
+mod comparable_trace;
+mod describe;
 mod json;
 mod ladder;
 pub mod lint;
 pub mod log;
+mod name_table;
 mod packet;
+mod packet_counts;
+mod parsed_log;
 mod port_tap;
-mod story;
-mod tally;
 mod tap;
 mod text;
 pub mod why;
-mod words;
 
 pub use capture::{
-    Capture, CaptureError, CaptureWriter, Cause, Framing, Heading, InterfaceId, LinkType, Record,
+    CaptureError, CaptureErrorKind, CaptureReader, CaptureWriter, InterfaceId, LinkType, PacketDirection,
+    Record, RoceVersion,
 };
-pub use cast::Cast;
-pub use ladder::{Fate, Ladder, Ladders, LiveLadders, Paint, Side, Sight, Step, Style, Tone};
+pub use comparable_trace::{ComparableTrace, FactKind, QueuePairFacts};
+pub use ladder::{
+    ColorMode, Delivery, Emphasis, Ladder, LadderBuilder, LadderStyle, LiveLadder, Side, Step, StepContent,
+};
 pub use log::{EventLog, EventLogReader};
-pub use packet::{Contents, Management, Packet, Roce};
+pub use name_table::NameTable;
+pub use packet::{Mad, Packet, PacketContents, RocePacket};
+pub use packet_counts::PacketCounts;
 pub use port_tap::PortTap;
-pub use story::{Chapter, Story, Topic};
-pub use tally::Tally;
-pub use tap::{Points, Tap};
+pub use tap::{CapturePoints, Tap};

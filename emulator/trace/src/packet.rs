@@ -2,7 +2,7 @@
 
 use crate::Record;
 use softhca_wire::cm::Datagram;
-use softhca_wire::{Ecn, Frame, MadHeader, Malformed, Network, Pfc, Qpn, Transport};
+use softhca_wire::{Ecn, MadHeader, Malformed, NetworkHeaders, Pfc, Qpn, RoceFrame, TransportPacket};
 use std::fmt;
 
 /// One record of a capture, read.
@@ -11,17 +11,17 @@ pub struct Packet<'a> {
     /// Nanoseconds since the first record; negative where a capture is not in order.
     pub time_ns: i64,
     /// What it is.
-    pub contents: Contents<'a>,
+    pub contents: PacketContents<'a>,
 }
 
 /// What a record holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one is made per packet and none is kept")]
-pub enum Contents<'a> {
+pub enum PacketContents<'a> {
     /// A RoCE packet.
-    Roce(Roce<'a>),
+    Roce(RocePacket<'a>),
     /// RoCE, but not well formed; with the network headers if those could be read.
-    Malformed(Option<Network>, Malformed),
+    Malformed(Option<NetworkHeaders>, Malformed),
     /// A priority pause frame.
     Pause(Pfc),
     /// Another protocol.
@@ -30,34 +30,34 @@ pub enum Contents<'a> {
 
 /// A RoCE packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roce<'a> {
+pub struct RocePacket<'a> {
     /// The frame around it.
-    pub frame: Frame<'a>,
+    pub frame: RoceFrame<'a>,
     /// Its headers and payload.
-    pub transport: Transport<'a>,
+    pub transport: TransportPacket<'a>,
     /// What is in it, if it is for QP1.
-    pub management: Option<Management>,
+    pub mad: Option<Mad>,
     /// Whether its ICRC is right.
-    pub intact: bool,
+    pub icrc_ok: bool,
 }
 
 /// The payload of a packet to QP1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "one is made per packet and none is kept")]
-pub enum Management {
+pub enum Mad {
     /// A message of the connection manager.
-    Connection(Datagram),
+    Cm(Datagram),
     /// A datagram of another class.
     Other(MadHeader),
     /// Neither.
     Malformed(Malformed),
 }
 
-impl Management {
-    fn parse(payload: &[u8]) -> Management {
+impl Mad {
+    fn parse(payload: &[u8]) -> Mad {
         match MadHeader::parse(payload) {
-            Ok(header) if header.class != MadHeader::CONNECTION_MANAGER => Management::Other(header),
-            _ => Datagram::parse(payload).map_or_else(Management::Malformed, Management::Connection),
+            Ok(header) if header.mgmt_class != MadHeader::CLASS_CM => Mad::Other(header),
+            _ => Datagram::parse(payload).map_or_else(Mad::Malformed, Mad::Cm),
         }
     }
 }
@@ -66,54 +66,59 @@ impl<'a> Packet<'a> {
     /// Reads a record; `start_ns` is the time of the first one.
     pub fn new(record: &'a Record, start_ns: u64) -> Packet<'a> {
         let time_ns = record.time_ns.wrapping_sub(start_ns) as i64;
-        Packet { time_ns, contents: Contents::new(record) }
+        Packet { time_ns, contents: PacketContents::new(record) }
     }
 }
 
-impl<'a> Contents<'a> {
-    fn new(record: &'a Record) -> Contents<'a> {
+impl<'a> PacketContents<'a> {
+    fn new(record: &'a Record) -> PacketContents<'a> {
         let frame = match record.frame() {
             Ok(frame) => frame,
             Err(reason @ Malformed::NotRoce { .. }) => {
-                return Pfc::parse(&record.data).map_or(Contents::Other(reason), Contents::Pause);
+                return Pfc::parse(&record.data).map_or(PacketContents::Other(reason), PacketContents::Pause);
             }
-            Err(reason) => return Contents::Malformed(None, reason),
+            Err(reason) => return PacketContents::Malformed(None, reason),
         };
         match frame.transport() {
             Ok(transport) => {
-                let to_management = transport.header.bth.destination == Qpn::GSI;
-                let management = to_management.then(|| Management::parse(transport.payload));
-                Contents::Roce(Roce { frame, transport, management, intact: frame.is_intact() })
+                let to_management = transport.header.bth.destination_qp == Qpn::GSI;
+                let management = to_management.then(|| Mad::parse(transport.payload));
+                PacketContents::Roce(RocePacket {
+                    frame,
+                    transport,
+                    mad: management,
+                    icrc_ok: frame.icrc_is_valid(),
+                })
             }
-            Err(reason) => Contents::Malformed(Some(frame.network), reason),
+            Err(reason) => PacketContents::Malformed(Some(frame.network), reason),
         }
     }
 }
 
-impl Roce<'_> {
+impl RocePacket<'_> {
     /// The ECN codepoint that the packet arrived with.
     pub fn ecn(&self) -> Ecn {
         Ecn::of(self.frame.network.traffic_class())
     }
 }
 
-impl fmt::Display for Management {
+impl fmt::Display for Mad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Management::Connection(datagram) => write!(f, "cm {datagram}"),
-            Management::Other(header) => header.fmt(f),
-            Management::Malformed(reason) => write!(f, "cm malformed: {reason}"),
+            Mad::Cm(datagram) => write!(f, "cm {datagram}"),
+            Mad::Other(header) => header.fmt(f),
+            Mad::Malformed(reason) => write!(f, "cm malformed: {reason}"),
         }
     }
 }
 
-impl fmt::Display for Roce<'_> {
+impl fmt::Display for RocePacket<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.frame.network, self.transport)?;
-        if let Some(management) = &self.management {
+        if let Some(management) = &self.mad {
             write!(f, " {management}")?;
         }
-        write!(f, " ecn={} icrc {}", self.ecn(), if self.intact { "ok" } else { "BAD" })
+        write!(f, " ecn={} icrc {}", self.ecn(), if self.icrc_ok { "ok" } else { "BAD" })
     }
 }
 
@@ -123,11 +128,11 @@ impl fmt::Display for Packet<'_> {
         let time = self.time_ns.unsigned_abs();
         write!(f, "{sign}{}.{:09} ", time / 1_000_000_000, time % 1_000_000_000)?;
         match &self.contents {
-            Contents::Roce(roce) => roce.fmt(f),
-            Contents::Malformed(Some(network), reason) => write!(f, "{network} malformed: {reason}"),
-            Contents::Malformed(None, reason) => write!(f, "malformed: {reason}"),
-            Contents::Pause(pause) => pause.fmt(f),
-            Contents::Other(reason) => reason.fmt(f),
+            PacketContents::Roce(roce) => roce.fmt(f),
+            PacketContents::Malformed(Some(network), reason) => write!(f, "{network} malformed: {reason}"),
+            PacketContents::Malformed(None, reason) => write!(f, "malformed: {reason}"),
+            PacketContents::Pause(pause) => pause.fmt(f),
+            PacketContents::Other(reason) => reason.fmt(f),
         }
     }
 }

@@ -1,16 +1,16 @@
 //! A capture of a card in real time: what leaves its port, with a comment where a rule did something to it.
 
-use crate::capture::{CaptureWriter, Heading, InterfaceId};
-use crate::{Cast, words};
+use crate::capture::{CaptureWriter, InterfaceId, PacketDirection};
+use crate::{NameTable, describe};
 use softhca_fabric::Fault;
-use softhca_wire::Envelope;
+use softhca_wire::AddressHeaders;
 use std::io::{self, Write};
 
 /// A packet that may still get a comment: faults are told right after the packet they happen to.
 #[derive(Debug)]
-struct Held {
+struct PendingRecord {
     time_ns: u64,
-    envelope: Envelope,
+    addressing: AddressHeaders,
     packet: Vec<u8>,
     comment: String,
 }
@@ -21,43 +21,46 @@ struct Held {
 #[derive(Debug)]
 pub struct PortTap {
     interface: InterfaceId,
-    held: Option<Held>,
+    pending: Option<PendingRecord>,
 }
 
 impl PortTap {
     /// The port behind an interface of the capture.
     pub fn new(interface: InterfaceId) -> PortTap {
-        PortTap { interface, held: None }
+        PortTap { interface, pending: None }
     }
 
     /// A packet, from the BTH to the ICRC, left the port.
-    pub fn sent<W: Write>(
+    pub fn packet_sent<W: Write>(
         &mut self,
         writer: &mut CaptureWriter<W>,
         time_ns: u64,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         packet: &[u8],
     ) -> io::Result<()> {
-        self.release(writer)?;
+        self.flush_pending(writer)?;
         let (envelope, packet, comment) = (*envelope, packet.to_vec(), String::new());
-        self.held = Some(Held { time_ns, envelope, packet, comment });
+        self.pending = Some(PendingRecord { time_ns, addressing: envelope, packet, comment });
         Ok(())
     }
 
     /// A rule did something to the packet that left last.
-    pub fn fault(&mut self, fault: &Fault, cast: &Cast) {
-        if let Some(held) = &mut self.held {
+    pub fn add_fault(&mut self, add_fault: &Fault, cast: &NameTable) {
+        if let Some(held) = &mut self.pending {
             if !held.comment.is_empty() {
                 held.comment.push_str("; ");
             }
-            held.comment += &words::fault(fault, cast);
+            held.comment += &describe::fault(add_fault, cast);
         }
     }
 
     /// Writes the packet that waited for a comment.
-    pub fn release<W: Write>(&mut self, writer: &mut CaptureWriter<W>) -> io::Result<()> {
-        let Some(Held { time_ns, envelope, packet, comment }) = self.held.take() else { return Ok(()) };
+    pub fn flush_pending<W: Write>(&mut self, writer: &mut CaptureWriter<W>) -> io::Result<()> {
+        let Some(PendingRecord { time_ns, addressing: envelope, packet, comment }) = self.pending.take()
+        else {
+            return Ok(());
+        };
         let comment = (!comment.is_empty()).then_some(comment.as_str());
-        writer.packet(time_ns, self.interface, Heading::Out, &envelope, &packet, comment)
+        writer.write_packet(time_ns, self.interface, PacketDirection::Outbound, &envelope, &packet, comment)
     }
 }

@@ -1,8 +1,8 @@
 //! A capture of a world: every frame that a host puts on a cable, and if asked every frame that arrives.
 
-use crate::capture::{CaptureWriter, Heading, InterfaceId};
-use crate::{Cast, words};
-use softhca_fabric::{CableId, Direction, Fault, Frame, Node, Observer, Stage};
+use crate::capture::{CaptureWriter, InterfaceId, PacketDirection};
+use crate::{NameTable, describe};
+use softhca_fabric::{Direction, FabricSink, Fault, Frame, LinkId, Node, Stage};
 use softhca_wire::{Bth, Pfc, Psn};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -10,21 +10,21 @@ use std::net::IpAddr;
 
 /// Where frames are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Points {
+pub enum CapturePoints {
     /// Where they leave a host, before any fault.
     #[default]
     Senders,
     /// Also where they arrive, after every fault.
     BothEnds,
     /// Also where they leave a switch.
-    EveryCable,
+    EveryLink,
 }
 
 /// A frame that may still get a comment: faults are told right after the frame they happen to.
 #[derive(Debug)]
-struct Held {
+struct PendingRecord {
     time_ns: u64,
-    cable: CableId,
+    link: LinkId,
     direction: Direction,
     psn: Option<Psn>,
     frame: Frame,
@@ -38,31 +38,39 @@ struct Held {
 #[derive(Debug)]
 pub struct Tap<W> {
     writer: CaptureWriter<W>,
-    cast: Cast,
-    points: Points,
+    names: NameTable,
+    points: CapturePoints,
     interfaces: BTreeMap<IpAddr, InterfaceId>,
     /// Those of switches.
-    switches: BTreeMap<Node, InterfaceId>,
-    held: Option<Held>,
-    failure: Option<io::Error>,
+    switch_interfaces: BTreeMap<Node, InterfaceId>,
+    pending: Option<PendingRecord>,
+    error: Option<io::Error>,
 }
 
 impl<W: Write> Tap<W> {
     /// A tap that writes to `writer`, with an interface for every host that has a name.
-    pub fn new(writer: CaptureWriter<W>, cast: Cast, points: Points) -> io::Result<Tap<W>> {
+    pub fn new(writer: CaptureWriter<W>, cast: NameTable, points: CapturePoints) -> io::Result<Tap<W>> {
         let (interfaces, switches) = (BTreeMap::new(), BTreeMap::new());
-        let mut tap = Tap { writer, cast, points, interfaces, switches, held: None, failure: None };
-        let addresses: Vec<IpAddr> = tap.cast.hosts().map(|(_, address)| address).collect();
+        let mut tap = Tap {
+            writer,
+            names: cast,
+            points,
+            interfaces,
+            switch_interfaces: switches,
+            pending: None,
+            error: None,
+        };
+        let addresses: Vec<IpAddr> = tap.names.hosts().map(|(_, address)| address).collect();
         for address in addresses {
-            tap.interface(address)?;
+            tap.interface_of_host(address)?;
         }
         Ok(tap)
     }
 
     /// Writes what is left. The first thing that could not be written is the error.
     pub fn finish(&mut self) -> io::Result<()> {
-        self.release();
-        match self.failure.take() {
+        self.flush_pending();
+        match self.error.take() {
             Some(failure) => Err(failure),
             None => self.writer.flush(),
         }
@@ -73,118 +81,132 @@ impl<W: Write> Tap<W> {
         self.writer.into_inner()
     }
 
-    fn interface(&mut self, address: IpAddr) -> io::Result<InterfaceId> {
+    fn interface_of_host(&mut self, address: IpAddr) -> io::Result<InterfaceId> {
         if let Some(interface) = self.interfaces.get(&address) {
             return Ok(*interface);
         }
-        let interface = self.writer.add_interface(&self.cast.host_at(address), &address.to_string())?;
+        let interface = self.writer.add_interface(&self.names.host_name_at(address), &address.to_string())?;
         self.interfaces.insert(address, interface);
         Ok(interface)
     }
 
-    fn write(&mut self, time_ns: u64, at: IpAddr, heading: Heading, frame: &Frame, comment: &str) {
-        if self.failure.is_some() {
+    fn write_frame(
+        &mut self,
+        time_ns: u64,
+        at: IpAddr,
+        heading: PacketDirection,
+        frame: &Frame,
+        comment: &str,
+    ) {
+        if self.error.is_some() {
             return;
         }
         let comment = (!comment.is_empty()).then_some(comment);
-        let Frame { envelope, bytes, .. } = frame;
-        let written = self
-            .interface(at)
-            .and_then(|interface| self.writer.packet(time_ns, interface, heading, envelope, bytes, comment));
-        self.failure = written.err();
+        let Frame { addressing: envelope, bytes, .. } = frame;
+        let written = self.interface_of_host(at).and_then(|interface| {
+            self.writer.write_packet(time_ns, interface, heading, envelope, bytes, comment)
+        });
+        self.error = written.err();
     }
 
     /// The interface of a host or switch.
-    fn interface_of(&mut self, node: Node) -> io::Result<InterfaceId> {
-        if let Some(address) = node.host().and_then(|host| self.cast.address(host)) {
-            return self.interface(address);
+    fn interface_of_node(&mut self, node: Node) -> io::Result<InterfaceId> {
+        if let Some(address) = node.host().and_then(|host| self.names.address(host)) {
+            return self.interface_of_host(address);
         }
-        if let Some(interface) = self.switches.get(&node) {
+        if let Some(interface) = self.switch_interfaces.get(&node) {
             return Ok(*interface);
         }
-        let interface = self.writer.add_interface(&self.cast.node(node), "switch")?;
-        self.switches.insert(node, interface);
+        let interface = self.writer.add_interface(&self.names.node_name(node), "switch")?;
+        self.switch_interfaces.insert(node, interface);
         Ok(interface)
     }
 
     /// Writes what leaves a node over a cable.
-    fn write_at(
+    fn write_from_node(
         &mut self,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         write: impl FnOnce(&mut CaptureWriter<W>, InterfaceId) -> io::Result<()>,
     ) {
-        let Some([node, _]) = self.cast.nodes(cable, direction).filter(|_| self.failure.is_none()) else {
+        let Some([node, _]) = self.names.link_ends(cable, direction).filter(|_| self.error.is_none()) else {
             return;
         };
-        let written = self.interface_of(node).and_then(|interface| write(&mut self.writer, interface));
-        self.failure = written.err();
+        let written = self.interface_of_node(node).and_then(|interface| write(&mut self.writer, interface));
+        self.error = written.err();
     }
 
-    fn release(&mut self) {
-        if let Some(Held { time_ns, frame, comment, .. }) = self.held.take() {
-            self.write(time_ns, frame.envelope.source, Heading::Out, &frame, &comment);
+    fn flush_pending(&mut self) {
+        if let Some(PendingRecord { time_ns, frame, comment, .. }) = self.pending.take() {
+            self.write_frame(time_ns, frame.addressing.source, PacketDirection::Outbound, &frame, &comment);
         }
     }
 }
 
-impl<W: Write> Observer for Tap<W> {
-    fn frame(
+impl<W: Write> FabricSink for Tap<W> {
+    fn on_frame(
         &mut self,
         now: softhca_engine::Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         stage: Stage,
         frame: &Frame,
     ) {
-        self.release();
+        self.flush_pending();
         let time_ns = now.nanos();
         match stage {
             Stage::Admitted => {
                 let psn = Bth::parse(&frame.bytes).ok().map(|bth| bth.psn);
                 let (frame, comment) = (frame.clone(), String::new());
-                self.held = Some(Held { time_ns, cable, direction, psn, frame, comment });
+                self.pending = Some(PendingRecord { time_ns, link: cable, direction, psn, frame, comment });
             }
-            Stage::Forwarded if self.points == Points::EveryCable => {
-                self.write_at(cable, direction, |writer, interface| {
-                    writer.packet(time_ns, interface, Heading::Out, &frame.envelope, &frame.bytes, None)
+            Stage::Forwarded if self.points == CapturePoints::EveryLink => {
+                self.write_from_node(cable, direction, |writer, interface| {
+                    writer.write_packet(
+                        time_ns,
+                        interface,
+                        PacketDirection::Outbound,
+                        &frame.addressing,
+                        &frame.bytes,
+                        None,
+                    )
                 });
             }
-            Stage::Delivered if self.points != Points::Senders => {
-                let ends = self.cast.nodes(cable, direction);
-                let receiver = ends.and_then(|[_, receiver]| self.cast.address(receiver.host()?));
-                let receiver = receiver.unwrap_or(frame.envelope.destination);
-                self.write(time_ns, receiver, Heading::In, frame, "");
+            Stage::Delivered if self.points != CapturePoints::Senders => {
+                let ends = self.names.link_ends(cable, direction);
+                let receiver = ends.and_then(|[_, receiver]| self.names.address(receiver.host()?));
+                let receiver = receiver.unwrap_or(frame.addressing.destination);
+                self.write_frame(time_ns, receiver, PacketDirection::Inbound, frame, "");
             }
             Stage::Forwarded | Stage::Delivered => {}
         }
     }
 
-    fn pause(
+    fn on_pause_frame(
         &mut self,
         now: softhca_engine::Instant,
-        cable: CableId,
+        cable: LinkId,
         direction: Direction,
         stage: Stage,
         pause: &Pfc,
     ) {
-        self.release();
+        self.flush_pending();
         if stage == Stage::Admitted {
-            self.write_at(cable, direction, |writer, interface| {
-                writer.pause(now.nanos(), interface, Heading::Out, pause, None)
+            self.write_from_node(cable, direction, |writer, interface| {
+                writer.write_pause(now.nanos(), interface, PacketDirection::Outbound, pause, None)
             });
         }
     }
 
-    fn fault(&mut self, _: softhca_engine::Instant, cable: CableId, fault: &Fault) {
-        let sighting = &fault.sighting;
-        let Some(held) = &mut self.held else { return };
-        let is_same = held.cable == cable && held.direction == fault.direction && held.psn == sighting.psn;
+    fn on_fault(&mut self, _: softhca_engine::Instant, cable: LinkId, fault: &Fault) {
+        let sighting = &fault.packet;
+        let Some(held) = &mut self.pending else { return };
+        let is_same = held.link == cable && held.direction == fault.direction && held.psn == sighting.psn;
         if is_same {
             if !held.comment.is_empty() {
                 held.comment.push_str("; ");
             }
-            held.comment += &words::fault(fault, &self.cast);
+            held.comment += &describe::fault(fault, &self.names);
         }
     }
 }

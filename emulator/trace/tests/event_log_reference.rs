@@ -1,6 +1,6 @@
 //! The reference page of the event log says what the code can emit, no more and no less.
 
-use softhca_trace::log::VOCABULARY;
+use softhca_trace::log::EVENT_SCHEMAS;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -10,8 +10,8 @@ const END: &str = "<!-- end of vocabulary -->\n";
 
 fn vocabulary() -> String {
     let mut text = String::new();
-    for name in VOCABULARY {
-        let _ = write!(text, "\n### `{}`\n\n{}\n\n", name.name, name.meaning.trim());
+    for name in EVENT_SCHEMAS {
+        let _ = write!(text, "\n### `{}`\n\n{}\n\n", name.name, name.description.trim());
         let _ = writeln!(text, "| field | meaning |\n|---|---|");
         for (field, meaning) in name.fields {
             let _ = writeln!(text, "| `{field}` | {} |", meaning.trim());

@@ -25,7 +25,7 @@ fn main() -> Result<(), raw::RawError> {
         let figures = raw::ping_pong(here, there, 64, 50_000)?;
         println!(
             "64 B round trip, both spinning: {:?} median, {:?} least, {:?} at 99 %",
-            figures.median, figures.least, figures.percentile_99
+            figures.median, figures.min, figures.percentile_99
         );
     }
     Ok(())

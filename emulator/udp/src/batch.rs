@@ -4,7 +4,7 @@ use crate::charge;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// How many chunks one receive call can bring.
-pub(crate) const SLOTS: usize = 8;
+pub(crate) const BATCH_SLOTS: usize = 8;
 /// The most that the kernel puts into one chunk.
 pub(crate) const SLOT_BYTES: usize = 65_536;
 
@@ -27,21 +27,21 @@ impl Slot {
 }
 
 /// Received chunks. Made once and filled again by every [`RoceSocket::receive`](crate::RoceSocket::receive).
-pub struct Batch {
+pub struct ReceiveBatch {
     pub(crate) bytes: Box<[u8]>,
-    pub(crate) slots: [Slot; SLOTS],
+    pub(crate) slots: [Slot; BATCH_SLOTS],
     /// How many slots the next receive call may fill.
     pub(crate) offered: usize,
     pub(crate) filled: usize,
 }
 
-impl Batch {
+impl ReceiveBatch {
     /// An empty batch with all the memory that it will ever use.
-    pub fn new() -> Batch {
-        Batch {
-            bytes: vec![0; SLOTS * SLOT_BYTES].into_boxed_slice(),
-            slots: [Slot::EMPTY; SLOTS],
-            offered: SLOTS,
+    pub fn new() -> ReceiveBatch {
+        ReceiveBatch {
+            bytes: vec![0; BATCH_SLOTS * SLOT_BYTES].into_boxed_slice(),
+            slots: [Slot::EMPTY; BATCH_SLOTS],
+            offered: BATCH_SLOTS,
             filled: 0,
         }
     }
@@ -49,7 +49,7 @@ impl Batch {
     /// Makes room for the next receive call. After an empty one a single slot is offered: who answers a
     /// lone datagram should not pay for a second look into the socket.
     pub(crate) fn clear(&mut self) {
-        self.offered = if self.filled == 0 { 1 } else { SLOTS };
+        self.offered = if self.filled == 0 { 1 } else { BATCH_SLOTS };
         self.filled = 0;
     }
 
@@ -79,9 +79,9 @@ impl Batch {
     }
 }
 
-impl Default for Batch {
-    fn default() -> Batch {
-        Batch::new()
+impl Default for ReceiveBatch {
+    fn default() -> ReceiveBatch {
+        ReceiveBatch::new()
     }
 }
 
@@ -114,7 +114,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// The datagrams from the one at `index` on.
-    pub(crate) fn from(self, index: usize) -> Chunk<'a> {
+    pub(crate) fn skip_to(self, index: usize) -> Chunk<'a> {
         Chunk { bytes: self.bytes.get(index * self.segment_size..).unwrap_or_default(), ..self }
     }
 

@@ -18,35 +18,35 @@ pub enum Entropy {
 }
 
 /// The most ports in use; flows beyond it leave from 4791.
-const MOST: usize = 512;
+const MAX_FLOW_SOCKETS: usize = 512;
 
 /// The sockets of flows, by address and port.
 #[derive(Default)]
 pub(crate) struct FlowSockets {
     /// `None` where somebody else has the port.
-    all: BTreeMap<SocketAddr, Option<RoceSocket>>,
+    sockets: BTreeMap<SocketAddr, Option<RoceSocket>>,
 }
 
 impl FlowSockets {
     /// The port that a flow leaves from: its own if it can be had.
-    pub fn port_for(&mut self, source: IpAddr, wanted: u16) -> u16 {
+    pub fn source_port_for(&mut self, source: IpAddr, wanted: u16) -> u16 {
         let address = SocketAddr::new(source, wanted);
-        if self.all.len() >= MOST && !self.all.contains_key(&address) {
+        if self.sockets.len() >= MAX_FLOW_SOCKETS && !self.sockets.contains_key(&address) {
             return ROCE_PORT;
         }
         // What comes here is read by nobody: the smallest buffer will do.
         let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
-        let socket = self.all.entry(address).or_insert_with(|| RoceSocket::bind(address, options).ok());
+        let socket = self.sockets.entry(address).or_insert_with(|| RoceSocket::bind(address, options).ok());
         if socket.is_some() { wanted } else { ROCE_PORT }
     }
 
     /// The socket of a flow that leaves from its own port.
     pub fn socket(&mut self, source: IpAddr, port: u16) -> Option<&mut RoceSocket> {
-        self.all.get_mut(&SocketAddr::new(source, port))?.as_mut()
+        self.sockets.get_mut(&SocketAddr::new(source, port))?.as_mut()
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &RoceSocket> {
-        self.all.values().flatten()
+        self.sockets.values().flatten()
     }
 }

@@ -5,19 +5,19 @@
 //! was given. What is outstanding over all senders never exceeds the budget. State machines without I/O:
 //! time comes in as nanoseconds, messages go in and out as values, any of them may be lost.
 
-mod holder;
+mod balance;
 
-pub use holder::Holder;
-use softhca_wire::link::{Grant, Request};
+pub use balance::GrantBalance;
+use softhca_wire::link_control::{Grant, GrantRequest};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 const MILLISECOND: u64 = 1_000_000;
 /// How long after a REQUEST an empty socket proves that all it speaks of has arrived or is lost: a datagram
 /// may wait in another processor's backlog while the REQUEST overtakes it.
-const SETTLE: u64 = 5 * MILLISECOND;
+const SETTLE_DELAY: u64 = 5 * MILLISECOND;
 /// How often senders are told that others wait.
-const PRESS: u64 = 5 * MILLISECOND;
+const RECLAIM_INTERVAL: u64 = 5 * MILLISECOND;
 
 /// The most that the kernel charges a receive buffer for `segments` datagrams of `len` bytes sent as one run.
 ///
@@ -34,19 +34,19 @@ pub const fn charge(len: usize, segments: usize) -> u64 {
 }
 
 /// What the largest RoCE frame is charged. A sender that asks gets at least this much, in its turn.
-pub const LARGEST_CHARGE: u64 = charge(4096 + 128, 1);
+pub const MAX_FRAME_CHARGE: u64 = charge(4096 + 128, 1);
 
 /// How much of a receive buffer can be granted: up to a quarter stays charged after it was read, and Linux 6.18 charges
 /// what it puts into the socket twice for a while, until it has woken the reader. A processor can be taken from a virtual
 /// machine in the middle of that while another goes on; so all that is granted may be there twice.
-pub const fn budget(receive_buffer: usize) -> u64 {
+pub const fn grant_budget(receive_buffer: usize) -> u64 {
     let safe = receive_buffer as u64 / 4 * 3 / 2;
-    if safe < LARGEST_CHARGE { LARGEST_CHARGE } else { safe }
+    if safe < MAX_FRAME_CHARGE { MAX_FRAME_CHARGE } else { safe }
 }
 
 /// A receiver's view of one sender.
 #[derive(Debug, Default)]
-struct Sender {
+struct SenderGrants {
     granted: u64,
     returned: u64,
     /// Taken out of the socket, or known to be lost.
@@ -57,68 +57,68 @@ struct Sender {
     claimed: u64,
     claimed_at: u64,
     /// So much may be in the socket that was sent before the first grant, if the socket was not empty since.
-    strays: u64,
-    since: u64,
+    ungranted: u64,
+    ungranted_since: u64,
     /// The furthest `consumed + returned` seen, which dates a REQUEST.
-    reached: u64,
-    waits: bool,
-    announce: bool,
-    pressed_at: u64,
+    last_position: u64,
+    is_waiting: bool,
+    grant_due: bool,
+    reclaimed_at: u64,
 }
 
-impl Sender {
+impl SenderGrants {
     /// What it may still put, or has put, into the buffer.
     fn outstanding(&self) -> u64 {
         self.granted - self.returned - self.drained
     }
 
-    fn wants(&self) -> bool {
+    fn wants_more(&self) -> bool {
         self.wanted.max(self.needed) > self.granted
     }
 }
 
 /// The receiving side: divides one receive buffer among all who send to it.
 #[derive(Debug)]
-pub struct Granter {
+pub struct GrantIssuer {
     budget: u64,
-    senders: BTreeMap<IpAddr, Sender>,
+    senders: BTreeMap<IpAddr, SenderGrants>,
     /// Who needs a grant for the very next frame, in the order of asking.
     waiting: VecDeque<IpAddr>,
     /// The sums over all senders, the strays of forgotten ones included.
     outstanding: u64,
-    strays: u64,
+    ungranted: u64,
     /// What forgotten senders may still have in the socket, and when the last was forgotten.
     retired: BTreeMap<IpAddr, u64>,
-    retired_strays: u64,
+    retired_ungranted: u64,
     retired_at: u64,
     /// What was granted, was taken out of the socket, and still waits to enter the network of this process.
-    held: BTreeMap<IpAddr, u64>,
+    buffered: BTreeMap<IpAddr, u64>,
     /// The next claim that an empty socket may settle.
-    settle_at: Option<u64>,
+    next_settle_at: Option<u64>,
     /// When to tell senders again that others wait.
-    press_at: Option<u64>,
+    next_reclaim_at: Option<u64>,
     share: u64,
-    crowded: bool,
+    is_oversubscribed: bool,
     changed: bool,
 }
 
-impl Granter {
+impl GrantIssuer {
     /// A granter of `budget` bytes of charge; see [`budget`].
-    pub fn new(budget: u64) -> Granter {
-        Granter {
+    pub fn new(budget: u64) -> GrantIssuer {
+        GrantIssuer {
             budget,
             senders: BTreeMap::new(),
             waiting: VecDeque::new(),
             outstanding: 0,
-            strays: 0,
+            ungranted: 0,
             retired: BTreeMap::new(),
-            retired_strays: 0,
+            retired_ungranted: 0,
             retired_at: 0,
-            held: BTreeMap::new(),
-            settle_at: None,
-            press_at: None,
+            buffered: BTreeMap::new(),
+            next_settle_at: None,
+            next_reclaim_at: None,
             share: budget,
-            crowded: false,
+            is_oversubscribed: false,
             changed: false,
         }
     }
@@ -130,69 +130,75 @@ impl Granter {
 
     /// How much of it is in senders' hands, in the socket, or held behind it.
     pub fn outstanding(&self) -> u64 {
-        self.outstanding + self.retired.values().sum::<u64>() + self.held.values().sum::<u64>()
+        self.outstanding + self.retired.values().sum::<u64>() + self.buffered.values().sum::<u64>()
     }
 
     /// How much may be granted now.
-    fn free(&self) -> u64 {
-        self.budget.saturating_sub(self.outstanding() + self.strays)
+    fn available(&self) -> u64 {
+        self.budget.saturating_sub(self.outstanding() + self.ungranted)
     }
 
     /// So much of what was received is kept: it does not make room for more.
-    pub fn hold(&mut self, from: IpAddr, granted: u64) {
+    pub fn add_buffered(&mut self, from: IpAddr, granted: u64) {
         if granted > 0 {
-            *self.held.entry(from).or_default() += granted;
+            *self.buffered.entry(from).or_default() += granted;
         }
     }
 
     /// At most so much of what was received from a sender is still kept.
-    pub fn let_go(&mut self, from: IpAddr, kept: u64) {
-        if let Some(held) = self.held.get_mut(&from) {
+    pub fn limit_buffered(&mut self, from: IpAddr, kept: u64) {
+        if let Some(held) = self.buffered.get_mut(&from) {
             self.changed |= kept < *held;
             *held = kept.min(*held);
             if *held == 0 {
-                self.held.remove(&from);
+                self.buffered.remove(&from);
             }
         }
     }
 
     /// Takes in what a sender says.
-    pub fn request(&mut self, from: IpAddr, request: &Request, now: u64) {
+    pub fn on_request(&mut self, from: IpAddr, on_request: &GrantRequest, now: u64) {
         let sender = self.senders.entry(from).or_insert_with(|| {
             // Consumed before anything was granted: an earlier life of this port had granted it, or the sender took
             // us for a port of another make. The last of it may have come to this socket.
-            let consumed = request.consumed;
+            let consumed = on_request.consumed;
             let strays = consumed.min(self.budget);
-            self.strays += strays;
-            Sender { granted: consumed, drained: consumed, strays, since: now, ..Sender::default() }
+            self.ungranted += strays;
+            SenderGrants {
+                granted: consumed,
+                drained: consumed,
+                ungranted: strays,
+                ungranted_since: now,
+                ..SenderGrants::default()
+            }
         });
-        let reached = request.consumed.saturating_add(request.returned);
-        if reached < sender.reached {
+        let reached = on_request.consumed.saturating_add(on_request.returned);
+        if reached < sender.last_position {
             return;
         }
-        sender.reached = reached;
-        let back = request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
+        sender.last_position = reached;
+        let back = on_request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
         sender.returned += back;
         self.outstanding -= back;
-        let claim = request.consumed.min(sender.granted - sender.returned);
+        let claim = on_request.consumed.min(sender.granted - sender.returned);
         if claim > sender.drained && sender.claimed <= sender.drained {
             (sender.claimed, sender.claimed_at) = (claim, now);
-            self.settle_at.get_or_insert(now + SETTLE);
+            self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
         }
-        if sender.strays > 0 {
-            self.settle_at.get_or_insert(now + SETTLE);
+        if sender.ungranted > 0 {
+            self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
         }
-        (sender.needed, sender.wanted) = (request.needed, request.wanted);
-        if sender.needed > sender.granted && !sender.waits {
-            sender.waits = true;
+        (sender.needed, sender.wanted) = (on_request.needed, on_request.wanted);
+        if sender.needed > sender.granted && !sender.is_waiting {
+            sender.is_waiting = true;
             self.waiting.push_back(from);
         }
-        sender.announce = true;
+        sender.grant_due = true;
         self.changed = true;
     }
 
     /// Counts a chunk that was taken out of the socket. Returns how much of it had been granted.
-    pub fn received(&mut self, from: IpAddr, mut charge: u64) -> u64 {
+    pub fn record_received(&mut self, from: IpAddr, mut charge: u64) -> u64 {
         let mut granted = 0;
         // What was there when the sender was forgotten comes first.
         if let Some(retired) = self.retired.get_mut(&from) {
@@ -203,9 +209,9 @@ impl Granter {
             self.changed = true;
         }
         if let Some(sender) = self.senders.get_mut(&from) {
-            let stray = charge.min(sender.strays);
-            sender.strays -= stray;
-            self.strays -= stray;
+            let stray = charge.min(sender.ungranted);
+            sender.ungranted -= stray;
+            self.ungranted -= stray;
             let drained = (charge - stray).min(sender.outstanding());
             sender.drained += drained;
             self.outstanding -= drained;
@@ -217,11 +223,11 @@ impl Granter {
 
     /// Forgets a sender: it restarted, or it is dead. What it had is granted to others when the socket
     /// has been seen empty.
-    pub fn retire(&mut self, from: IpAddr, now: u64) {
+    pub fn remove_sender(&mut self, from: IpAddr, now: u64) {
         if let Some(sender) = self.senders.remove(&from) {
             self.waiting.retain(|waiting| *waiting != from);
             self.outstanding -= sender.outstanding();
-            self.retired_strays += sender.strays;
+            self.retired_ungranted += sender.ungranted;
             *self.retired.entry(from).or_default() += sender.outstanding();
             self.retired_at = now;
             self.changed = true;
@@ -229,121 +235,121 @@ impl Granter {
     }
 
     /// Learns that nothing is left in the socket.
-    pub fn socket_empty(&mut self, now: u64) {
-        if !self.retired.is_empty() && now >= self.retired_at + SETTLE {
+    pub fn on_socket_empty(&mut self, now: u64) {
+        if !self.retired.is_empty() && now >= self.retired_at + SETTLE_DELAY {
             self.retired.clear();
-            self.strays -= std::mem::take(&mut self.retired_strays);
+            self.ungranted -= std::mem::take(&mut self.retired_ungranted);
             self.changed = true;
         }
-        if self.settle_at.is_none_or(|at| now < at) {
+        if self.next_settle_at.is_none_or(|at| now < at) {
             return;
         }
-        self.settle_at = None;
+        self.next_settle_at = None;
         for sender in self.senders.values_mut() {
-            if now >= sender.since + SETTLE {
-                self.changed |= sender.strays > 0;
-                self.strays -= std::mem::take(&mut sender.strays);
+            if now >= sender.ungranted_since + SETTLE_DELAY {
+                self.changed |= sender.ungranted > 0;
+                self.ungranted -= std::mem::take(&mut sender.ungranted);
             }
             let claimed = sender.claimed > sender.drained;
-            if claimed && now >= sender.claimed_at + SETTLE {
+            if claimed && now >= sender.claimed_at + SETTLE_DELAY {
                 let lost = (sender.claimed - sender.drained).min(sender.outstanding());
                 sender.drained += lost;
                 self.outstanding -= lost;
                 self.changed = true;
-            } else if claimed || sender.strays > 0 {
-                let at = SETTLE + if claimed { sender.claimed_at } else { sender.since };
-                self.settle_at = Some(self.settle_at.map_or(at, |other| other.min(at)));
+            } else if claimed || sender.ungranted > 0 {
+                let at = SETTLE_DELAY + if claimed { sender.claimed_at } else { sender.ungranted_since };
+                self.next_settle_at = Some(self.next_settle_at.map_or(at, |other| other.min(at)));
             }
         }
     }
 
     /// When to look again, even if nothing arrives: then read the socket, and say if it was empty.
     pub fn next_timeout(&self) -> Option<u64> {
-        let retired = (!self.retired.is_empty()).then(|| self.retired_at + SETTLE);
-        [retired, self.settle_at, self.press_at].into_iter().flatten().min()
+        let retired = (!self.retired.is_empty()).then(|| self.retired_at + SETTLE_DELAY);
+        [retired, self.next_settle_at, self.next_reclaim_at].into_iter().flatten().min()
     }
 
     /// The next GRANT to send, if there is one.
     pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Grant)> {
-        if self.changed || self.press_at.is_some_and(|at| now >= at) {
+        if self.changed || self.next_reclaim_at.is_some_and(|at| now >= at) {
             self.changed = false;
             self.distribute(now);
-        } else if self.senders.values().all(|sender| !sender.announce) {
+        } else if self.senders.values().all(|sender| !sender.grant_due) {
             return None;
         }
-        let (address, sender) = self.senders.iter_mut().find(|(_, sender)| sender.announce)?;
-        sender.announce = false;
+        let (address, sender) = self.senders.iter_mut().find(|(_, sender)| sender.grant_due)?;
+        sender.grant_due = false;
         let keep = match self.waiting.is_empty() {
-            false if self.crowded || !sender.wants() => 0,
+            false if self.is_oversubscribed || !sender.wants_more() => 0,
             _ => self.share,
         };
-        let Sender { granted, returned, .. } = *sender;
-        Some((*address, Grant { granted, returned, keep }))
+        let SenderGrants { granted, returned, .. } = *sender;
+        Some((*address, Grant { granted, returned, max_unused: keep }))
     }
 
     /// What newcomers need to begin is kept back from all who have enough for their next frame.
     fn reserve(&self) -> u64 {
-        (self.budget / 8).max(LARGEST_CHARGE)
+        (self.budget / 8).max(MAX_FRAME_CHARGE)
     }
 
     /// Gives what is free: first to those who cannot send at all, in the order of asking, then up to an equal
     /// share to those who want more. If somebody still waits, asks the others for what they do not use.
     fn distribute(&mut self, now: u64) {
-        let wanting = self.senders.values().filter(|sender| sender.wants()).count().max(1) as u64;
-        self.crowded = wanting * LARGEST_CHARGE > self.budget;
-        self.share = (self.budget / wanting).max(LARGEST_CHARGE);
+        let wanting = self.senders.values().filter(|sender| sender.wants_more()).count().max(1) as u64;
+        self.is_oversubscribed = wanting * MAX_FRAME_CHARGE > self.budget;
+        self.share = (self.budget / wanting).max(MAX_FRAME_CHARGE);
         let reserve = self.reserve();
         while let Some(address) = self.waiting.front() {
-            let free = self.free();
+            let free = self.available();
             let sender = self.senders.get_mut(address).expect("who waits is known");
-            let need = sender.needed.saturating_sub(sender.granted).min(LARGEST_CHARGE);
+            let need = sender.needed.saturating_sub(sender.granted).min(MAX_FRAME_CHARGE);
             if need > free {
                 break;
             }
-            let held = self.held.get(address).copied().unwrap_or(0);
+            let held = self.buffered.get(address).copied().unwrap_or(0);
             let room =
                 self.share.saturating_sub(sender.outstanding() + held).min(free.saturating_sub(reserve));
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
             sender.granted += amount;
             self.outstanding += amount;
-            sender.announce = true;
-            sender.waits = false;
+            sender.grant_due = true;
+            sender.is_waiting = false;
             self.waiting.pop_front();
         }
         if self.waiting.is_empty() {
-            self.press_at = None;
+            self.next_reclaim_at = None;
             self.top_up();
         } else {
-            self.press(now);
+            self.reclaim_unused(now);
         }
         assert!(self.outstanding() <= self.budget, "more is granted than there is");
     }
 
     /// Brings everybody who wants more up to the share.
     fn top_up(&mut self) {
-        let worth_a_message = (self.share / 4).max(LARGEST_CHARGE);
-        let mut free = self.free().saturating_sub(self.reserve());
-        for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants()) {
-            let held = self.held.get(address).copied().unwrap_or(0);
+        let worth_a_message = (self.share / 4).max(MAX_FRAME_CHARGE);
+        let mut free = self.available().saturating_sub(self.reserve());
+        for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants_more()) {
+            let held = self.buffered.get(address).copied().unwrap_or(0);
             let room = self.share.saturating_sub(sender.outstanding() + held);
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(free);
             if amount >= worth_a_message {
                 sender.granted += amount;
                 self.outstanding += amount;
                 free -= amount;
-                sender.announce = true;
+                sender.grant_due = true;
             }
         }
     }
 
     /// Tells those who hold more than they may keep, each not too often.
-    fn press(&mut self, now: u64) {
-        self.press_at = Some(now + PRESS);
+    fn reclaim_unused(&mut self, now: u64) {
+        self.next_reclaim_at = Some(now + RECLAIM_INTERVAL);
         for sender in self.senders.values_mut() {
-            let keep = if self.crowded || !sender.wants() { 0 } else { self.share };
-            if sender.outstanding() > keep && now >= sender.pressed_at + PRESS {
-                sender.pressed_at = now;
-                sender.announce = true;
+            let keep = if self.is_oversubscribed || !sender.wants_more() { 0 } else { self.share };
+            if sender.outstanding() > keep && now >= sender.reclaimed_at + RECLAIM_INTERVAL {
+                sender.reclaimed_at = now;
+                sender.grant_due = true;
             }
         }
     }
@@ -357,40 +363,44 @@ mod tests {
     const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
     /// What a sender that wants all that it can get is granted in all.
-    fn granted(granter: &mut Granter, consumed: u64, now: u64) -> u64 {
-        let request = Request { consumed, returned: 0, needed: consumed + 1, wanted: u64::MAX };
-        granter.request(PEER, &request, now);
+    fn granted(granter: &mut GrantIssuer, consumed: u64, now: u64) -> u64 {
+        let request = GrantRequest { consumed, returned: 0, needed: consumed + 1, wanted: u64::MAX };
+        granter.on_request(PEER, &request, now);
         granter.transmit(now).expect("an answer").1.granted
     }
 
     #[test]
     fn what_is_held_behind_the_socket_makes_no_room_for_more() {
         const BUDGET: u64 = 100_000;
-        let mut granter = Granter::new(BUDGET);
+        let mut granter = GrantIssuer::new(BUDGET);
         let first = granted(&mut granter, 0, 0);
-        assert_eq!(granter.received(PEER, first), first);
-        granter.hold(PEER, first);
+        assert_eq!(granter.record_received(PEER, first), first);
+        granter.add_buffered(PEER, first);
         assert_eq!(granter.outstanding(), first);
         // The socket is empty, and yet there is no more room than before.
-        granter.socket_empty(0);
+        granter.on_socket_empty(0);
         let second = granted(&mut granter, first, 0);
         assert!(second <= BUDGET, "{second} in all, while {first} are held");
-        granter.let_go(PEER, 0);
+        granter.limit_buffered(PEER, 0);
         assert!(granted(&mut granter, first, 0) > BUDGET);
         let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
-        assert_eq!(granter.received(stranger, BUDGET), 0, "what nobody granted is held against nobody");
+        assert_eq!(
+            granter.record_received(stranger, BUDGET),
+            0,
+            "what nobody granted is held against nobody"
+        );
     }
 
     #[test]
     fn the_first_leaves_room_for_the_next() {
         const BUDGET: u64 = 1 << 20;
-        let mut granter = Granter::new(BUDGET);
+        let mut granter = GrantIssuer::new(BUDGET);
         let first = granted(&mut granter, 0, 0);
         assert_eq!(first, BUDGET - BUDGET / 8);
         // Its place is taken again only when the socket was empty for a while; whoever comes meanwhile does not starve.
-        granter.retire(PEER, 0);
-        let request = Request { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
-        granter.request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
+        granter.remove_sender(PEER, 0);
+        let request = GrantRequest { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
+        granter.on_request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
         assert!(granter.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
     }
 }

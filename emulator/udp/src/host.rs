@@ -2,7 +2,7 @@
 
 use crate::socket::{RoceSocket, SocketOptions};
 use crate::{Interface, interface_of};
-use softhca_wire::link::LINK_PORT;
+use softhca_wire::link_control::LINK_PORT;
 use softhca_wire::{Gid, Mtu, ROCE_PORT};
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ pub const ADDRESS_VARIABLE: &str = "SOFTHCA_ADDRESS";
 
 /// Who most likely has a port that is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum PortOwner {
     /// A socket that no process has: rxe, the kernel's soft RoCE.
     Kernel,
     /// A process of this user.
@@ -28,14 +28,14 @@ pub enum Owner {
     Unknown,
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for PortOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Owner::Kernel => {
+            PortOwner::Kernel => {
                 f.write_str("the kernel, most likely rxe (soft RoCE): `rdma link` lists its devices")
             }
-            Owner::Process { id, name } => write!(f, "process {id} ({name}), most likely another card"),
-            Owner::Unknown => f.write_str("somebody else, most likely another card"),
+            PortOwner::Process { id, name } => write!(f, "process {id} ({name}), most likely another card"),
+            PortOwner::Unknown => f.write_str("somebody else, most likely another card"),
         }
     }
 }
@@ -50,10 +50,10 @@ pub enum BindError {
         /// What was asked for.
         address: SocketAddr,
         /// Who has it.
-        owner: Owner,
+        owner: PortOwner,
     },
     /// The address is not one of this machine.
-    #[error("{} is not an address of this machine{}", address.ip(), advice(address.ip()))]
+    #[error("{} is not an address of this machine{}", address.ip(), alias_hint(address.ip()))]
     NotLocal {
         /// What was asked for.
         address: SocketAddr,
@@ -77,7 +77,7 @@ pub enum BindError {
 }
 
 /// What to do where loopback addresses have to be made first.
-fn advice(address: IpAddr) -> String {
+fn alias_hint(address: IpAddr) -> String {
     if cfg!(target_os = "macos") && address.is_loopback() {
         format!("; make it one: sudo ifconfig lo0 alias {address}")
     } else {
@@ -87,7 +87,7 @@ fn advice(address: IpAddr) -> String {
 
 impl BindError {
     /// What a failed bind means.
-    pub(crate) fn explain(address: SocketAddr, source: io::Error) -> BindError {
+    pub(crate) fn from_io(address: SocketAddr, source: io::Error) -> BindError {
         match source.kind() {
             io::ErrorKind::AddrInUse => BindError::InUse { address, owner: owner_of(address) },
             io::ErrorKind::AddrNotAvailable => BindError::NotLocal { address },
@@ -97,7 +97,7 @@ impl BindError {
 }
 
 /// The receive buffer that link control asks for: what a kernel as it comes gives to anybody.
-const LINK_BUFFER: usize = 212_992;
+const LINK_CONTROL_RECEIVE_BUFFER: usize = 212_992;
 
 /// The two sockets of a host; four if it has an IPv4 and an IPv6 address.
 #[derive(Debug)]
@@ -108,7 +108,7 @@ pub struct HostSockets {
     pub link: RoceSocket,
     interface: Option<Interface>,
     /// Those of its IPv6 address, beside an IPv4 address.
-    second: Option<Box<HostSockets>>,
+    ipv6: Option<Box<HostSockets>>,
 }
 
 impl HostSockets {
@@ -116,19 +116,19 @@ impl HostSockets {
     pub fn bind(address: IpAddr, options: SocketOptions) -> Result<HostSockets, BindError> {
         let bind = |port, options| RoceSocket::bind(SocketAddr::new(address, port), options);
         // Link control first: who finds it missing takes the port for another make.
-        let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_BUFFER, ..options })?;
+        let link = bind(LINK_PORT, SocketOptions { receive_buffer: LINK_CONTROL_RECEIVE_BUFFER, ..options })?;
         let roce = bind(ROCE_PORT, options)?;
         let interface = interface_of(address);
         if let Some(interface) = &interface {
             // Where this fails, groups cannot be joined either, and whoever tries is told.
-            let _ = roce.route_multicast(interface);
+            let _ = roce.set_multicast_interface(interface);
         }
-        Ok(HostSockets { roce, link, interface, second: None })
+        Ok(HostSockets { roce, link, interface, ipv6: None })
     }
 
     /// Binds both ports of an IPv4 address and of an IPv6 address beside it: the host's second GID. Without
     /// one, a host on a network takes the one of its interface, if there is one and it is free.
-    pub fn bind_both(
+    pub fn bind_dual_stack(
         address: IpAddr,
         ipv6: Option<Ipv6Addr>,
         options: SocketOptions,
@@ -145,7 +145,7 @@ impl HostSockets {
         if self.address().is_ipv6() {
             return Ok(self);
         }
-        self.second = match ipv6 {
+        self.ipv6 = match ipv6 {
             Some(asked) => Some(Box::new(HostSockets::bind(asked.into(), options)?)),
             None if self.address().is_loopback() => None,
             None => {
@@ -163,7 +163,7 @@ impl HostSockets {
 
     /// The GID table: an entry for each address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.ports().map(|port| Gid::from(port.address())).collect()
+        self.by_address().map(|port| Gid::from(port.address())).collect()
     }
 
     /// The interface that has the address.
@@ -178,30 +178,30 @@ impl HostSockets {
             Some(interface) => Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256),
             None => Mtu::B1024,
         };
-        self.ports().map(carried).min().unwrap_or(Mtu::B1024)
+        self.by_address().map(carried).min().unwrap_or(Mtu::B1024)
     }
 
     /// The sockets of each address.
-    pub(crate) fn ports(&self) -> impl Iterator<Item = &HostSockets> {
-        std::iter::once(self).chain(self.second.as_deref())
+    pub(crate) fn by_address(&self) -> impl Iterator<Item = &HostSockets> {
+        std::iter::once(self).chain(self.ipv6.as_deref())
     }
 
     /// The sockets of the address of the same IP version as `other`.
-    pub(crate) fn of_version(&self, other: IpAddr) -> Option<&HostSockets> {
-        self.ports().find(|port| port.address().is_ipv4() == other.is_ipv4())
+    pub(crate) fn with_ip_version(&self, other: IpAddr) -> Option<&HostSockets> {
+        self.by_address().find(|port| port.address().is_ipv4() == other.is_ipv4())
     }
 
     /// The sockets that packets to `destination` leave from.
-    pub(crate) fn towards(&self, destination: IpAddr) -> &HostSockets {
-        self.of_version(destination).unwrap_or(self)
+    pub(crate) fn for_destination(&self, destination: IpAddr) -> &HostSockets {
+        self.with_ip_version(destination).unwrap_or(self)
     }
 
     /// The same, to send.
-    pub(crate) fn towards_mut(&mut self, destination: IpAddr) -> &mut HostSockets {
-        if self.address().is_ipv4() == destination.is_ipv4() || self.second.is_none() {
+    pub(crate) fn for_destination_mut(&mut self, destination: IpAddr) -> &mut HostSockets {
+        if self.address().is_ipv4() == destination.is_ipv4() || self.ipv6.is_none() {
             return self;
         }
-        self.second.as_mut().expect("it was just seen")
+        self.ipv6.as_mut().expect("it was just seen")
     }
 }
 
@@ -209,7 +209,7 @@ impl HostSockets {
 pub fn bind_host(options: SocketOptions) -> Result<HostSockets, BindError> {
     if let Ok(value) = std::env::var(ADDRESS_VARIABLE) {
         let (address, ipv6) = parse_addresses(&value).ok_or(BindError::BadVariable { value })?;
-        return HostSockets::bind_both(address, ipv6, options);
+        return HostSockets::bind_dual_stack(address, ipv6, options);
     }
     // Looking who has an address takes longer than trying the next.
     let free =
@@ -237,13 +237,13 @@ pub fn parse_addresses(text: &str) -> Option<(IpAddr, Option<Ipv6Addr>)> {
 /// Looks for the socket that keeps `address` from being bound. The kernel's tables are read in pieces, and one
 /// that changes meanwhile may miss an entry: a second look finds it.
 #[cfg(target_os = "linux")]
-fn owner_of(address: SocketAddr) -> Owner {
-    let mut looks = std::iter::repeat_with(|| look_for_owner(address)).take(5);
-    looks.find(|owner| !matches!(owner, Owner::Unknown)).unwrap_or(Owner::Unknown)
+fn owner_of(address: SocketAddr) -> PortOwner {
+    let mut looks = std::iter::repeat_with(|| scan_for_owner(address)).take(5);
+    looks.find(|owner| !matches!(owner, PortOwner::Unknown)).unwrap_or(PortOwner::Unknown)
 }
 
 #[cfg(target_os = "linux")]
-fn look_for_owner(address: SocketAddr) -> Owner {
+fn scan_for_owner(address: SocketAddr) -> PortOwner {
     let table = if address.is_ipv4() { "/proc/net/udp" } else { "/proc/net/udp6" };
     let words: Vec<String> = match address.ip() {
         IpAddr::V4(ip) => vec![hex_word(&ip.octets())],
@@ -258,12 +258,12 @@ fn look_for_owner(address: SocketAddr) -> Owner {
         let conflicts = its_port == port && (ip == wanted || everywhere);
         conflicts.then_some((*fields.get(7)?, *fields.get(9)?, everywhere))
     });
-    let Some((user, inode, everywhere)) = found else { return Owner::Unknown };
-    match process_with(inode) {
+    let Some((user, inode, everywhere)) = found else { return PortOwner::Unknown };
+    match process_with_socket(inode) {
         Some(owner) => owner,
         // rxe listens on every address, and no process has its socket.
-        None if everywhere && user == "0" => Owner::Kernel,
-        None => Owner::Unknown,
+        None if everywhere && user == "0" => PortOwner::Kernel,
+        None => PortOwner::Unknown,
     }
 }
 
@@ -275,7 +275,7 @@ fn hex_word(bytes: &[u8]) -> String {
 
 /// The process that has the socket with this inode open.
 #[cfg(target_os = "linux")]
-fn process_with(inode: &str) -> Option<Owner> {
+fn process_with_socket(inode: &str) -> Option<PortOwner> {
     let socket = format!("socket:[{inode}]");
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
     processes.filter_map(|entry| Some((entry.path(), entry.file_name().to_str()?.parse().ok()?))).find_map(
@@ -285,12 +285,12 @@ fn process_with(inode: &str) -> Option<Owner> {
                 std::fs::read_link(file.path()).is_ok_and(|target| target.as_os_str() == &*socket)
             })?;
             let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-            Some(Owner::Process { id, name: name.trim().into() })
+            Some(PortOwner::Process { id, name: name.trim().into() })
         },
     )
 }
 
 #[cfg(not(target_os = "linux"))]
-fn owner_of(_address: SocketAddr) -> Owner {
-    Owner::Unknown
+fn owner_of(_address: SocketAddr) -> PortOwner {
+    PortOwner::Unknown
 }

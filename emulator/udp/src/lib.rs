@@ -6,34 +6,34 @@
 
 #![cfg(unix)]
 
-mod backbone;
 mod batch;
 mod driver;
 mod entropy;
-mod faults;
+mod fault_injector;
 mod grant;
-mod hold;
 mod host;
+mod host_network;
 mod link;
 mod loopback;
 mod multicast;
 mod pauses;
 pub mod raw;
+mod reorder;
+mod shared_driver;
 mod socket;
-mod station;
 mod system;
 
-pub use backbone::{Backbone, BackboneError};
-pub use batch::{Batch, Chunk, Datagram};
-pub use driver::{Driver, DriverOptions, IcrcCheck, Passage, Witness};
+pub use batch::{Chunk, Datagram, ReceiveBatch};
+pub use driver::{Driver, DriverOptions, DriverSink, IcrcCheck, PortDirection};
 pub use entropy::Entropy;
-pub use grant::{Granter, Holder, LARGEST_CHARGE, budget, charge};
-pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, Owner, bind_host, parse_addresses};
-pub use link::{LinkChange, LinkEvent, Links, PeerState, UnreachablePort};
+pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, charge, grant_budget};
+pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, PortOwner, bind_host, parse_addresses};
+pub use host_network::{HostNetwork, HostNetworkError};
+pub use link::{LinkChange, LinkControl, LinkEvent, PeerState, UnreachablePort};
 pub use loopback::Loopback;
+pub use shared_driver::{DrivePolicy, SharedDriver};
 pub use socket::{
-    Cause, MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory, RoceSocket, Segmentation, SendError,
-    SocketOptions,
+    MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
+    Segmentation, SendError, SocketOptions,
 };
-pub use station::{Conduct, Station};
-pub use system::{Interface, ProcessMark, Ready, Waker, interface_of, wait, wait_writable};
+pub use system::{Interface, ProcessIdentity, Ready, Waker, interface_of, wait_readable, wait_writable};

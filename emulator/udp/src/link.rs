@@ -7,9 +7,9 @@
 
 mod peer;
 
-use crate::grant::Granter;
-use peer::Peer;
-use softhca_wire::link::{Body, Exchange, Heartbeat, Incarnation, Message, Order, Pause};
+use crate::grant::GrantIssuer;
+use peer::PeerLink;
+use softhca_wire::link_control::{Body, ExchangeKind, FrameOrder, Heartbeat, Incarnation, Message, Pause};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
@@ -17,10 +17,10 @@ const MILLISECOND: u64 = 1_000_000;
 /// The most peers of one port; beyond it, dead ones are forgotten and new ones refused.
 const MAX_PEERS: usize = 1024;
 /// How long between two heartbeats of a link in use, and of a quiet one.
-const BEAT: u64 = 100 * MILLISECOND;
-const QUIET_BEAT: u64 = 1000 * MILLISECOND;
+const HEARTBEAT_INTERVAL: u64 = 100 * MILLISECOND;
+const IDLE_HEARTBEAT_INTERVAL: u64 = 1000 * MILLISECOND;
 /// How long after its last use a link is quiet.
-const QUIET_AFTER: u64 = 2000 * MILLISECOND;
+const IDLE_AFTER: u64 = 2000 * MILLISECOND;
 /// How long a peer may be silent before its link is stalled.
 const STALLED_AFTER: u64 = 250 * MILLISECOND;
 /// How long without any answer until a port that never said HELLO is taken for another make. Most of another
@@ -29,15 +29,15 @@ const STALLED_AFTER: u64 = 250 * MILLISECOND;
 const FOREIGN_AFTER: u64 = 3000 * MILLISECOND;
 /// Grants are good for this long after a heartbeat that was answered, and then again after the next: a port
 /// that was stopped may have been given up by its peers.
-const LEASE: u64 = 500 * MILLISECOND;
+const GRANT_LEASE: u64 = 500 * MILLISECOND;
 /// The first and the longest pause between two HELLOs.
-const GREET: u64 = MILLISECOND;
-const MOST_GREET: u64 = 100 * MILLISECOND;
+const MIN_HELLO_INTERVAL: u64 = MILLISECOND;
+const MAX_HELLO_INTERVAL: u64 = 100 * MILLISECOND;
 /// The most silence that counts between two calls of `expire`: a port that was stopped itself must not blame
 /// its peers.
-const LONGEST_STEP: u64 = 200 * MILLISECOND;
+const MAX_CLOCK_STEP: u64 = 200 * MILLISECOND;
 /// How long until what is on the way to a port of another make counts as arrived.
-const FOREIGN_TURN: u64 = MILLISECOND;
+const FOREIGN_WINDOW_PERIOD: u64 = MILLISECOND;
 /// With this many events waiting for the driver, more pauses are ignored.
 const MAX_EVENTS: usize = 4096;
 
@@ -45,7 +45,7 @@ const MAX_EVENTS: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerState {
     /// Nothing yet, or nothing since it was dead; HELLO is on its way.
-    Greeting,
+    Probing,
     /// It answers.
     Alive,
     /// It does not answer now. Timers towards it stand still.
@@ -60,11 +60,11 @@ pub enum PeerState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkChange {
     /// The state of the peer is another one.
-    Became(PeerState),
+    StateChanged(PeerState),
     /// The peer came back with no memory of anything before; it is alive.
     Restarted,
     /// The peer sent a priority flow control frame.
-    Paused(Pause),
+    PauseReceived(Pause),
 }
 
 /// A change, and on which link.
@@ -87,80 +87,82 @@ pub enum UnreachablePort {
 
 /// All links of one port.
 #[derive(Debug)]
-pub struct Links {
+pub struct LinkControl {
     incarnation: Incarnation,
     dead_after: u64,
-    peers: BTreeMap<IpAddr, Peer>,
-    granter: Granter,
+    peers: BTreeMap<IpAddr, PeerLink>,
+    grant_issuer: GrantIssuer,
     /// Addresses of this port that no link leads to, because what goes there stays in the card.
-    own: Vec<IpAddr>,
+    internal_addresses: Vec<IpAddr>,
     /// The order of our frames.
-    order: Order,
+    transmit_order: FrameOrder,
     events: VecDeque<LinkEvent>,
     expired_at: u64,
     /// Somebody may have something to say.
-    due: bool,
+    has_pending_messages: bool,
 }
 
-impl Links {
+impl LinkControl {
     /// How long a peer may be silent before it is dead, unless told otherwise: ten seconds.
     pub const DEAD_AFTER: u64 = 10_000 * MILLISECOND;
 
     /// The links of a port that begins to live at `now`, whose receive buffer has this [`budget`](crate::budget).
     /// A later life needs a higher incarnation: nanoseconds of the wall clock will do.
-    pub fn new(incarnation: Incarnation, budget: u64, now: u64) -> Links {
-        Links {
+    pub fn new(incarnation: Incarnation, budget: u64, now: u64) -> LinkControl {
+        LinkControl {
             incarnation,
             dead_after: Self::DEAD_AFTER,
             peers: BTreeMap::new(),
-            granter: Granter::new(budget),
-            own: Vec::new(),
-            order: Order::Kept,
+            grant_issuer: GrantIssuer::new(budget),
+            internal_addresses: Vec::new(),
+            transmit_order: FrameOrder::InOrder,
             events: VecDeque::new(),
             expired_at: now,
-            due: false,
+            has_pending_messages: false,
         }
     }
 
     /// Sets how long a peer may be silent before it is dead; at least a second, so that no grant outlives it.
     pub fn set_dead_after(&mut self, nanoseconds: u64) {
-        self.dead_after = nanoseconds.max(2 * LEASE);
+        self.dead_after = nanoseconds.max(2 * GRANT_LEASE);
     }
 
     /// Keeps what goes to these addresses, the port's own, in the card: nobody is greeted there, and nothing is granted.
-    pub fn keep(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        self.own.extend(own);
+    pub fn set_internal_addresses(&mut self, own: impl IntoIterator<Item = IpAddr>) {
+        self.internal_addresses.extend(own);
     }
 
     /// Whether what goes to an address stays in the card.
-    pub fn keeps(&self, address: IpAddr) -> bool {
-        self.own.contains(&address)
+    pub fn is_internal(&self, address: IpAddr) -> bool {
+        self.internal_addresses.contains(&address)
     }
 
     /// Our frames leave in another order than that of their PSNs from now on, because a rule wants it. No frame
     /// leaves to a peer before it knows.
-    pub fn change_order(&mut self) {
-        self.order = Order::Changed;
-        self.due = true;
-        for peer in self.peers.values_mut().filter(|peer| peer.answers()) {
-            peer.leased_at = None;
-            (peer.beat_due, peer.unheard) = (true, 0);
+    pub fn announce_reordering(&mut self) {
+        self.transmit_order = FrameOrder::Reordered;
+        self.has_pending_messages = true;
+        for peer in self.peers.values_mut().filter(|peer| peer.is_established()) {
+            peer.lease_renewed_at = None;
+            (peer.heartbeat_due, peer.unanswered_probes) = (true, 0);
         }
     }
 
     /// Our frames leave in the order of their PSNs again. Until a peer hears of it, it only helps us less.
-    pub fn restore_order(&mut self) {
-        self.order = Order::Kept;
+    pub fn announce_in_order(&mut self) {
+        self.transmit_order = FrameOrder::InOrder;
     }
 
     /// Whether frames of `peer` that come in another order than that of their PSNs were mixed up on the way.
-    pub fn keeps_order(&self, peer: IpAddr) -> bool {
-        self.peers.get(&peer).is_some_and(|peer| peer.answers() && peer.order == Order::Kept)
+    pub fn transmits_in_order(&self, peer: IpAddr) -> bool {
+        self.peers
+            .get(&peer)
+            .is_some_and(|peer| peer.is_established() && peer.remote_order == FrameOrder::InOrder)
     }
 
     /// What the port has granted to others.
-    pub fn granter(&self) -> &Granter {
-        &self.granter
+    pub fn grant_issuer(&self) -> &GrantIssuer {
+        &self.grant_issuer
     }
 
     /// What is known about `peer`, if anything ever was.
@@ -169,8 +171,8 @@ impl Links {
     }
 
     /// The peer, new if need be; `None` if there are too many, or if no link leads there.
-    fn peer(&mut self, address: IpAddr, now: u64) -> Option<&mut Peer> {
-        if self.keeps(address) {
+    fn peer_or_insert(&mut self, address: IpAddr, now: u64) -> Option<&mut PeerLink> {
+        if self.is_internal(address) {
             return None;
         }
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&address) {
@@ -178,31 +180,31 @@ impl Links {
             let dead = *dead;
             let forgotten = self.peers.remove(&dead).expect("the peer was just found");
             // Whoever takes its place, or itself, must not meet an earlier life of ours.
-            self.incarnation = self.incarnation.max(forgotten.ours.next());
+            self.incarnation = self.incarnation.max(forgotten.local_incarnation.next());
         }
-        self.due = true;
+        self.has_pending_messages = true;
         let ours = self.incarnation;
-        Some(self.peers.entry(address).or_insert_with(|| Peer::new(ours, now)))
+        Some(self.peers.entry(address).or_insert_with(|| PeerLink::new(ours, now)))
     }
 
-    fn tell(&mut self, peer: IpAddr, change: LinkChange) {
+    fn emit(&mut self, peer: IpAddr, change: LinkChange) {
         self.events.push_back(LinkEvent { peer, change });
     }
 
     /// Keeps an eye on `peer`: somebody waits for it. Also begins to greet a peer that is unknown or dead.
     pub fn watch(&mut self, peer: IpAddr, now: u64) {
-        if let Some(peer) = self.peer(peer, now) {
-            peer.active_at = now;
+        if let Some(peer) = self.peer_or_insert(peer, now) {
+            peer.last_used_at = now;
             match peer.state {
-                PeerState::Dead => peer.greet(now),
+                PeerState::Dead => peer.start_probing(now),
                 PeerState::Alive | PeerState::Stalled => {
                     // A renewed interest must not wait for a quiet link's next heartbeat.
-                    peer.beat_at = peer.beat_at.min(now + BEAT);
-                    if !peer.leased(now) && !peer.listening {
-                        peer.beat_at = now;
+                    peer.next_heartbeat_at = peer.next_heartbeat_at.min(now + HEARTBEAT_INTERVAL);
+                    if !peer.has_lease(now) && !peer.awaiting_heartbeat_reply {
+                        peer.next_heartbeat_at = now;
                     }
                 }
-                PeerState::Greeting | PeerState::Foreign => {}
+                PeerState::Probing | PeerState::Foreign => {}
             }
             if peer.next_timeout().is_some_and(|at| at <= now) {
                 self.expire(now);
@@ -225,7 +227,7 @@ impl Links {
         if let Some(peer) = self.peers.get_mut(&peer)
             && peer.state != PeerState::Foreign
         {
-            peer.holder.may_send(charge);
+            peer.grant_balance.may_send(charge);
         }
         false
     }
@@ -234,55 +236,55 @@ impl Links {
     ///
     /// # Panics
     /// If that was not allowed.
-    pub fn sent(&mut self, peer: IpAddr, charge: u64, now: u64) {
+    pub fn record_sent(&mut self, peer: IpAddr, charge: u64, now: u64) {
         let peer = self.peers.get_mut(&peer).expect("nothing is sent to an unknown peer");
-        peer.active_at = now;
+        peer.last_used_at = now;
         if peer.state == PeerState::Foreign {
-            if peer.turn_used == 0 || now >= peer.turn_at + FOREIGN_TURN {
-                (peer.turn_used, peer.turn_at) = (0, now);
+            if peer.foreign_window_used == 0 || now >= peer.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD {
+                (peer.foreign_window_used, peer.foreign_window_opened_at) = (0, now);
             }
-            peer.turn_used += charge;
-            peer.holder.strayed(charge);
+            peer.foreign_window_used += charge;
+            peer.grant_balance.record_ungranted(charge);
         } else {
-            peer.holder.sent(charge, now);
-            self.due = true;
+            peer.grant_balance.record_sent(charge, now);
+            self.has_pending_messages = true;
         }
     }
 
     /// Sends a priority flow control frame, once; together with one that was not sent yet. One to the port itself is there
     /// at once.
-    pub fn pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
-        if self.keeps(peer) {
-            self.tell(peer, LinkChange::Paused(pause));
-        } else if let Some(peer) = self.peer(peer, now) {
-            peer.pause_due.get_or_insert_default().add(&pause);
+    pub fn send_pause(&mut self, peer: IpAddr, send_pause: Pause, now: u64) {
+        if self.is_internal(peer) {
+            self.emit(peer, LinkChange::PauseReceived(send_pause));
+        } else if let Some(peer) = self.peer_or_insert(peer, now) {
+            peer.pending_pause.get_or_insert_default().merge(&send_pause);
         }
     }
 
     /// Whether link control is spoken with `peer` now.
-    pub fn answers(&self, peer: IpAddr) -> bool {
-        self.peers.get(&peer).is_some_and(Peer::answers)
+    pub fn is_established(&self, peer: IpAddr) -> bool {
+        self.peers.get(&peer).is_some_and(PeerLink::is_established)
     }
 
     /// So much of what was granted to `peer`, and received from it, is kept: it does not make room for more.
-    pub fn hold(&mut self, peer: IpAddr, granted: u64) {
-        self.granter.hold(peer, granted);
+    pub fn add_buffered(&mut self, peer: IpAddr, granted: u64) {
+        self.grant_issuer.add_buffered(peer, granted);
     }
 
     /// At most so much of what was received from `peer` is still kept.
-    pub fn let_go(&mut self, peer: IpAddr, kept: u64) {
-        self.granter.let_go(peer, kept);
+    pub fn limit_buffered(&mut self, peer: IpAddr, kept: u64) {
+        self.grant_issuer.limit_buffered(peer, kept);
     }
 
     /// Counts a chunk that was taken out of the RoCE socket. Returns how much of it had been granted.
-    pub fn received(&mut self, peer: IpAddr, charge: u64, now: u64) -> u64 {
-        let granted = self.granter.received(peer, charge);
+    pub fn record_received(&mut self, peer: IpAddr, charge: u64, now: u64) -> u64 {
+        let granted = self.grant_issuer.record_received(peer, charge);
         match self.peers.get_mut(&peer) {
             Some(known) if known.state != PeerState::Dead => {
-                known.active_at = now;
-                known.turn_used = 0;
-                if known.answers() {
-                    self.heard(peer);
+                known.last_used_at = now;
+                known.foreign_window_used = 0;
+                if known.is_established() {
+                    self.on_peer_activity(peer);
                 }
             }
             // It may take us for another make; tell it better.
@@ -292,158 +294,161 @@ impl Links {
     }
 
     /// Learns that the RoCE socket had nothing more.
-    pub fn socket_empty(&mut self, now: u64) {
-        self.granter.socket_empty(now);
+    pub fn on_socket_empty(&mut self, now: u64) {
+        self.grant_issuer.on_socket_empty(now);
     }
 
     /// A sign of life from a peer that answers.
-    fn heard(&mut self, address: IpAddr) {
+    fn on_peer_activity(&mut self, address: IpAddr) {
         if let Some(peer) = self.peers.get_mut(&address) {
-            peer.silence = 0;
-            peer.unheard = 0;
+            peer.silent_for = 0;
+            peer.unanswered_probes = 0;
             if peer.state == PeerState::Stalled {
                 peer.state = PeerState::Alive;
-                self.tell(address, LinkChange::Became(PeerState::Alive));
+                self.emit(address, LinkChange::StateChanged(PeerState::Alive));
             }
         }
     }
 
     /// Takes in a link control message.
-    pub fn handle(&mut self, from: IpAddr, message: &Message, now: u64) {
-        let Some(peer) = self.peer(from, now) else { return };
-        let for_us = message.receiver == Some(peer.ours);
+    pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) {
+        let Some(peer) = self.peer_or_insert(from, now) else { return };
+        let for_us = message.receiver == Some(peer.local_incarnation);
         if let Body::Hello(exchange) = message.body {
-            let old = peer.theirs.is_some_and(|known| message.sender < known);
+            let old = peer.remote_incarnation.is_some_and(|known| message.sender < known);
             // An answer to an earlier life of this port says nothing to this one.
-            if !old && (exchange == Exchange::Ask || for_us) {
-                self.hello(from, message.sender, exchange, now);
+            if !old && (exchange == ExchangeKind::Query || for_us) {
+                self.on_hello(from, message.sender, exchange, now);
                 if let Some(peer) = self.peers.get_mut(&from) {
-                    peer.order = message.order;
+                    peer.remote_order = message.frame_order;
                 }
             }
             return;
         }
-        if !for_us || !peer.answers() || peer.theirs != Some(message.sender) {
+        if !for_us || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
             // One of us does not know the other's present life.
-            peer.hello_due = Some(Exchange::Ask);
+            peer.pending_hello = Some(ExchangeKind::Query);
             return;
         }
-        peer.order = message.order;
+        peer.remote_order = message.frame_order;
         match message.body {
             Body::Hello(_) => {}
-            Body::Request(request) => self.granter.request(from, &request, now),
-            Body::Grant(grant) => peer.holder.granted(&grant, now),
-            Body::Heartbeat(Heartbeat { exchange: Exchange::Ask, stamp }) => peer.beat_answer = Some(stamp),
-            Body::Heartbeat(Heartbeat { exchange: Exchange::Answer, stamp }) => {
-                peer.listening = false;
-                peer.leased_at = peer.leased_at.max(Some(stamp.min(now)));
+            Body::Request(request) => self.grant_issuer.on_request(from, &request, now),
+            Body::Grant(grant) => peer.grant_balance.on_grant(&grant, now),
+            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Query, stamp }) => {
+                peer.pending_heartbeat_reply = Some(stamp)
+            }
+            Body::Heartbeat(Heartbeat { exchange: ExchangeKind::Reply, stamp }) => {
+                peer.awaiting_heartbeat_reply = false;
+                peer.lease_renewed_at = peer.lease_renewed_at.max(Some(stamp.min(now)));
             }
             Body::Pause(_) if self.events.len() >= MAX_EVENTS => {}
-            Body::Pause(pause) => self.tell(from, LinkChange::Paused(pause)),
+            Body::Pause(pause) => self.emit(from, LinkChange::PauseReceived(pause)),
         }
-        self.heard(from);
+        self.on_peer_activity(from);
     }
 
     /// A HELLO from the present or a new life of a peer. A new life knows nothing of what was agreed.
-    fn hello(&mut self, from: IpAddr, sender: Incarnation, exchange: Exchange, now: u64) {
+    fn on_hello(&mut self, from: IpAddr, sender: Incarnation, exchange: ExchangeKind, now: u64) {
         let peer = self.peers.get_mut(&from).expect("the peer was just found");
-        let restarted = peer.theirs.is_some_and(|known| known != sender);
+        let restarted = peer.remote_incarnation.is_some_and(|known| known != sender);
         if restarted {
-            peer.forget(now);
-            self.granter.retire(from, now);
+            peer.reset(now);
+            self.grant_issuer.remove_sender(from, now);
         }
-        if exchange == Exchange::Ask {
-            peer.hello_due = Some(Exchange::Answer);
+        if exchange == ExchangeKind::Query {
+            peer.pending_hello = Some(ExchangeKind::Reply);
         }
         let changed = !matches!(peer.state, PeerState::Alive);
         peer.state = PeerState::Alive;
-        peer.theirs = Some(sender);
-        peer.speaks = true;
-        peer.hello_pause = GREET;
-        peer.silence = 0;
-        peer.unheard = 0;
-        peer.active_at = now;
-        peer.beat_due = true;
-        peer.beat_at = now + BEAT;
+        peer.remote_incarnation = Some(sender);
+        peer.supports_link_control = true;
+        peer.hello_interval = MIN_HELLO_INTERVAL;
+        peer.silent_for = 0;
+        peer.unanswered_probes = 0;
+        peer.last_used_at = now;
+        peer.heartbeat_due = true;
+        peer.next_heartbeat_at = now + HEARTBEAT_INTERVAL;
         if restarted {
-            self.tell(from, LinkChange::Restarted);
+            self.emit(from, LinkChange::Restarted);
         } else if changed {
-            self.tell(from, LinkChange::Became(PeerState::Alive));
+            self.emit(from, LinkChange::StateChanged(PeerState::Alive));
         }
     }
 
     /// Learns from an ICMP message that nobody listens there. Take these from the error queues before the
     /// messages that came after them.
-    pub fn unreachable(&mut self, peer: IpAddr, port: UnreachablePort, now: u64) {
+    pub fn on_unreachable(&mut self, peer: IpAddr, port: UnreachablePort, now: u64) {
         let Some(known) = self.peers.get(&peer) else { return };
         let state = match (port, known.state) {
             (_, PeerState::Dead) | (UnreachablePort::Link, PeerState::Foreign) => return,
             // Another make may live there now; if nobody does, datagrams are lost as on any network, and the RoCE port
             // will say so.
-            (UnreachablePort::Link, PeerState::Greeting) => PeerState::Foreign,
+            (UnreachablePort::Link, PeerState::Probing) => PeerState::Foreign,
             _ => PeerState::Dead,
         };
-        self.become_silent(peer, state, now);
+        self.close(peer, state, now);
     }
 
     /// Ends all understanding with a peer.
-    fn become_silent(&mut self, address: IpAddr, state: PeerState, now: u64) {
+    fn close(&mut self, address: IpAddr, state: PeerState, now: u64) {
         if let Some(peer) = self.peers.get_mut(&address) {
-            peer.forget(now);
-            peer.ours = peer.ours.next();
+            peer.reset(now);
+            peer.local_incarnation = peer.local_incarnation.next();
             peer.state = state;
-            peer.turn_used = 0;
-            self.granter.retire(address, now);
-            self.tell(address, LinkChange::Became(state));
+            peer.foreign_window_used = 0;
+            self.grant_issuer.remove_sender(address, now);
+            self.emit(address, LinkChange::StateChanged(state));
         }
     }
 
     /// Does what is due at `now`. Hand in what has arrived first, so that nobody is blamed for our own sleep.
     pub fn expire(&mut self, now: u64) {
-        let step = now.saturating_sub(self.expired_at).min(LONGEST_STEP);
+        let step = now.saturating_sub(self.expired_at).min(MAX_CLOCK_STEP);
         self.expired_at = now;
-        self.due = true;
+        self.has_pending_messages = true;
         let dead_after = self.dead_after;
         let mut fallen = Vec::new();
         for (address, peer) in &mut self.peers {
             match peer.state {
-                PeerState::Greeting => {
-                    peer.silence += step;
-                    if now >= peer.hello_at {
-                        peer.hello_due = Some(Exchange::Ask);
-                        peer.hello_at = now + peer.hello_pause;
-                        peer.hello_pause = (peer.hello_pause * 2).min(MOST_GREET);
+                PeerState::Probing => {
+                    peer.silent_for += step;
+                    if now >= peer.next_hello_at {
+                        peer.pending_hello = Some(ExchangeKind::Query);
+                        peer.next_hello_at = now + peer.hello_interval;
+                        peer.hello_interval = (peer.hello_interval * 2).min(MAX_HELLO_INTERVAL);
                     }
-                    if !peer.speaks && peer.silence >= FOREIGN_AFTER {
+                    if !peer.supports_link_control && peer.silent_for >= FOREIGN_AFTER {
                         fallen.push((*address, PeerState::Foreign));
-                    } else if peer.silence >= dead_after {
+                    } else if peer.silent_for >= dead_after {
                         fallen.push((*address, PeerState::Dead));
                     }
                 }
                 PeerState::Alive | PeerState::Stalled => {
-                    if peer.listening {
-                        peer.silence += step;
+                    if peer.awaiting_heartbeat_reply {
+                        peer.silent_for += step;
                     }
-                    if now >= peer.beat_at {
-                        let quiet = now >= peer.active_at + QUIET_AFTER && !peer.listening;
-                        peer.beat_due = true;
-                        peer.beat_at = now + if quiet { QUIET_BEAT } else { BEAT };
+                    if now >= peer.next_heartbeat_at {
+                        let quiet = now >= peer.last_used_at + IDLE_AFTER && !peer.awaiting_heartbeat_reply;
+                        peer.heartbeat_due = true;
+                        peer.next_heartbeat_at =
+                            now + if quiet { IDLE_HEARTBEAT_INTERVAL } else { HEARTBEAT_INTERVAL };
                     }
-                    peer.holder.expire(now);
-                    if peer.silence >= dead_after {
+                    peer.grant_balance.expire(now);
+                    if peer.silent_for >= dead_after {
                         fallen.push((*address, PeerState::Dead));
-                    } else if peer.silence >= STALLED_AFTER && peer.state == PeerState::Alive {
+                    } else if peer.silent_for >= STALLED_AFTER && peer.state == PeerState::Alive {
                         fallen.push((*address, PeerState::Stalled));
                     }
                 }
                 PeerState::Foreign => {
-                    if now >= peer.turn_at + FOREIGN_TURN {
-                        peer.turn_used = 0;
+                    if now >= peer.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD {
+                        peer.foreign_window_used = 0;
                     }
                     // Somebody else may live there now.
-                    if now >= peer.hello_at && now < peer.active_at + QUIET_AFTER {
-                        peer.hello_due = Some(Exchange::Ask);
-                        peer.hello_at = now + QUIET_BEAT;
+                    if now >= peer.next_hello_at && now < peer.last_used_at + IDLE_AFTER {
+                        peer.pending_hello = Some(ExchangeKind::Query);
+                        peer.next_hello_at = now + IDLE_HEARTBEAT_INTERVAL;
                     }
                 }
                 PeerState::Dead => {}
@@ -452,36 +457,36 @@ impl Links {
         for (address, state) in fallen {
             if state == PeerState::Stalled {
                 self.peers.get_mut(&address).expect("the peer was just found").state = state;
-                self.tell(address, LinkChange::Became(state));
+                self.emit(address, LinkChange::StateChanged(state));
             } else {
-                self.become_silent(address, state, now);
+                self.close(address, state, now);
             }
         }
     }
 
     /// When to call [`Links::expire`]; also read the RoCE socket then, and say if it was empty.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.peers.values().filter_map(Peer::next_timeout).chain(self.granter.next_timeout()).min()
+        self.peers.values().filter_map(PeerLink::next_timeout).chain(self.grant_issuer.next_timeout()).min()
     }
 
     /// The next message to send. Call until there is none, after every turn.
     pub fn transmit(&mut self, now: u64) -> Option<(IpAddr, Message)> {
-        if let Some((address, grant)) = self.granter.transmit(now)
+        if let Some((address, grant)) = self.grant_issuer.transmit(now)
             && let Some(peer) = self.peers.get(&address)
         {
             let body = Body::Grant(grant);
-            return Some((address, peer.message(self.order, body)));
+            return Some((address, peer.message(self.transmit_order, body)));
         }
-        if !self.due {
+        if !self.has_pending_messages {
             return None;
         }
-        let order = self.order;
+        let order = self.transmit_order;
         for (address, peer) in &mut self.peers {
-            if let Some(body) = peer.next_body(now) {
+            if let Some(body) = peer.next_message(now) {
                 return Some((*address, peer.message(order, body)));
             }
         }
-        self.due = false;
+        self.has_pending_messages = false;
         None
     }
 

@@ -7,18 +7,18 @@ pub enum Loopback {
     #[default]
     Socket,
     /// From the card's sending half to its receiving half. The kernel never sees it, and no link leads there.
-    Card,
+    Internal,
 }
 
 impl Loopback {
     /// All of them.
-    pub const ALL: [Loopback; 2] = [Loopback::Socket, Loopback::Card];
+    pub const ALL: [Loopback; 2] = [Loopback::Socket, Loopback::Internal];
 
     /// Its name: `socket` or `card`.
     pub fn name(self) -> &'static str {
         match self {
             Loopback::Socket => "socket",
-            Loopback::Card => "card",
+            Loopback::Internal => "card",
         }
     }
 

@@ -5,22 +5,22 @@
 //! every datagram. Sending goes out of the host's own socket, and comes back to the members here.
 
 use crate::socket::{RoceSocket, SocketOptions};
-use crate::{HostSockets, system::Bells};
+use crate::{HostSockets, system::WakeSet};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 
 /// The groups of a host.
 #[derive(Default)]
-pub(crate) struct Memberships {
+pub(crate) struct MulticastGroups {
     joined: BTreeMap<IpAddr, RoceSocket>,
     /// Why the others could not be joined.
     failed: BTreeMap<IpAddr, io::Error>,
 }
 
-impl Memberships {
+impl MulticastGroups {
     /// Joins those of `wanted` that are new and leaves the groups that nobody wants any more.
-    pub fn follow(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, bells: Option<&Bells>) {
+    pub fn update(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, bells: Option<&WakeSet>) {
         self.joined.retain(|group, _| wanted.contains(group));
         self.failed.retain(|group, _| wanted.contains(group));
         for group in wanted {
@@ -40,7 +40,7 @@ impl Memberships {
     }
 
     /// Whether exactly these are joined, or were tried.
-    pub fn are(&self, wanted: impl Iterator<Item = IpAddr>) -> bool {
+    pub fn matches(&self, wanted: impl Iterator<Item = IpAddr>) -> bool {
         let mut count = 0;
         let known = |group: &IpAddr| self.joined.contains_key(group) || self.failed.contains_key(group);
         let all = wanted.inspect(|_| count += 1).all(|group| known(&group));
@@ -48,7 +48,7 @@ impl Memberships {
     }
 
     /// Why a group could not be joined, if so.
-    pub fn failure(&self, group: IpAddr) -> Option<&io::Error> {
+    pub fn join_error(&self, group: IpAddr) -> Option<&io::Error> {
         self.failed.get(&group)
     }
 
@@ -58,15 +58,15 @@ impl Memberships {
     }
 
     /// Wakes whoever sleeps on `bells` when something comes for a group.
-    pub fn listen(&self, bells: &Bells) -> io::Result<()> {
+    pub fn add_to_wake_set(&self, bells: &WakeSet) -> io::Result<()> {
         use std::os::fd::AsFd;
         self.joined.values().try_for_each(|socket| bells.add(socket.as_fd()))
     }
 }
 
-fn join(group: IpAddr, host: &HostSockets, bells: Option<&Bells>) -> io::Result<RoceSocket> {
+fn join(group: IpAddr, host: &HostSockets, bells: Option<&WakeSet>) -> io::Result<RoceSocket> {
     use std::os::fd::AsFd;
-    let port = host.of_version(group).ok_or_else(|| {
+    let port = host.with_ip_version(group).ok_or_else(|| {
         io::Error::new(
             io::ErrorKind::Unsupported,
             format!("the host has no address of the IP version of {group}"),
@@ -75,7 +75,7 @@ fn join(group: IpAddr, host: &HostSockets, bells: Option<&Bells>) -> io::Result<
     let interface = port.interface().ok_or_else(|| {
         io::Error::new(io::ErrorKind::NotFound, format!("no interface has {}", port.address()))
     })?;
-    let socket = RoceSocket::join(group, interface, SocketOptions::default())?;
+    let socket = RoceSocket::join_multicast(group, interface, SocketOptions::default())?;
     if let Some(bells) = bells {
         bells.add(socket.as_fd())?;
     }

@@ -2,20 +2,20 @@
 //!
 //! A link is a cable of its own: what a peer asks for stops what goes to that peer, and nothing else.
 
-use softhca_fabric::{CableId, FabricEvent, HostId, Node, PauseChange, PauseEnd, Pauses, pause_ns};
-use softhca_wire::link::Pause;
+use softhca_fabric::{FabricEvent, HostId, LinkId, Node, PauseChange, PauseEndReason, PauseState, pause_ns};
+use softhca_wire::link_control::Pause;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 
 /// The one host and the one cable of a driver, as its events know them.
-const AT: Node = Node::Host(HostId(0));
-const CABLE: CableId = CableId(0);
+const NODE: Node = Node::Host(HostId(0));
+const LINK: LinkId = LinkId(0);
 
 /// Who paused which priorities, and until when.
 #[derive(Debug, Default)]
 pub(crate) struct PeerPauses {
-    peers: BTreeMap<IpAddr, Pauses>,
+    peers: BTreeMap<IpAddr, PauseState>,
 }
 
 impl PeerPauses {
@@ -36,18 +36,18 @@ impl PeerPauses {
             let for_ns = pause_ns(quanta, NonZeroU64::new(pause.rate));
             let change = pauses.apply(now, priority, for_ns);
             let until_ns = now.saturating_add(for_ns);
-            tell(FabricEvent::PauseReceived { at: AT, cable: CABLE, priority, quanta, until_ns });
+            tell(FabricEvent::PauseReceived { node: NODE, link: LINK, priority, quanta, until_ns });
             if change == PauseChange::Resumed {
                 resumed = true;
-                let how = PauseEnd::Resumed;
-                tell(FabricEvent::PauseEnded { at: AT, cable: CABLE, priority, how });
+                let how = PauseEndReason::Resumed;
+                tell(FabricEvent::PauseEnded { node: NODE, link: LINK, priority, reason: how });
             }
         }
         resumed
     }
 
     /// Forgets the pauses of a peer that is gone. True if there were any.
-    pub fn forget(&mut self, peer: IpAddr) -> bool {
+    pub fn remove_peer(&mut self, peer: IpAddr) -> bool {
         self.peers.remove(&peer).is_some_and(|pauses| pauses.mask() != 0)
     }
 
@@ -57,7 +57,12 @@ impl PeerPauses {
         for (peer, pauses) in &mut self.peers {
             let over = pauses.expire(now);
             for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
-                tell(FabricEvent::PauseEnded { at: AT, cable: CABLE, priority, how: PauseEnd::Expired });
+                tell(FabricEvent::PauseEnded {
+                    node: NODE,
+                    link: LINK,
+                    priority,
+                    reason: PauseEndReason::Expired,
+                });
             }
             if over != 0 {
                 resumed.push(*peer);
@@ -68,12 +73,12 @@ impl PeerPauses {
 
     /// The priorities that may not go to a peer now, as a mask.
     pub fn mask(&self, peer: IpAddr) -> u8 {
-        self.peers.get(&peer).map_or(0, Pauses::mask)
+        self.peers.get(&peer).map_or(0, PauseState::mask)
     }
 
     /// When the first pause is over.
     pub fn next_timeout(&self) -> Option<u64> {
-        self.peers.values().filter_map(Pauses::next_end).min()
+        self.peers.values().filter_map(PauseState::next_end).min()
     }
 }
 
@@ -114,7 +119,7 @@ mod tests {
         let stop = Pause { classes: 0xffff, quanta: [u16::MAX; 8], rate: 1 };
         pauses.apply(peer(2), &stop, u64::MAX - 1, |_| ());
         assert_eq!(pauses.mask(peer(2)), 0xff);
-        assert!(pauses.forget(peer(2)) && !pauses.forget(peer(2)));
+        assert!(pauses.remove_peer(peer(2)) && !pauses.remove_peer(peer(2)));
         assert_eq!((pauses.mask(peer(2)), pauses.next_timeout()), (0, None));
     }
 }

@@ -3,7 +3,7 @@
 //! Two threads over loopback, with the same calls that the card uses and nothing else: no ICRC, no copies, no
 //! protocol. Each function is one short measurement, so that it can take turns with others.
 
-use crate::{Batch, BindError, RoceSocket, SendError, SocketOptions, charge, wait};
+use crate::{BindError, ReceiveBatch, RoceSocket, SendError, SocketOptions, charge, wait_readable};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -29,7 +29,7 @@ pub enum RawError {
 
 /// What a stream achieved.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StreamFigures {
+pub struct StreamResult {
     /// Payload bytes that arrived.
     pub bytes: u64,
     /// Datagrams that arrived.
@@ -42,7 +42,7 @@ pub struct StreamFigures {
     pub dropped: u32,
 }
 
-impl StreamFigures {
+impl StreamResult {
     /// Bytes a second, in units of 10^9.
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.elapsed.as_nanos().max(1) as f64
@@ -61,14 +61,14 @@ pub fn stream(
     destination: IpAddr,
     datagram_len: usize,
     duration: Duration,
-) -> Result<StreamFigures, RawError> {
+) -> Result<StreamResult, RawError> {
     let mut sender = RoceSocket::bind(SocketAddr::new(source, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(destination, 0), SocketOptions::default())?;
-    let segments = RoceSocket::run_capacity(datagram_len);
+    let segments = RoceSocket::max_run_segments(datagram_len);
     let run = vec![0x5a; segments * datagram_len];
     let run_charge = charge(datagram_len, segments);
     // More than a megabyte on the way only leaves the cache.
-    let window = crate::budget(receiver.receive_buffer()).min(1 << 20);
+    let window = crate::grant_budget(receiver.receive_buffer()).min(1 << 20);
     let (drained, finished) = (AtomicU64::new(0), AtomicBool::new(false));
     let to = receiver.local_address();
     let deadline = Instant::now() + duration;
@@ -76,13 +76,13 @@ pub fn stream(
         let receiving = scope.spawn(|| receive_stream(&receiver, &drained, &finished));
         let mut sent = 0;
         let mut result = Ok(());
-        let mut patience = Patience(0);
+        let mut patience = Backoff(0);
         while Instant::now() < deadline && result.is_ok() {
             if sent + run_charge > drained.load(Ordering::Acquire) + window {
                 patience.spin(STREAM_SPINS);
                 continue;
             }
-            patience = Patience(0);
+            patience = Backoff(0);
             match sender.send_run_to(to, 0, datagram_len, &run) {
                 // A run may be sent in part only where it is sent datagram by datagram.
                 Ok(taken) if taken == segments => sent += run_charge,
@@ -94,7 +94,7 @@ pub fn stream(
         finished.store(true, Ordering::Release);
         let figures = receiving.join().expect("the receiving thread does not panic")?;
         result?;
-        Ok(StreamFigures { dropped: receiver.receive_memory()?.dropped, ..figures })
+        Ok(StreamResult { dropped: receiver.receive_memory()?.dropped, ..figures })
     })
 }
 
@@ -103,9 +103,9 @@ const STREAM_SPINS: u32 = 64;
 const PING_PONG_SPINS: u32 = 4096;
 
 /// Spins for a while, then yields: there may be fewer processors than threads.
-struct Patience(u32);
+struct Backoff(u32);
 
-impl Patience {
+impl Backoff {
     fn spin(&mut self, limit: u32) {
         self.0 += 1;
         if self.0 < limit { std::hint::spin_loop() } else { thread::yield_now() }
@@ -117,13 +117,12 @@ fn receive_stream(
     socket: &RoceSocket,
     drained: &AtomicU64,
     finished: &AtomicBool,
-) -> io::Result<StreamFigures> {
-    let mut batch = Batch::new();
-    let mut figures =
-        StreamFigures { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
+) -> io::Result<StreamResult> {
+    let mut batch = ReceiveBatch::new();
+    let mut figures = StreamResult { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
     let mut first = None;
     let mut last = Instant::now();
-    let mut patience = Patience(0);
+    let mut patience = Backoff(0);
     loop {
         let over = finished.load(Ordering::Acquire);
         socket.receive(&mut batch)?;
@@ -135,7 +134,7 @@ fn receive_stream(
             patience.spin(STREAM_SPINS);
             continue;
         }
-        patience = Patience(0);
+        patience = Backoff(0);
         let mut charge = 0;
         for chunk in batch.chunks() {
             figures.bytes += chunk.bytes.len() as u64;
@@ -151,11 +150,11 @@ fn receive_stream(
 
 /// What a ping-pong took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LatencyFigures {
+pub struct LatencyResult {
     /// How many round trips were counted.
     pub round_trips: usize,
     /// The shortest.
-    pub least: Duration,
+    pub min: Duration,
     /// Half of them took less.
     pub median: Duration,
     /// One in a hundred took more.
@@ -164,7 +163,7 @@ pub struct LatencyFigures {
 
 /// How a thread waits for the next datagram.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Waiting {
+enum WaitMode {
     Spin,
     Sleep,
 }
@@ -175,8 +174,8 @@ pub fn ping_pong(
     there: IpAddr,
     datagram_len: usize,
     round_trips: usize,
-) -> Result<LatencyFigures, RawError> {
-    bounces(here, there, datagram_len, round_trips, Waiting::Spin)
+) -> Result<LatencyResult, RawError> {
+    run_ping_pong(here, there, datagram_len, round_trips, WaitMode::Spin)
 }
 
 /// Bounces a datagram `round_trips` times between two threads that sleep until it comes.
@@ -185,17 +184,17 @@ pub fn ping_pong_blocking(
     there: IpAddr,
     datagram_len: usize,
     round_trips: usize,
-) -> Result<LatencyFigures, RawError> {
-    bounces(here, there, datagram_len, round_trips, Waiting::Sleep)
+) -> Result<LatencyResult, RawError> {
+    run_ping_pong(here, there, datagram_len, round_trips, WaitMode::Sleep)
 }
 
-fn bounces(
+fn run_ping_pong(
     here: IpAddr,
     there: IpAddr,
     datagram_len: usize,
     round_trips: usize,
-    waiting: Waiting,
-) -> Result<LatencyFigures, RawError> {
+    waiting: WaitMode,
+) -> Result<LatencyResult, RawError> {
     let mut near = RoceSocket::bind(SocketAddr::new(here, 0), SocketOptions::default())?;
     let mut far = RoceSocket::bind(SocketAddr::new(there, 0), SocketOptions::default())?;
     let to = far.local_address();
@@ -203,7 +202,7 @@ fn bounces(
     let finished = AtomicBool::new(false);
     thread::scope(|scope| {
         let echoing = scope.spawn(|| echo(&mut far, &finished, waiting));
-        let result = bounce(&mut near, to, datagram_len, warm_up, round_trips.max(1), waiting);
+        let result = measure_round_trips(&mut near, to, datagram_len, warm_up, round_trips.max(1), waiting);
         finished.store(true, Ordering::Release);
         echoing.join().expect("the echoing thread does not panic")?;
         result
@@ -211,18 +210,18 @@ fn bounces(
 }
 
 /// Sends back whatever comes.
-fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: Waiting) -> Result<(), RawError> {
-    let mut batch = Batch::new();
-    let mut patience = Patience(0);
+fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: WaitMode) -> Result<(), RawError> {
+    let mut batch = ReceiveBatch::new();
+    let mut patience = Backoff(0);
     while !finished.load(Ordering::Acquire) {
         socket.receive(&mut batch)?;
-        patience = if batch.is_empty() { patience } else { Patience(0) };
+        patience = if batch.is_empty() { patience } else { Backoff(0) };
         match waiting {
-            Waiting::Spin => patience.spin(PING_PONG_SPINS),
-            Waiting::Sleep if batch.is_empty() => {
-                wait(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
+            WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+            WaitMode::Sleep if batch.is_empty() => {
+                wait_readable(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
             }
-            Waiting::Sleep => {}
+            WaitMode::Sleep => {}
         }
         for datagram in batch.datagrams() {
             socket.send_run_to(datagram.source, 0, datagram.bytes.len(), datagram.bytes)?;
@@ -231,30 +230,30 @@ fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: Waiting) -> Res
     Ok(())
 }
 
-fn bounce(
+fn measure_round_trips(
     socket: &mut RoceSocket,
     to: SocketAddr,
     datagram_len: usize,
     warm_up: usize,
     round_trips: usize,
-    waiting: Waiting,
-) -> Result<LatencyFigures, RawError> {
-    let mut batch = Batch::new();
+    waiting: WaitMode,
+) -> Result<LatencyResult, RawError> {
+    let mut batch = ReceiveBatch::new();
     let ball = vec![0xa5; datagram_len.max(1)];
     let mut times = Vec::with_capacity(round_trips);
     for turn in 0..warm_up + round_trips {
         let begin = Instant::now();
         socket.send_run_to(to, 0, ball.len(), &ball)?;
-        let mut patience = Patience(0);
+        let mut patience = Backoff(0);
         loop {
             socket.receive(&mut batch)?;
             if !batch.is_empty() {
                 break;
             }
             match waiting {
-                Waiting::Spin => patience.spin(PING_PONG_SPINS),
-                Waiting::Sleep => {
-                    wait(&[socket.as_fd()], None)?;
+                WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+                WaitMode::Sleep => {
+                    wait_readable(&[socket.as_fd()], None)?;
                 }
             }
         }
@@ -263,9 +262,9 @@ fn bounce(
         }
     }
     times.sort_unstable();
-    Ok(LatencyFigures {
+    Ok(LatencyResult {
         round_trips,
-        least: times[0],
+        min: times[0],
         median: times[round_trips / 2],
         percentile_99: times[round_trips * 99 / 100],
     })
@@ -276,6 +275,6 @@ pub fn measure_charge(host: IpAddr, datagram_len: usize, segments: usize) -> Res
     let mut sender = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
     sender.send_run_to(receiver.local_address(), 0, datagram_len, &vec![0; datagram_len * segments])?;
-    wait(&[receiver.as_fd()], Some(Duration::from_secs(10)))?;
+    wait_readable(&[receiver.as_fd()], Some(Duration::from_secs(10)))?;
     Ok(receiver.receive_memory()?.charged.into())
 }

@@ -4,7 +4,7 @@
 //! [`RoceSocket::identification`] predicts, which the ICRC needs. Nothing is queued here and nothing is
 //! tried again: what the kernel does not take is the caller's to keep.
 
-use crate::{BindError, Interface, batch::Batch, charge, system};
+use crate::{BindError, Interface, batch::ReceiveBatch, charge, system};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 use softhca_wire::ROCE_PORT;
 use std::io;
@@ -21,9 +21,9 @@ pub const MAX_RUN_BYTES: usize = 65_507;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segmentation {
     /// One call, and the kernel cuts (UDP_SEGMENT): segment k has the identification k.
-    Offloaded,
+    Gso,
     /// A datagram each: every identification is zero.
-    Separate,
+    PerDatagram,
 }
 
 /// What may differ from one socket to another.
@@ -37,7 +37,7 @@ pub struct SocketOptions {
 
 impl Default for SocketOptions {
     fn default() -> SocketOptions {
-        SocketOptions { receive_buffer: 4 << 20, segmentation: Segmentation::Offloaded }
+        SocketOptions { receive_buffer: 4 << 20, segmentation: Segmentation::Gso }
     }
 }
 
@@ -57,7 +57,7 @@ pub enum SendError {
     /// The path cannot cut a run. From now on the socket sends [`Segmentation::Separate`]: seal the
     /// datagrams again, with their new identifications.
     #[error("the path does not support segmentation offload")]
-    SegmentationRefused,
+    SegmentationUnsupported,
     /// Anything else.
     #[error(transparent)]
     Other(io::Error),
@@ -69,12 +69,12 @@ pub struct NetworkError {
     /// Where the datagram went, if the kernel remembers.
     pub peer: Option<SocketAddr>,
     /// What happened to it.
-    pub cause: Cause,
+    pub cause: NetworkErrorCause,
 }
 
 /// Why a datagram did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum NetworkErrorCause {
     /// Nobody listens on that port (ICMP port unreachable).
     PortUnreachable,
     /// It was too long for a link on the way, which takes this many bytes of IP packet.
@@ -118,15 +118,19 @@ impl RoceSocket {
         }
         let offload = system::configure(&socket, address.is_ipv6(), options.receive_buffer).map_err(other)?;
         let receive_buffer = socket.recv_buffer_size().map_err(other)?;
-        socket.bind(&address.into()).map_err(|source| BindError::explain(address, source))?;
+        socket.bind(&address.into()).map_err(|source| BindError::from_io(address, source))?;
         let local = socket.local_addr().map_err(other)?.as_socket().unwrap_or(address);
-        let segmentation = if offload { options.segmentation } else { Segmentation::Separate };
+        let segmentation = if offload { options.segmentation } else { Segmentation::PerDatagram };
         Ok(RoceSocket { socket, local, segmentation, receive_buffer })
     }
 
     /// A socket that gets what is sent to a multicast group on an interface, as do all others like it. The
     /// membership ends with it.
-    pub fn join(group: IpAddr, interface: &Interface, options: SocketOptions) -> io::Result<RoceSocket> {
+    pub fn join_multicast(
+        group: IpAddr,
+        interface: &Interface,
+        options: SocketOptions,
+    ) -> io::Result<RoceSocket> {
         let address = match group {
             IpAddr::V4(_) => SocketAddr::new(group, ROCE_PORT),
             IpAddr::V6(group) => SocketAddrV6::new(group, ROCE_PORT, 0, interface.index).into(),
@@ -138,7 +142,7 @@ impl RoceSocket {
             socket.set_only_v6(true)?;
         }
         system::configure(&socket, group.is_ipv6(), options.receive_buffer)?;
-        system::refuse_other_groups(&socket, group.is_ipv6());
+        system::disable_multicast_all(&socket, group.is_ipv6());
         let receive_buffer = socket.recv_buffer_size()?;
         socket.bind(&address.into())?;
         match group {
@@ -147,11 +151,11 @@ impl RoceSocket {
             }
             IpAddr::V6(group) => socket.join_multicast_v6(&group, interface.index)?,
         }
-        Ok(RoceSocket { socket, local: address, segmentation: Segmentation::Separate, receive_buffer })
+        Ok(RoceSocket { socket, local: address, segmentation: Segmentation::PerDatagram, receive_buffer })
     }
 
     /// Sends multicast out of this interface, to members on this machine too, as far as unicast goes.
-    pub fn route_multicast(&self, interface: &Interface) -> io::Result<()> {
+    pub fn set_multicast_interface(&self, interface: &Interface) -> io::Result<()> {
         const HOPS: u32 = 64;
         match self.local.ip() {
             IpAddr::V4(address) => {
@@ -185,13 +189,13 @@ impl RoceSocket {
     /// The IPv4 identification that segment `index` of a run will have.
     pub fn identification(&self, index: usize) -> u16 {
         match self.segmentation {
-            Segmentation::Offloaded => index as u16,
-            Segmentation::Separate => 0,
+            Segmentation::Gso => index as u16,
+            Segmentation::PerDatagram => 0,
         }
     }
 
     /// The most datagrams of `segment_size` bytes in a run.
-    pub fn run_capacity(segment_size: usize) -> usize {
+    pub fn max_run_segments(segment_size: usize) -> usize {
         (MAX_RUN_BYTES / segment_size.max(1)).min(MAX_RUN_SEGMENTS)
     }
 
@@ -199,16 +203,16 @@ impl RoceSocket {
     /// `destination`. Only loopback is known to keep a run whole until it is read.
     pub fn run_charge(&self, destination: IpAddr, segment_size: usize, segments: usize) -> u64 {
         match self.segmentation {
-            Segmentation::Offloaded if destination.is_loopback() => charge(segment_size, segments),
+            Segmentation::Gso if destination.is_loopback() => charge(segment_size, segments),
             _ => charge(segment_size, 1) * segments as u64,
         }
     }
 
     /// How many datagrams of `segment_size` bytes fit into a run that may be charged `allowance`.
-    pub fn run_within(&self, destination: IpAddr, segment_size: usize, allowance: u64) -> usize {
-        let capacity = Self::run_capacity(segment_size);
+    pub fn max_segments_within(&self, destination: IpAddr, segment_size: usize, allowance: u64) -> usize {
+        let capacity = Self::max_run_segments(segment_size);
         let fits = match self.segmentation {
-            Segmentation::Offloaded if destination.is_loopback() => {
+            Segmentation::Gso if destination.is_loopback() => {
                 let overhead = charge(0, 2);
                 allowance.saturating_sub(overhead) / segment_size.max(1) as u64
             }
@@ -248,12 +252,12 @@ impl RoceSocket {
         let mut attempts = 0;
         loop {
             let sent = match self.segmentation {
-                Segmentation::Offloaded => {
+                Segmentation::Gso => {
                     system::send_run(&self.socket, destination, traffic_class, segment_size, bytes)
                         .map(|()| segments)
                 }
-                Segmentation::Separate => {
-                    system::send_each(&self.socket, destination, traffic_class, segment_size, bytes)
+                Segmentation::PerDatagram => {
+                    system::send_datagrams(&self.socket, destination, traffic_class, segment_size, bytes)
                 }
             };
             let error = match sent {
@@ -265,16 +269,16 @@ impl RoceSocket {
             attempts += 1;
             let number = error.raw_os_error().unwrap_or(0);
             if attempts < 4
-                && (system::is_of_the_network(number) || error.kind() == io::ErrorKind::Interrupted)
+                && (system::is_deferred_network_error(number) || error.kind() == io::ErrorKind::Interrupted)
             {
                 continue;
             }
             return Err(match number {
                 libc::ENOBUFS | libc::ENOMEM => SendError::NoBuffers,
                 libc::EMSGSIZE => SendError::TooLarge,
-                libc::EIO | libc::EINVAL if segments > 1 && self.segmentation == Segmentation::Offloaded => {
-                    self.segmentation = Segmentation::Separate;
-                    SendError::SegmentationRefused
+                libc::EIO | libc::EINVAL if segments > 1 && self.segmentation == Segmentation::Gso => {
+                    self.segmentation = Segmentation::PerDatagram;
+                    SendError::SegmentationUnsupported
                 }
                 _ if error.kind() == io::ErrorKind::WouldBlock => SendError::WouldBlock,
                 _ => SendError::Other(error),
@@ -283,14 +287,14 @@ impl RoceSocket {
     }
 
     /// Fills `batch` with what has arrived, without waiting. An empty batch means that the socket was empty.
-    pub fn receive(&self, batch: &mut Batch) -> io::Result<()> {
+    pub fn receive(&self, batch: &mut ReceiveBatch) -> io::Result<()> {
         batch.clear();
         for _ in 0..4 {
             match system::receive(&self.socket, batch) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error)
                     if error.kind() == io::ErrorKind::Interrupted
-                        || system::is_of_the_network(error.raw_os_error().unwrap_or(0)) => {}
+                        || system::is_deferred_network_error(error.raw_os_error().unwrap_or(0)) => {}
                 other => return other,
             }
         }
@@ -299,8 +303,8 @@ impl RoceSocket {
 
     /// The next thing that went wrong with an earlier datagram, if the kernel has noted one. Ask when the
     /// socket is [`Ready::error`](crate::Ready::error), and now and then.
-    pub fn take_error(&self) -> io::Result<Option<NetworkError>> {
-        system::take_error(&self.socket)
+    pub fn poll_error(&self) -> io::Result<Option<NetworkError>> {
+        system::poll_error(&self.socket)
     }
 
     /// How full the receive buffer is and what it has dropped; zero where the system does not say.

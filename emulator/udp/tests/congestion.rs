@@ -5,20 +5,22 @@ mod bare;
 
 use bare::RIGHTS;
 use softhca_engine::{
-    AddressVector, ClientId, Congestion, CqId, Instant, Limits, Memory, MemoryFault, MemoryId, PdId, QpInit,
-    QpRings, Region, Settings,
+    AddressVector, ClientId, CongestionSettings, CqId, DeviceLimits, Instant, Memory, MemoryFault, MemoryId,
+    MemoryRegion, PdId, QpInitAttributes, QpRings, Settings,
 };
 use softhca_fabric::{
-    Action, Classes, FlowControl, Line, Marking, PER_BILLION, Receiver, Repeat, Rule, RuleId, Selector,
-    SwitchSettings, Topology,
+    Action, EcnMarking, LinkSettings, PER_BILLION, PacketClasses, PfcSettings, ReceiverSettings, Repeat,
+    Rule, RuleId, Selector, SwitchSettings, Topology,
 };
 use softhca_queue::{
-    DoorbellProducer, Operation, RemoteAddress, SendProducer, SendRequest, Sge, completion_ring, doorbell,
-    receive_ring, send_ring,
+    DoorbellProducer, Operation, RemoteAddress, SendProducer, SendWorkRequest, Sge, completion_ring,
+    doorbell_ring, receive_ring, send_ring,
 };
-use softhca_udp::{Backbone, Driver, DriverOptions, HostSockets, Passage, SocketOptions, Witness};
-use softhca_wire::link::Pause;
-use softhca_wire::{Bth, Envelope, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};
+use softhca_udp::{
+    Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, PortDirection, SocketOptions,
+};
+use softhca_wire::link_control::Pause;
+use softhca_wire::{AddressHeaders, Bth, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
@@ -27,9 +29,9 @@ use std::time::{Duration, Instant as Clock};
 const LENGTH: u32 = 1 << 20;
 
 /// Memory that nobody looks at.
-struct Blank;
+struct DiscardMemory;
 
-impl Memory for Blank {
+impl Memory for DiscardMemory {
     fn read(&self, _: MemoryId, _: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         into.fill(0);
         Ok(())
@@ -39,32 +41,37 @@ impl Memory for Blank {
         Ok(())
     }
 
-    fn atomic(&mut self, _: MemoryId, _: u64, _: softhca_engine::Atomic) -> Result<u64, MemoryFault> {
+    fn atomic(
+        &mut self,
+        _: MemoryId,
+        _: u64,
+        _: softhca_engine::AtomicOperation,
+    ) -> Result<u64, MemoryFault> {
         Err(MemoryFault)
     }
 }
 
 /// Remembers the opcode and traffic class of everything that was received.
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<(Opcode, u8)>>>);
+struct Recorder(Arc<Mutex<Vec<(Opcode, u8)>>>);
 
-impl Witness for Seen {
-    fn frame(&mut self, _: Instant, passage: Passage, envelope: &Envelope, packet: &[u8]) {
-        if let (Passage::Received, Ok(bth)) = (passage, Bth::parse(packet)) {
+impl DriverSink for Recorder {
+    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
+        if let (PortDirection::Received, Ok(bth)) = (passage, Bth::parse(packet)) {
             self.0.lock().unwrap().push((bth.opcode, envelope.traffic_class));
         }
     }
 }
 
 struct Host {
-    driver: Driver<Blank>,
+    driver: Driver<DiscardMemory>,
     client: ClientId,
-    init: QpInit,
+    init: QpInitAttributes,
     qp: Qpn,
     send: SendProducer,
     doorbell: DoorbellProducer,
     key: RemoteKey,
-    seen: Seen,
+    recorder: Recorder,
     completions: softhca_queue::CompletionConsumer,
 }
 
@@ -72,27 +79,27 @@ impl Host {
     fn new(last: u8) -> Host {
         let address = IpAddr::V4(Ipv4Addr::new(127, 94, std::process::id() as u8, last));
         let sockets = HostSockets::bind(address, SocketOptions::default()).expect("a free loopback address");
-        let settings = Settings { congestion: Congestion::DCQCN, ..Settings::default() };
-        let seen = Seen::default();
+        let settings = Settings { congestion: CongestionSettings::DCQCN, ..Settings::default() };
+        let seen = Recorder::default();
         let options = DriverOptions { settings, ..DriverOptions::default() };
-        let mut driver = Driver::new(sockets, options, Blank, Box::new(seen.clone()));
-        let (doorbell, heard) = doorbell(Limits::CARD.queue_pairs as u32);
+        let mut driver = Driver::new(sockets, options, DiscardMemory, Box::new(seen.clone()));
+        let (doorbell, heard) = doorbell_ring(DeviceLimits::HCA.max_qp as u32);
         let (completed, completions) = completion_ring(64);
         let (send, taken) = send_ring(64, 1, 0);
         let (_, receive) = receive_ring(1, 1);
         let (client, init, qp, key) = driver.control(|hca, _| {
             let client = hca.open_client(heard).unwrap();
-            let domain: PdId = hca.allocate_domain(client).unwrap();
+            let domain: PdId = hca.allocate_protection_domain(client).unwrap();
             let cq: CqId = hca.create_completion_queue(client, completed).unwrap();
-            let init = QpInit { signal_all: true, ..bare::reliable(domain, cq) };
+            let init = QpInitAttributes { sq_sig_all: true, ..bare::reliable(domain, cq) };
             let rings = QpRings { send: Some(taken), receive: Some(receive) };
             let qp = hca.create_queue_pair(client, init, rings).unwrap();
             let memory = MemoryId(0);
             let length = LENGTH.into();
-            let region = Region { client, domain, base: 0, length, access: RIGHTS, memory };
-            (client, init, qp, hca.register(region).unwrap())
+            let region = MemoryRegion { client, pd: domain, iova: 0, length, access_flags: RIGHTS, memory };
+            (client, init, qp, hca.register_memory_region(region).unwrap())
         });
-        Host { driver, client, init, qp, send, doorbell, key, seen, completions }
+        Host { driver, client, init, qp, send, doorbell, key, recorder: seen, completions }
     }
 
     /// Another queue pair, with its ring.
@@ -115,7 +122,7 @@ impl Host {
         let path = AddressVector { traffic_class: 3 << 5, ..AddressVector::to(gid) };
         let client = self.client;
         self.driver.control(|hca, ctx| {
-            for step in [init, receive.path(path), send.timeout(18)] {
+            for step in [init, receive.address_vector(path), send.timeout(18)] {
                 hca.modify_queue_pair(ctx, client, qp, &step).unwrap();
             }
         });
@@ -138,10 +145,10 @@ fn post(
     to: RemoteKey,
     length: u32,
 ) {
-    let sge = [Sge { address: 0, length, key: LocalKey(from.0) }];
-    let remote = RemoteAddress { address: 0, key: to };
-    let request = SendRequest::new(0, Operation::Write { remote, immediate: None }, &sge);
-    send.place(&request).unwrap();
+    let sge = [Sge { address: 0, length, lkey: LocalKey(from.0) }];
+    let remote = RemoteAddress { address: 0, rkey: to };
+    let request = SendWorkRequest::new(0, Operation::Write { remote, imm_data: None }, &sge);
+    send.enqueue(&request).unwrap();
     send.publish();
     send.ring(doorbell, qp);
 }
@@ -160,7 +167,7 @@ fn drive(hosts: &mut [Host], mut done: impl FnMut(&mut [Host]) -> bool) {
     while !done(hosts) {
         assert!(Clock::now() < deadline, "nothing happened for a minute");
         for host in &mut *hosts {
-            host.driver.turn().unwrap();
+            host.driver.poll().unwrap();
         }
     }
 }
@@ -170,20 +177,20 @@ fn a_mark_crosses_the_network_and_its_notification_comes_back() {
     let mut hosts = pair(10);
     let mark = Rule {
         id: RuleId(0),
-        selector: Selector { classes: Some(Classes::Data), ..Selector::default() },
+        selector: Selector { classes: Some(PacketClasses::Data), ..Selector::default() },
         repeat: Repeat::times(1),
         action: Action::MarkCe,
     };
     hosts[0].driver.add_rule(1, mark);
     let key = hosts[1].key;
     hosts[0].write(key, 100_000);
-    drive(&mut hosts, |hosts| hosts[0].driver.card().counters().rp_cnp_handled > 0);
-    let receiver = hosts[1].driver.card().counters();
+    drive(&mut hosts, |hosts| hosts[0].driver.hca().counters().rp_cnp_handled > 0);
+    let receiver = hosts[1].driver.hca().counters();
     assert_eq!((receiver.np_ecn_marked_roce_packets, receiver.np_cnp_sent), (1, 1));
-    let came = hosts[1].seen.0.lock().unwrap().clone();
+    let came = hosts[1].recorder.0.lock().unwrap().clone();
     assert!(came.contains(&(came[0].0, 3 << 5 | 3)), "marked on the wire");
     assert!(came.iter().skip(1).any(|(_, class)| *class == 3 << 5 | 2), "others only say that they could be");
-    let back = hosts[0].seen.0.lock().unwrap().clone();
+    let back = hosts[0].recorder.0.lock().unwrap().clone();
     assert!(back.contains(&(Opcode::CNP, 48 << 2)), "{back:?}");
 }
 
@@ -191,26 +198,30 @@ fn a_mark_crosses_the_network_and_its_notification_comes_back() {
 fn frames_between_hosts_on_a_backbone_pass_its_switch_and_no_socket() {
     let mut hosts = pair(30);
     let addresses = [0, 1].map(|n: usize| hosts[n].driver.address());
-    let line = Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 10_000, ..Line::default() };
+    let line = LinkSettings {
+        bits_per_second: NonZeroU64::new(1_000_000_000),
+        delay_ns: 10_000,
+        ..LinkSettings::default()
+    };
     let settings = SwitchSettings::default();
-    let backbone = Backbone::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
+    let backbone = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
     for host in &mut hosts {
-        assert!(host.driver.plug_in(backbone.clone()));
+        assert!(host.driver.attach_to_network(backbone.clone()));
     }
     let key = hosts[1].key;
     hosts[0].write(key, 200_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     // 196 packets of 1 KiB, and at least one acknowledgement.
     let census = backbone.census();
-    assert!(census.balances() && census.dropped == 0, "{census:?}");
+    assert!(census.is_balanced() && census.dropped == 0, "{census:?}");
     assert!(census.delivered > 196, "{census:?}");
-    let switch = backbone.laid().switches[0];
-    let out = backbone.laid().cables[1];
-    let counters = backbone.ask(|fabric| fabric.switch(switch).counters(out)).unwrap();
+    let switch = backbone.topology().switches[0];
+    let out = backbone.topology().links[1];
+    let counters = backbone.with_fabric(|fabric| fabric.switch(switch).counters(out)).unwrap();
     assert_eq!(counters.sent_frames, 196);
-    assert_eq!(hosts[1].driver.card().counters().rcvd_bytes, 200_000);
+    assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 200_000);
     let two = [addresses[0], addresses[1]];
-    let wrong = Backbone::new(1, &two, &Topology::Star { hosts: 3 }, line, settings).err().unwrap();
+    let wrong = HostNetwork::new(1, &two, &Topology::Star { hosts: 3 }, line, settings).err().unwrap();
     assert_eq!(wrong.to_string(), "the topology: 2 hosts for a topology of 3");
 }
 
@@ -224,15 +235,15 @@ fn a_pause_stops_a_priority_towards_its_sender_until_it_is_over() {
     // 65535 quanta at 1 Gb/s: 33.6 ms.
     let stop = Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 1_000_000_000 };
     hosts[1].driver.pause_peer(alice, stop);
-    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 1 << 3);
+    drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(bob) == 1 << 3);
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| {
-        let is_over = hosts[0].driver.paused_by(bob) == 0;
+        let is_over = hosts[0].driver.priorities_paused_by(bob) == 0;
         assert!(is_over || hosts[0].completions.pop().is_none(), "it went in spite of the pause");
         is_over
     });
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    assert_eq!(hosts[0].driver.card().counters().rx_pause_frames, 1);
+    assert_eq!(hosts[0].driver.hca().counters().rx_pause_frames, 1);
 }
 
 /// Mallory pauses all priorities for a year, again and again. She stops what goes to her, and only that.
@@ -251,19 +262,19 @@ fn a_peer_that_pauses_for_ever_stops_its_own_link_and_no_other() {
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     let stop = Pause { classes: 0xff, quanta: [0xffff; 8], rate: 1 };
     hosts[2].driver.pause_peer(alice, stop);
-    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(mallory) == 0xff);
+    drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(mallory) == 0xff);
     hosts[0].write_on(&mut second, keys[1], 1_000);
     for _ in 0..20 {
         hosts[2].driver.pause_peer(alice, stop);
         hosts[0].write(keys[0], 100_000);
         drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     }
-    assert_eq!(hosts[1].driver.card().counters().rcvd_bytes, 20 * 100_000);
-    assert_eq!(hosts[2].driver.card().counters().rcvd_bytes, 1_000, "what goes to Mallory waits");
+    assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 20 * 100_000);
+    assert_eq!(hosts[2].driver.hca().counters().rcvd_bytes, 1_000, "what goes to Mallory waits");
     let go = Pause { classes: 0xff, quanta: [0; 8], rate: 1 };
     hosts[2].driver.pause_peer(alice, go);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    assert_eq!(hosts[2].driver.card().counters().rcvd_bytes, 2_000);
+    assert_eq!(hosts[2].driver.hca().counters().rcvd_bytes, 2_000);
 }
 
 /// Bob's port is slow and behind a switch of his own; Alice is another machine. The switch marks what waits and pauses
@@ -272,34 +283,38 @@ fn a_peer_that_pauses_for_ever_stops_its_own_link_and_no_other() {
 fn a_slow_port_behind_a_switch_pauses_another_machine() {
     let mut hosts = pair(60);
     let [alice, bob] = [0, 1].map(|n: usize| hosts[n].driver.address());
-    let line = Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() };
+    let line = LinkSettings {
+        bits_per_second: NonZeroU64::new(1_000_000_000),
+        delay_ns: 1_000,
+        ..LinkSettings::default()
+    };
     let settings = SwitchSettings {
-        flow_control: Some(FlowControl { xoff: 16 << 10, xon: 14 << 10, ..FlowControl::default() }),
-        marking: Some(Marking { least: 1_000, most: 2_000, per_billion: PER_BILLION }),
+        pfc: Some(PfcSettings { xoff: 16 << 10, xon: 14 << 10, ..PfcSettings::default() }),
+        ecn_marking: Some(EcnMarking { kmin: 1_000, kmax: 2_000, pmax_per_billion: PER_BILLION }),
         ..SwitchSettings::default()
     };
-    let backbone = Backbone::new(1, &[bob], &Topology::Star { hosts: 1 }, line, settings).unwrap();
-    assert!(hosts[1].driver.plug_in(backbone.clone()));
-    let stalled = Receiver { bits_per_second: Some(0), ..Receiver::default() };
+    let backbone = HostNetwork::new(1, &[bob], &Topology::Star { hosts: 1 }, line, settings).unwrap();
+    assert!(hosts[1].driver.attach_to_network(backbone.clone()));
+    let stalled = ReceiverSettings { bits_per_second: Some(0), ..ReceiverSettings::default() };
     assert!(backbone.set_receiver(bob, stalled));
     let key = hosts[1].key;
     hosts[0].write(key, 900_000);
-    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 1 << 3);
-    assert_eq!(hosts[1].driver.card().counters().rcvd_bytes, 0, "Bob's card has nothing yet");
-    assert!(backbone.set_receiver(bob, Receiver { bits_per_second: Some(100_000_000), ..stalled }));
+    drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(bob) == 1 << 3);
+    assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 0, "Bob's card has nothing yet");
+    assert!(backbone.set_receiver(bob, ReceiverSettings { bits_per_second: Some(100_000_000), ..stalled }));
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
-    drive(&mut hosts, |hosts| hosts[0].driver.paused_by(bob) == 0);
+    drive(&mut hosts, |hosts| hosts[0].driver.priorities_paused_by(bob) == 0);
     let (census, [sender, receiver]) =
-        (backbone.census(), [0, 1].map(|n: usize| *hosts[n].driver.card().counters()));
-    assert!(census.balances() && census.dropped == 0, "{census:?}");
+        (backbone.census(), [0, 1].map(|n: usize| *hosts[n].driver.hca().counters()));
+    assert!(census.is_balanced() && census.dropped == 0, "{census:?}");
     assert_eq!((receiver.rcvd_bytes, receiver.out_of_sequence, sender.retransmitted_pkts), (900_000, 0, 0));
     assert!(sender.rx_pause_frames >= 2, "stopped, and let go");
     assert!(receiver.np_ecn_marked_roce_packets > 0 && sender.rp_cnp_handled > 0);
-    let ports: Vec<_> = backbone.ask(|fabric| fabric.outside().collect());
+    let ports: Vec<_> = backbone.with_fabric(|fabric| fabric.external_ports().collect());
     let [(_, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
-    assert_eq!((peer, port.lost_frames), (alice, 0));
-    let switch = backbone.laid().switches[0];
-    let counters = backbone.ask(|fabric| fabric.switch(switch).counters(cable)).unwrap();
+    assert_eq!((peer, port.dropped_frames), (alice, 0));
+    let switch = backbone.topology().switches[0];
+    let counters = backbone.with_fabric(|fabric| fabric.switch(switch).counters(cable)).unwrap();
     assert_eq!(counters.pauses_sent[3], port.pauses_received[3]);
     assert!(counters.pauses_sent[3] >= sender.rx_pause_frames);
 }
@@ -312,25 +327,29 @@ fn a_pause_of_a_peer_does_not_end_that_of_the_backbone() {
     hosts[0].write(key, 1_000);
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     let addresses = [0, 1].map(|n: usize| hosts[n].driver.address());
-    let line = Line { bits_per_second: NonZeroU64::new(1_000_000_000), delay_ns: 1_000, ..Line::default() };
-    let flow_control = Some(FlowControl { xoff: 32 << 10, xon: 16 << 10, ..FlowControl::default() });
-    let settings = SwitchSettings { flow_control, ..SwitchSettings::default() };
-    let backbone = Backbone::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
+    let line = LinkSettings {
+        bits_per_second: NonZeroU64::new(1_000_000_000),
+        delay_ns: 1_000,
+        ..LinkSettings::default()
+    };
+    let flow_control = Some(PfcSettings { xoff: 32 << 10, xon: 16 << 10, ..PfcSettings::default() });
+    let settings = SwitchSettings { pfc: flow_control, ..SwitchSettings::default() };
+    let backbone = HostNetwork::new(1, &addresses, &Topology::Star { hosts: 2 }, line, settings).unwrap();
     for host in &mut hosts {
-        assert!(host.driver.plug_in(backbone.clone()));
+        assert!(host.driver.attach_to_network(backbone.clone()));
     }
     // Bob's port takes nothing: it pauses the switch, and the switch pauses Alice.
-    let receiver = Receiver { bits_per_second: Some(0), ..Receiver::default() };
+    let receiver = ReceiverSettings { bits_per_second: Some(0), ..ReceiverSettings::default() };
     assert!(backbone.set_receiver(addresses[1], receiver));
     hosts[0].write(key, 400_000);
-    drive(&mut hosts, |hosts| hosts[0].driver.card().paused() == 1 << 3);
+    drive(&mut hosts, |hosts| hosts[0].driver.hca().paused_priorities() == 1 << 3);
     hosts[1].driver.pause_peer(peer, Pause { classes: 1 << 5, quanta: [0xffff; 8], rate: 1_000_000_000 });
     drive(&mut hosts, |hosts| {
-        assert_eq!(hosts[0].driver.card().paused(), 1 << 3, "the backbone did not let it go on");
-        hosts[0].driver.paused_by(addresses[1]) == 1 << 5
+        assert_eq!(hosts[0].driver.hca().paused_priorities(), 1 << 3, "the backbone did not let it go on");
+        hosts[0].driver.priorities_paused_by(addresses[1]) == 1 << 5
     });
-    assert!(backbone.set_receiver(addresses[1], Receiver::default()));
+    assert!(backbone.set_receiver(addresses[1], ReceiverSettings::default()));
     drive(&mut hosts, |hosts| hosts[0].completions.pop().is_some());
     assert_eq!(backbone.census().dropped, 0);
-    assert!(hosts[0].driver.card().counters().rx_pause_frames >= 3);
+    assert!(hosts[0].driver.hca().counters().rx_pause_frames >= 3);
 }

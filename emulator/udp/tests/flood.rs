@@ -1,10 +1,10 @@
 //! The promise on real sockets: nobody's receive buffer overflows, whatever its owner does meanwhile.
 
 use softhca_udp::{
-    Batch, Cause, HostSockets, LinkChange, Links, PeerState, Segmentation, SendError, SocketOptions,
-    UnreachablePort, budget, wait,
+    HostSockets, LinkChange, LinkControl, NetworkErrorCause, PeerState, ReceiveBatch, Segmentation,
+    SendError, SocketOptions, UnreachablePort, grant_budget, wait_readable,
 };
-use softhca_wire::link::{Incarnation, Message};
+use softhca_wire::link_control::{Incarnation, Message};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 /// The smallest driver: one turn reads everything, sends what is due, and sleeps.
 struct Node {
     sockets: HostSockets,
-    links: Links,
+    links: LinkControl,
     begin: Instant,
-    batch: Batch,
+    batch: ReceiveBatch,
     changes: Vec<LinkChange>,
 }
 
 impl Node {
     fn new(address: IpAddr, options: SocketOptions) -> Node {
         let sockets = HostSockets::bind(address, options).expect("a free loopback address");
-        let links = Links::new(Incarnation::new(1), budget(sockets.roce.receive_buffer()), 0);
-        Node { sockets, links, begin: Instant::now(), batch: Batch::new(), changes: Vec::new() }
+        let links = LinkControl::new(Incarnation::new(1), grant_budget(sockets.roce.receive_buffer()), 0);
+        Node { sockets, links, begin: Instant::now(), batch: ReceiveBatch::new(), changes: Vec::new() }
     }
 
     fn now(&self) -> u64 {
@@ -37,9 +37,9 @@ impl Node {
         for (socket, port) in
             [(&self.sockets.roce, UnreachablePort::Roce), (&self.sockets.link, UnreachablePort::Link)]
         {
-            while let Some(error) = socket.take_error().expect("the error queue can be read") {
-                if let (Some(peer), Cause::PortUnreachable) = (error.peer, error.cause) {
-                    self.links.unreachable(peer.ip(), port, now);
+            while let Some(error) = socket.poll_error().expect("the error queue can be read") {
+                if let (Some(peer), NetworkErrorCause::PortUnreachable) = (error.peer, error.cause) {
+                    self.links.on_unreachable(peer.ip(), port, now);
                 }
             }
         }
@@ -47,7 +47,7 @@ impl Node {
             self.sockets.link.receive(&mut self.batch).expect("the link socket can be read");
             for datagram in self.batch.datagrams() {
                 let message = Message::parse(datagram.bytes).expect("only link control comes here");
-                self.links.handle(datagram.source.ip(), &message, now);
+                self.links.on_message(datagram.source.ip(), &message, now);
             }
             if self.batch.is_empty() {
                 break;
@@ -56,11 +56,11 @@ impl Node {
         loop {
             self.sockets.roce.receive(&mut self.batch).expect("the RoCE socket can be read");
             for chunk in self.batch.chunks() {
-                self.links.received(chunk.source.ip(), chunk.charge(), now);
+                self.links.record_received(chunk.source.ip(), chunk.charge(), now);
                 chunk.datagrams().for_each(|datagram| see(datagram.source.ip(), datagram.bytes));
             }
             if self.batch.is_empty() {
-                self.links.socket_empty(now);
+                self.links.on_socket_empty(now);
                 break;
             }
         }
@@ -84,7 +84,7 @@ impl Node {
     fn sleep(&self) {
         let until = self.links.next_timeout().map_or(10_000_000, |at| at.saturating_sub(self.now()));
         let descriptors = [self.sockets.roce.as_fd(), self.sockets.link.as_fd()];
-        wait(&descriptors, Some(Duration::from_nanos(until.min(10_000_000))))
+        wait_readable(&descriptors, Some(Duration::from_nanos(until.min(10_000_000))))
             .expect("sockets can be waited for");
     }
 
@@ -97,7 +97,7 @@ impl Node {
                 let now = self.now();
                 let allowance = self.links.allowance(to, now);
                 let segments =
-                    self.sockets.roce.run_within(to, size, allowance).min((frames - next) as usize);
+                    self.sockets.roce.max_segments_within(to, size, allowance).min((frames - next) as usize);
                 if segments == 0 {
                     let charge = self.sockets.roce.run_charge(to, size, 1);
                     assert!(!self.links.may_send(to, charge, now));
@@ -111,7 +111,7 @@ impl Node {
                 }
                 match self.sockets.roce.send_run(to, 0, size, &run) {
                     Ok(sent) => {
-                        self.links.sent(to, self.sockets.roce.run_charge(to, size, sent), now);
+                        self.links.record_sent(to, self.sockets.roce.run_charge(to, size, sent), now);
                         next += sent as u32;
                     }
                     Err(SendError::WouldBlock) => break,
@@ -188,37 +188,37 @@ fn nothing_is_dropped(group: u8, senders: u8, size: usize, frames: u32, segmenta
 
 #[test]
 fn two_senders_of_full_frames_lose_nothing() {
-    nothing_is_dropped(10, 2, 4154, 20_000, Segmentation::Offloaded);
+    nothing_is_dropped(10, 2, 4154, 20_000, Segmentation::Gso);
 }
 
 #[test]
 fn two_senders_of_small_frames_lose_nothing() {
-    nothing_is_dropped(20, 2, 64, 50_000, Segmentation::Offloaded);
+    nothing_is_dropped(20, 2, 64, 50_000, Segmentation::Gso);
 }
 
 #[test]
 fn two_senders_without_offload_lose_nothing() {
-    nothing_is_dropped(30, 2, 1082, 5_000, Segmentation::Separate);
+    nothing_is_dropped(30, 2, 1082, 5_000, Segmentation::PerDatagram);
 }
 
 #[test]
 fn twelve_senders_lose_nothing() {
-    nothing_is_dropped(40, 12, 4154, 500, Segmentation::Offloaded);
+    nothing_is_dropped(40, 12, 4154, 500, Segmentation::Gso);
 }
 
 #[test]
 fn a_host_without_a_card_is_foreign_and_then_dead() {
     let mut node = Node::new(loopback(60), SocketOptions::default());
     let nobody = loopback(61);
-    while !node.changes.contains(&LinkChange::Became(PeerState::Dead)) {
+    while !node.changes.contains(&LinkChange::StateChanged(PeerState::Dead)) {
         node.receive(|_, _| {});
         let (now, charge) = (node.now(), node.sockets.roce.run_charge(nobody, 64, 1));
         if node.links.may_send(nobody, charge, now) {
             node.sockets.roce.send_run(nobody, 0, 64, &[0; 64]).expect("loopback takes it");
-            node.links.sent(nobody, charge, now);
+            node.links.record_sent(nobody, charge, now);
         }
         node.transmit();
         node.sleep();
     }
-    assert_eq!(node.changes, [PeerState::Foreign, PeerState::Dead].map(LinkChange::Became));
+    assert_eq!(node.changes, [PeerState::Foreign, PeerState::Dead].map(LinkChange::StateChanged));
 }

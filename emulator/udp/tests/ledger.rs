@@ -2,8 +2,10 @@
 //! come back. The law: no receive buffer is ever charged beyond its budget, and everybody gets through.
 
 use proptest::prelude::*;
-use softhca_udp::{LARGEST_CHARGE, LinkChange, Links, PeerState, UnreachablePort, budget, charge};
-use softhca_wire::link::{Incarnation, Message, Pause};
+use softhca_udp::{
+    LinkChange, LinkControl, MAX_FRAME_CHARGE, PeerState, UnreachablePort, charge, grant_budget,
+};
+use softhca_wire::link_control::{Incarnation, Message, Pause};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -43,18 +45,18 @@ fn index(address: IpAddr) -> usize {
 }
 
 struct Port {
-    links: Links,
+    links: LinkControl,
     /// The RoCE socket: who sent, what the kernel charges, and what of that was granted.
     socket: VecDeque<(usize, u64, u64)>,
     /// The sum of what was granted. To a port that it takes for another make, a sender promises nothing.
     charged: u64,
     /// The sum of all.
-    held: u64,
+    socket_bytes: u64,
     /// The link socket.
     control: VecDeque<(usize, Message)>,
     errors: Vec<(IpAddr, UnreachablePort)>,
     /// Chunks that the driver takes out in a turn.
-    appetite: u64,
+    reads_per_poll: u64,
     stopped_until: u64,
     down_until: Option<u64>,
     /// Frames left to send, by destination.
@@ -71,7 +73,7 @@ struct Faults {
     deaths: bool,
 }
 
-struct World {
+struct SimulatedPorts {
     now: u64,
     random: Random,
     faults: Faults,
@@ -79,21 +81,21 @@ struct World {
     budget: u64,
     ports: Vec<Port>,
     /// Messages on their way: arrival, destination, source.
-    flying: Vec<(u64, usize, usize, Message)>,
-    lives: u64,
+    in_flight: Vec<(u64, usize, usize, Message)>,
+    incarnations: u64,
 }
 
-impl World {
-    fn new(seed: u64, ports: usize, budget: u64, faults: Faults) -> World {
-        let mut world = World {
+impl SimulatedPorts {
+    fn new(seed: u64, ports: usize, budget: u64, faults: Faults) -> SimulatedPorts {
+        let mut world = SimulatedPorts {
             now: SECOND,
             random: Random(seed),
             faults,
             faulty_until: 4 * SECOND,
             budget,
             ports: Vec::new(),
-            flying: Vec::new(),
-            lives: 0,
+            in_flight: Vec::new(),
+            incarnations: 0,
         };
         for _ in 0..ports {
             let port = world.new_port(ports);
@@ -103,17 +105,17 @@ impl World {
     }
 
     fn new_port(&mut self, ports: usize) -> Port {
-        self.lives += 1000;
-        let mut links = Links::new(Incarnation::new(self.lives), self.budget, self.now);
+        self.incarnations += 1000;
+        let mut links = LinkControl::new(Incarnation::new(self.incarnations), self.budget, self.now);
         links.set_dead_after(2 * SECOND);
         Port {
             links,
             socket: VecDeque::new(),
             charged: 0,
-            held: 0,
+            socket_bytes: 0,
             control: VecDeque::new(),
             errors: Vec::new(),
-            appetite: 1 + self.random.below(20),
+            reads_per_poll: 1 + self.random.below(20),
             stopped_until: 0,
             down_until: None,
             backlog: vec![0; ports],
@@ -143,8 +145,8 @@ impl World {
             self.break_something();
         }
         let now = self.now;
-        let (arrived, flying): (Vec<_>, Vec<_>) = self.flying.drain(..).partition(|(at, ..)| *at <= now);
-        self.flying = flying;
+        let (arrived, flying): (Vec<_>, Vec<_>) = self.in_flight.drain(..).partition(|(at, ..)| *at <= now);
+        self.in_flight = flying;
         for (_, to, from, message) in arrived {
             if self.ports[to].down_until.is_some() {
                 self.ports[from].errors.push((address(to), UnreachablePort::Link));
@@ -157,7 +159,7 @@ impl World {
                 self.restart(port);
             }
             if self.ports[port].down_until.is_none() && now >= self.ports[port].stopped_until {
-                self.turn(port);
+                self.poll(port);
             }
         }
     }
@@ -178,30 +180,30 @@ impl World {
             // Longer than grants are good for.
             self.ports[victim].down_until = Some(self.now + SECOND / 2 + self.random.below(SECOND));
             self.ports[victim].socket.clear();
-            (self.ports[victim].charged, self.ports[victim].held) = (0, 0);
+            (self.ports[victim].charged, self.ports[victim].socket_bytes) = (0, 0);
         }
-        self.ports[victim].appetite = 1 + self.random.below(20);
+        self.ports[victim].reads_per_poll = 1 + self.random.below(20);
     }
 
     /// What a driver does.
-    fn turn(&mut self, index_here: usize) {
+    fn poll(&mut self, index_here: usize) {
         let now = self.now;
         let port = &mut self.ports[index_here];
         for (peer, which) in port.errors.drain(..) {
-            port.links.unreachable(peer, which, now);
+            port.links.on_unreachable(peer, which, now);
         }
         while let Some((from, message)) = port.control.pop_front() {
-            port.links.handle(address(from), &message, now);
+            port.links.on_message(address(from), &message, now);
         }
-        for _ in 0..port.appetite {
+        for _ in 0..port.reads_per_poll {
             match port.socket.pop_front() {
                 Some((from, charge, granted)) => {
                     port.charged -= granted;
-                    port.held -= charge;
-                    port.links.received(address(from), charge, now);
+                    port.socket_bytes -= charge;
+                    port.links.record_received(address(from), charge, now);
                 }
                 None => {
-                    port.links.socket_empty(now);
+                    port.links.on_socket_empty(now);
                     break;
                 }
             }
@@ -218,13 +220,13 @@ impl World {
                 u64::from(!self.random.percent(self.faults.control_loss)) + u64::from(self.random.percent(5));
             for _ in 0..copies {
                 let arrival = now + self.random.below(2 * MILLISECOND);
-                self.flying.push((arrival, index(to), index_here, message));
+                self.in_flight.push((arrival, index(to), index_here, message));
             }
         }
         while let Some(event) = port.links.poll_event() {
             port.changes.push((index(event.peer), event.change));
         }
-        assert!(port.links.granter().outstanding() <= self.budget);
+        assert!(port.links.grant_issuer().outstanding() <= self.budget);
     }
 
     fn send(&mut self, from: usize, to: usize) {
@@ -239,7 +241,7 @@ impl World {
             if port.backlog[to] == 0 || !port.links.may_send(address(to), charge, self.now) {
                 return;
             }
-            port.links.sent(address(to), charge, self.now);
+            port.links.record_sent(address(to), charge, self.now);
             port.backlog[to] -= 1;
             let foreign = port.links.state(address(to)) == Some(PeerState::Foreign);
             if self.ports[to].down_until.is_some() {
@@ -247,12 +249,12 @@ impl World {
                 continue;
             }
             // The kernel has a third more than the budget.
-            let full = self.ports[to].held > self.budget * 4 / 3;
+            let full = self.ports[to].socket_bytes > self.budget * 4 / 3;
             if !(self.random.percent(self.faults.data_loss) || foreign && full) {
                 let granted = if foreign { 0 } else { charge };
                 self.ports[to].socket.push_back((from, charge, granted));
                 self.ports[to].charged += granted;
-                self.ports[to].held += charge;
+                self.ports[to].socket_bytes += charge;
                 let charged = self.ports[to].charged;
                 assert!(charged <= self.budget, "{charged} in a socket for {}", self.budget);
             }
@@ -276,7 +278,7 @@ proptest! {
         buffer in prop_oneof![Just(20_000usize), Just(212_992), Just(1 << 20)],
         faults in faults(),
     ) {
-        let mut world = World::new(seed, ports, budget(buffer), faults);
+        let mut world = SimulatedPorts::new(seed, ports, grant_budget(buffer), faults);
         for from in 0..ports {
             for to in 0..ports {
                 world.ports[from].backlog[to] = world.random.below(2000);
@@ -292,11 +294,11 @@ const NO_FAULTS: Faults = Faults { control_loss: 0, data_loss: 0, stops: false, 
 fn seventy_senders_share_a_stock_buffer() {
     for (seed, control_loss) in [(1, 0), (2, 20)] {
         let faults = Faults { control_loss, ..NO_FAULTS };
-        let mut world = World::new(seed, 71, budget(212_992), faults);
+        let mut world = SimulatedPorts::new(seed, 71, grant_budget(212_992), faults);
         for from in 1..71 {
             world.ports[from].backlog[0] = 200;
         }
-        world.ports[0].appetite = 20;
+        world.ports[0].reads_per_poll = 20;
         let mut half_time = None;
         while !world.done() {
             world.tick();
@@ -319,12 +321,12 @@ fn seventy_senders_share_a_stock_buffer() {
 #[test]
 fn a_port_that_is_back_at_once_does_not_grant_what_its_earlier_life_had_granted() {
     for seed in 0..200 {
-        let mut world = World::new(seed, 2, budget(212_992), NO_FAULTS);
+        let mut world = SimulatedPorts::new(seed, 2, grant_budget(212_992), NO_FAULTS);
         world.faulty_until = 0;
         world.ports[1].backlog[0] = 4000;
         for life in 0..6 {
             // A slow reader: what is granted is used, and stays in the socket.
-            world.ports[0].appetite = 1;
+            world.ports[0].reads_per_poll = 1;
             let until = world.now + MILLISECOND * (20 + 7 * life);
             while world.now < until {
                 world.tick();
@@ -337,7 +339,7 @@ fn a_port_that_is_back_at_once_does_not_grant_what_its_earlier_life_had_granted(
 
 #[test]
 fn a_newcomer_gets_through_while_another_streams_and_a_third_is_stopped_with_its_grants() {
-    let mut world = World::new(3, 4, budget(212_992), NO_FAULTS);
+    let mut world = SimulatedPorts::new(3, 4, grant_budget(212_992), NO_FAULTS);
     world.faulty_until = 0;
     world.ports[1].backlog[0] = 100_000;
     world.ports[2].backlog[0] = 1;
@@ -356,7 +358,7 @@ fn a_newcomer_gets_through_while_another_streams_and_a_third_is_stopped_with_its
 
 #[test]
 fn a_stopped_peer_is_stalled_then_alive_and_loses_nothing() {
-    let mut world = World::new(4, 2, budget(212_992), NO_FAULTS);
+    let mut world = SimulatedPorts::new(4, 2, grant_budget(212_992), NO_FAULTS);
     world.faulty_until = 0;
     world.ports[0].backlog[1] = 10_000;
     while world.now < SECOND + SECOND / 10 {
@@ -365,29 +367,29 @@ fn a_stopped_peer_is_stalled_then_alive_and_loses_nothing() {
     world.ports[1].stopped_until = world.now + SECOND;
     world.run(60 * SECOND);
     let states: Vec<_> = world.ports[0].changes.iter().map(|(_, change)| *change).collect();
-    let became = LinkChange::Became;
+    let became = LinkChange::StateChanged;
     assert_eq!(states, [became(PeerState::Alive), became(PeerState::Stalled), became(PeerState::Alive)]);
     assert_eq!(world.ports[1].changes, [(0, became(PeerState::Alive))], "the stopped port blames nobody");
 }
 
 #[test]
 fn a_silent_peer_is_dead_in_the_end_and_its_share_is_free_again() {
-    let mut world = World::new(5, 2, budget(212_992), NO_FAULTS);
+    let mut world = SimulatedPorts::new(5, 2, grant_budget(212_992), NO_FAULTS);
     world.faulty_until = 0;
     world.ports[0].backlog[1] = 10;
     world.run(SECOND + SECOND / 2);
-    assert!(world.ports[1].links.granter().outstanding() > 0);
+    assert!(world.ports[1].links.grant_issuer().outstanding() > 0);
     world.ports[0].stopped_until = u64::MAX;
     while world.now < 6 * SECOND {
         world.tick();
     }
     assert_eq!(world.ports[1].links.state(address(0)), Some(PeerState::Dead));
-    assert_eq!(world.ports[1].links.granter().outstanding(), 0);
+    assert_eq!(world.ports[1].links.grant_issuer().outstanding(), 0);
 }
 
 #[test]
 fn a_peer_that_comes_back_is_known_to_have_restarted() {
-    let mut world = World::new(6, 2, budget(212_992), NO_FAULTS);
+    let mut world = SimulatedPorts::new(6, 2, grant_budget(212_992), NO_FAULTS);
     world.faulty_until = 0;
     world.ports[0].backlog[1] = 10;
     world.run(10 * SECOND);
@@ -405,35 +407,35 @@ fn a_peer_that_comes_back_is_known_to_have_restarted() {
 
 #[test]
 fn a_port_of_another_make_gets_a_small_window() {
-    let mut links = Links::new(Incarnation::new(1), budget(212_992), 0);
+    let mut links = LinkControl::new(Incarnation::new(1), grant_budget(212_992), 0);
     let peer = address(7);
-    assert!(!links.may_send(peer, LARGEST_CHARGE, 0));
+    assert!(!links.may_send(peer, MAX_FRAME_CHARGE, 0));
     assert!(links.transmit(0).is_some(), "HELLO goes out at once");
-    links.unreachable(peer, UnreachablePort::Link, 1000);
+    links.on_unreachable(peer, UnreachablePort::Link, 1000);
     assert_eq!(links.state(peer), Some(PeerState::Foreign));
     let mut sent = 0;
-    while links.may_send(peer, LARGEST_CHARGE, 2000) {
-        links.sent(peer, LARGEST_CHARGE, 2000);
+    while links.may_send(peer, MAX_FRAME_CHARGE, 2000) {
+        links.record_sent(peer, MAX_FRAME_CHARGE, 2000);
         sent += 1;
     }
-    assert_eq!(sent, 64 * 1024 / LARGEST_CHARGE);
-    links.received(peer, 1024, 3000);
-    assert!(links.may_send(peer, LARGEST_CHARGE, 3000), "an answer opens the window");
-    links.unreachable(peer, UnreachablePort::Roce, 4000);
+    assert_eq!(sent, 64 * 1024 / MAX_FRAME_CHARGE);
+    links.record_received(peer, 1024, 3000);
+    assert!(links.may_send(peer, MAX_FRAME_CHARGE, 3000), "an answer opens the window");
+    links.on_unreachable(peer, UnreachablePort::Roce, 4000);
     assert_eq!(links.state(peer), Some(PeerState::Dead));
 }
 
 #[test]
 fn a_pause_reaches_the_peer() {
-    let mut world = World::new(8, 2, budget(212_992), NO_FAULTS);
+    let mut world = SimulatedPorts::new(8, 2, grant_budget(212_992), NO_FAULTS);
     world.faulty_until = 0;
     world.ports[0].backlog[1] = 1;
     world.run(2 * SECOND);
     let pause = Pause { classes: 8, quanta: [0, 0, 0, 0xffff, 0, 0, 0, 0], rate: 0 };
-    world.ports[0].links.pause(address(1), pause, world.now);
+    world.ports[0].links.send_pause(address(1), pause, world.now);
     let end = world.now + 10 * MILLISECOND;
     while world.now < end {
         world.tick();
     }
-    assert!(world.ports[1].changes.contains(&(0, LinkChange::Paused(pause))));
+    assert!(world.ports[1].changes.contains(&(0, LinkChange::PauseReceived(pause))));
 }

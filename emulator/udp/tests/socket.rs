@@ -1,10 +1,10 @@
 //! The socket over real loopback.
 
 use softhca_udp::{
-    Batch, BindError, Cause, HostSockets, MAX_RUN_BYTES, NetworkError, Owner, RoceSocket, Segmentation,
-    SendError, SocketOptions, Waker, charge, raw, wait,
+    BindError, HostSockets, MAX_RUN_BYTES, NetworkError, NetworkErrorCause, PortOwner, ReceiveBatch,
+    RoceSocket, Segmentation, SendError, SocketOptions, Waker, charge, raw, wait_readable,
 };
-use softhca_wire::{Bth, Envelope, ICRC_LEN, Icrc};
+use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -21,10 +21,10 @@ fn loopback(last: u8) -> IpAddr {
 
 /// Receives until `count` datagrams have come.
 fn collect(socket: &RoceSocket, count: usize) -> Vec<(SocketAddr, u8, Vec<u8>)> {
-    let mut batch = Batch::new();
+    let mut batch = ReceiveBatch::new();
     let mut datagrams = Vec::new();
     while datagrams.len() < count {
-        wait(&[socket.as_fd()], None).expect("the socket can be waited for");
+        wait_readable(&[socket.as_fd()], None).expect("the socket can be waited for");
         socket.receive(&mut batch).expect("the socket can be read");
         datagrams.extend(batch.datagrams().map(|d| (d.source, d.traffic_class, d.bytes.to_vec())));
     }
@@ -34,18 +34,18 @@ fn collect(socket: &RoceSocket, count: usize) -> Vec<(SocketAddr, u8, Vec<u8>)> 
 /// Seals and sends a run of `segments` packets of `size` bytes and checks every one at the other end.
 fn a_run_arrives_sealed(from: IpAddr, to: IpAddr, segmentation: Segmentation, size: usize, segments: usize) {
     let (mut sender, receiver) = (open(from, segmentation), open(to, segmentation));
-    let envelope = |index| Envelope {
+    let envelope = |index| AddressHeaders {
         source_port: sender.local_address().port(),
         identification: sender.identification(index),
-        ..Envelope::between(from, to)
+        ..AddressHeaders::between(from, to)
     };
     let last = Bth::LEN + ICRC_LEN;
     let mut run = vec![0; (segments - 1) * size + last];
     for (index, packet) in run.chunks_mut(size).enumerate() {
         packet.fill(index as u8);
-        Icrc::seal(&envelope(index), packet);
+        Icrc::write(&envelope(index), packet);
     }
-    let envelopes: Vec<Envelope> = (0..segments).map(envelope).collect();
+    let envelopes: Vec<AddressHeaders> = (0..segments).map(envelope).collect();
     let sent = sender.send_run_to(receiver.local_address(), 0x6a, size, &run).expect("loopback takes a run");
     assert_eq!(sent, segments);
     let datagrams = collect(&receiver, segments);
@@ -61,7 +61,7 @@ fn a_run_arrives_sealed(from: IpAddr, to: IpAddr, segmentation: Segmentation, si
 
 #[test]
 fn a_run_arrives_as_datagrams_with_their_class_and_seal() {
-    for segmentation in [Segmentation::Offloaded, Segmentation::Separate] {
+    for segmentation in [Segmentation::Gso, Segmentation::PerDatagram] {
         for (size, segments) in [(64, 64), (1082, 60), (4154, 15), (4154, 2)] {
             a_run_arrives_sealed(loopback(2), loopback(3), segmentation, size, segments);
         }
@@ -75,7 +75,7 @@ fn a_run_arrives_over_ipv6() {
         eprintln!("skipped: this machine has no ::1");
         return;
     }
-    for segmentation in [Segmentation::Offloaded, Segmentation::Separate] {
+    for segmentation in [Segmentation::Gso, Segmentation::PerDatagram] {
         a_run_arrives_sealed(here, here, segmentation, 4154, 15);
     }
 }
@@ -92,9 +92,7 @@ fn the_kernel_writes_the_identification_that_is_predicted() {
         return;
     };
     raw.bind(&SocketAddr::new(to, 0).into()).expect("a raw socket on loopback");
-    for (segmentation, expected) in
-        [(Segmentation::Offloaded, [0, 1, 2]), (Segmentation::Separate, [0, 0, 0])]
-    {
+    for (segmentation, expected) in [(Segmentation::Gso, [0, 1, 2]), (Segmentation::PerDatagram, [0, 0, 0])] {
         let (mut sender, receiver) = (open(loopback(4), segmentation), open(to, segmentation));
         sender.send_run_to(receiver.local_address(), 0, 100, &[7; 300]).expect("loopback takes a run");
         let mut seen = Vec::new();
@@ -115,36 +113,35 @@ fn the_kernel_writes_the_identification_that_is_predicted() {
 
 #[test]
 fn a_closed_port_is_reported_with_its_peer() {
-    let mut sender = open(loopback(6), Segmentation::Offloaded);
-    let receiver = open(loopback(7), Segmentation::Offloaded);
-    let [closed, live] =
-        [open(loopback(8), Segmentation::Offloaded).local_address(), receiver.local_address()];
+    let mut sender = open(loopback(6), Segmentation::Gso);
+    let receiver = open(loopback(7), Segmentation::Gso);
+    let [closed, live] = [open(loopback(8), Segmentation::Gso).local_address(), receiver.local_address()];
     sender.send_run_to(closed, 0, 64, &[0; 64]).expect("nothing is known yet");
-    let ready = wait(&[sender.as_fd()], None).expect("the socket can be waited for");
+    let ready = wait_readable(&[sender.as_fd()], None).expect("the socket can be waited for");
     assert!(ready.error(0));
     // The error of one peer does not keep anything from another.
     sender.send_run_to(live, 0, 64, &[1; 128]).expect("the other peer is there");
     assert_eq!(collect(&receiver, 2).len(), 2);
-    let expected = NetworkError { peer: Some(closed), cause: Cause::PortUnreachable };
-    assert_eq!(sender.take_error().expect("the error queue can be read"), Some(expected));
-    assert_eq!(sender.take_error().expect("the error queue can be read"), None);
-    let mut batch = Batch::new();
+    let expected = NetworkError { peer: Some(closed), cause: NetworkErrorCause::PortUnreachable };
+    assert_eq!(sender.poll_error().expect("the error queue can be read"), Some(expected));
+    assert_eq!(sender.poll_error().expect("the error queue can be read"), None);
+    let mut batch = ReceiveBatch::new();
     sender.receive(&mut batch).expect("an old error does not fail a receive");
     assert!(batch.is_empty());
 }
 
 #[test]
 fn a_datagram_larger_than_the_path_is_refused_with_the_mtu() {
-    let mut sender = open(loopback(9), Segmentation::Offloaded);
-    let receiver = open(loopback(10), Segmentation::Offloaded);
+    let mut sender = open(loopback(9), Segmentation::Gso);
+    let receiver = open(loopback(10), Segmentation::Gso);
     let result = sender.send_run_to(receiver.local_address(), 0, MAX_RUN_BYTES, &vec![0; MAX_RUN_BYTES]);
     if result.is_ok() {
         eprintln!("skipped: loopback takes every datagram; try in a namespace with a smaller MTU");
         return;
     }
     assert!(matches!(result, Err(SendError::TooLarge)));
-    let error = sender.take_error().expect("the error queue can be read").expect("the kernel has noted it");
-    assert!(matches!(error.cause, Cause::TooLarge { mtu: 1..65_535 }), "{error:?}");
+    let error = sender.poll_error().expect("the error queue can be read").expect("the kernel has noted it");
+    assert!(matches!(error.cause, NetworkErrorCause::TooLarge { mtu: 1..65_535 }), "{error:?}");
 }
 
 #[test]
@@ -153,7 +150,9 @@ fn a_taken_address_names_its_owner() {
     let host = HostSockets::bind(address, SocketOptions::default()).expect("the address is free");
     assert_eq!(host.address(), address);
     match HostSockets::bind(address, SocketOptions::default()) {
-        Err(BindError::InUse { owner: Owner::Process { id, .. }, .. }) => assert_eq!(id, std::process::id()),
+        Err(BindError::InUse { owner: PortOwner::Process { id, .. }, .. }) => {
+            assert_eq!(id, std::process::id())
+        }
         other => panic!("the second bind gave {other:?}"),
     }
     drop(host);
@@ -171,7 +170,7 @@ fn hosts_take_the_first_free_addresses() {
 #[test]
 fn a_waker_ends_a_wait_once() {
     let waker = Waker::new().expect("the system has wakers");
-    let idle = |timeout| wait(&[waker.as_fd()], Some(timeout)).expect("a waker can be waited for");
+    let idle = |timeout| wait_readable(&[waker.as_fd()], Some(timeout)).expect("a waker can be waited for");
     assert!(idle(Duration::ZERO).is_empty());
     waker.wake();
     waker.wake();
@@ -182,7 +181,7 @@ fn a_waker_ends_a_wait_once() {
 
 #[test]
 fn an_overflowing_buffer_is_counted() {
-    let mut sender = open(loopback(12), Segmentation::Separate);
+    let mut sender = open(loopback(12), Segmentation::PerDatagram);
     let options = SocketOptions { receive_buffer: 4096, ..SocketOptions::default() };
     let receiver = RoceSocket::bind(SocketAddr::new(loopback(13), 0), options).expect("a free port");
     for _ in 0..100 {
@@ -203,7 +202,7 @@ fn the_kernel_charges_no_more_than_assumed() {
         }
         let boundaries = [16, 197, 198, 645, 646, 1669, 1670, 3717, 3718];
         for len in boundaries.into_iter().chain((20..=4224).step_by(61)) {
-            for segments in [1, 2, 7, RoceSocket::run_capacity(len)] {
+            for segments in [1, 2, 7, RoceSocket::max_run_segments(len)] {
                 let charged = raw::measure_charge(host, len, segments).expect("loopback takes a run");
                 let assumed = charge(len, segments);
                 assert!(charged <= assumed, "{segments} of {len} B to {host}: {charged}, not {assumed}");

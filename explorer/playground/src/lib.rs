@@ -4,13 +4,15 @@
 //! the scenario there, calls [`run`], and reads what [`output`] points at. Everything is owned on this side, so nothing has to be freed.
 
 use serde::Serialize;
-use softhca_explorer::{Run, Why};
-use softhca_scenarios::{ExpectationOutcome, Problem, Recording, RuleOutcome, Scenario, Verdict, simulate};
+use softhca_explorer::{Run, WhyReport};
+use softhca_scenarios::{
+    Diagnostic, ExpectationOutcome, Recording, RuleOutcome, Scenario, Verdict, simulate,
+};
 use std::sync::Mutex;
 
 /// What came of a scenario.
 #[derive(Debug, Default)]
-pub struct Played {
+pub struct RunOutput {
     /// The result, in JSON.
     pub result: Vec<u8>,
     /// The event log.
@@ -20,13 +22,13 @@ pub struct Played {
 }
 
 #[derive(Serialize)]
-struct Failed<'a> {
-    problem: At<'a>,
+struct ParseFailure<'a> {
+    problem: ProblemLocation<'a>,
 }
 
 /// Where a scenario is wrong, and how.
 #[derive(Serialize)]
-struct At<'a> {
+struct ProblemLocation<'a> {
     line: usize,
     column: usize,
     message: &'a str,
@@ -34,29 +36,29 @@ struct At<'a> {
 }
 
 #[derive(Serialize)]
-struct Done<'a> {
+struct RunResult<'a> {
     title: &'a str,
     verdict: Verdict,
     trace_sha256: Option<&'a str>,
     error: Option<&'a str>,
     expectations: &'a [ExpectationOutcome],
     rules: &'a [RuleOutcome],
-    why: Option<&'a Why>,
+    why: Option<&'a WhyReport>,
 }
 
 /// Reads, runs and judges a scenario with this seed.
-pub fn play(text: &str, seed: u64) -> Played {
-    let plan = match Scenario::read("scenario.toml", text)
+pub fn run_scenario(text: &str, seed: u64) -> RunOutput {
+    let plan = match Scenario::parse("scenario.toml", text)
         .and_then(|scenario| scenario.plan(&Default::default(), seed))
     {
         Ok(plan) => plan,
-        Err(problem) => return failed(&problem),
+        Err(problem) => return parse_failure(&problem),
     };
     let outcome = simulate(&plan, Recording::Everything);
-    let artefacts = outcome.artefacts.unwrap_or_default();
+    let artefacts = outcome.artifacts.unwrap_or_default();
     // A run that broke off has no log.
-    let run = Run::of_log(&plan.title, &artefacts.events[..], Some(&artefacts.capture[..])).ok();
-    let done = Done {
+    let run = Run::from_log(&plan.title, &artefacts.events[..], Some(&artefacts.capture[..])).ok();
+    let done = RunResult {
         title: &plan.title,
         verdict: outcome.verdict,
         trace_sha256: outcome.trace_sha256.as_deref(),
@@ -66,13 +68,17 @@ pub fn play(text: &str, seed: u64) -> Played {
         why: run.as_ref().and_then(Run::why),
     };
     let result = json(&done);
-    Played { result, events: artefacts.events, frames: run.map_or(Vec::new(), |run| run.frames().to_vec()) }
+    RunOutput {
+        result,
+        events: artefacts.events,
+        frames: run.map_or(Vec::new(), |run| run.frames().to_vec()),
+    }
 }
 
-fn failed(problem: &Problem) -> Played {
-    let Problem { line, column, message, help, .. } = problem;
-    let problem = At { line: *line, column: *column, message, help: help.as_deref() };
-    Played { result: json(&Failed { problem }), ..Played::default() }
+fn parse_failure(problem: &Diagnostic) -> RunOutput {
+    let Diagnostic { line, column, message, help, .. } = problem;
+    let problem = ProblemLocation { line: *line, column: *column, message, help: help.as_deref() };
+    RunOutput { result: json(&ParseFailure { problem }), ..RunOutput::default() }
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {
@@ -95,14 +101,14 @@ pub extern "C" fn input(length: usize) -> *mut u8 {
 #[unsafe(no_mangle)]
 pub extern "C" fn run(seed: u64) {
     // Whoever panics here is stopped by the browser with one word; what it said is left as the result.
-    std::panic::set_hook(Box::new(|panic| put([panic.to_string().into(), Vec::new(), Vec::new()])));
-    put(Default::default());
+    std::panic::set_hook(Box::new(|panic| set_output([panic.to_string().into(), Vec::new(), Vec::new()])));
+    set_output(Default::default());
     let input = INPUT.lock().expect("there is one thread");
-    let Played { result, events, frames } = play(&String::from_utf8_lossy(&input), seed);
-    put([result, events, frames]);
+    let RunOutput { result, events, frames } = run_scenario(&String::from_utf8_lossy(&input), seed);
+    set_output([result, events, frames]);
 }
 
-fn put(parts: [Vec<u8>; 3]) {
+fn set_output(parts: [Vec<u8>; 3]) {
     *OUTPUT.lock().expect("there is one thread") = parts;
 }
 

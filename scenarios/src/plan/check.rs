@@ -1,12 +1,12 @@
 //! What must come of a run, with every name resolved: what a judge looks at.
 
 use super::Area;
-use crate::language::{Errno, SwitchExpectation};
-use crate::quantity::Amount;
-use softhca_engine::State;
-use softhca_fabric::{Direction, RuleId, Selector, Span};
-use softhca_queue::cm::EventKind;
-use softhca_queue::{CompletionOperation, Status};
+use crate::quantity::CountRange;
+use crate::spec::{Errno, SwitchExpectation};
+use softhca_engine::QpState;
+use softhca_fabric::{Direction, InclusiveRange, RuleId, Selector};
+use softhca_queue::cm::EventType;
+use softhca_queue::{CompletionOpcode, CompletionStatus};
 
 /// Something that must hold at the end.
 #[derive(Clone, Debug)]
@@ -51,14 +51,14 @@ pub enum Check {
         /// Whose.
         qp: usize,
         /// Which.
-        is: State,
+        is: QpState,
     },
     /// Packets that a counting rule saw.
     Packet {
         /// The counting rule's place in the plan.
         count: usize,
         /// How many.
-        times: Amount,
+        times: CountRange,
     },
     /// A counter.
     Counter {
@@ -67,7 +67,7 @@ pub enum Check {
         /// Which.
         name: String,
         /// How much.
-        is: Amount,
+        is: CountRange,
     },
     /// Asynchronous events.
     Event {
@@ -76,7 +76,7 @@ pub enum Check {
         /// Which.
         name: String,
         /// How many.
-        times: Amount,
+        times: CountRange,
     },
     /// What programs hear of connections.
     Connection(ConnectionCheck),
@@ -93,7 +93,7 @@ pub enum Check {
         /// How many.
         bytes: u64,
         /// What they are.
-        claim: MemoryClaim,
+        claim: ExpectedMemory,
     },
     /// Useful data in a time.
     Goodput {
@@ -102,7 +102,7 @@ pub enum Check {
         /// How much, in bits per second.
         bound: Bound<u64>,
         /// When.
-        during: Option<Span>,
+        during: Option<InclusiveRange>,
     },
     /// Jain's index.
     Fairness {
@@ -111,7 +111,7 @@ pub enum Check {
         /// How even.
         bound: Bound<f64>,
         /// When.
-        during: Option<Span>,
+        during: Option<InclusiveRange>,
     },
     /// Time from post to completion.
     Latency {
@@ -137,22 +137,22 @@ pub enum Check {
         spec: SwitchExpectation,
     },
     /// Pauses.
-    Pause {
+    PauseFrames {
         /// On which cable.
         cable: usize,
         /// Which way.
         direction: Direction,
         /// How many.
-        times: Amount,
+        times: CountRange,
     },
     /// Calls that failed.
-    Verbs {
+    VerbErrors {
         /// Whose.
         host: usize,
         /// With which error.
         errno: Option<Errno>,
         /// How many.
-        times: Amount,
+        times: CountRange,
     },
 }
 
@@ -164,17 +164,17 @@ pub struct CompletionCheck {
     /// Of which step.
     pub step: Option<usize>,
     /// Of what.
-    pub operation: Option<CompletionOperation>,
+    pub operation: Option<CompletionOpcode>,
     /// With which status.
-    pub status: Option<Status>,
+    pub status: Option<CompletionStatus>,
     /// With so many bytes.
     pub bytes: Option<u64>,
     /// With this immediate data.
-    pub immediate: Option<u32>,
+    pub imm_data: Option<u32>,
     /// With these words in the reason.
-    pub why: Option<String>,
+    pub reason: Option<String>,
     /// How many.
-    pub times: Option<Amount>,
+    pub times: Option<CountRange>,
     /// Before this time.
     pub before: Option<u64>,
 }
@@ -187,24 +187,24 @@ pub struct ConnectionCheck {
     /// Whose program.
     pub host: Option<usize>,
     /// What happened.
-    pub kind: EventKind,
+    pub kind: EventType,
     /// With which status.
     pub status: Option<i32>,
     /// With which words of the other side.
     pub private_data: Option<Vec<u8>>,
     /// How many.
-    pub times: Amount,
+    pub times: CountRange,
     /// When.
-    pub during: Span,
+    pub during: InclusiveRange,
 }
 
 /// What memory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MemoryClaim {
+pub enum ExpectedMemory {
     /// What this queue pair sends from the same offset.
     SourceOf(usize),
     /// Zeroes.
-    Nothing,
+    Zeroes,
     /// These bytes.
     Bytes(Vec<u8>),
 }
@@ -213,11 +213,11 @@ pub enum MemoryClaim {
 #[derive(Clone, Debug)]
 pub enum OrderCheck {
     /// A packet is sent.
-    Packet(PacketLook, String),
+    Packet(PacketCheck, String),
     /// A work request ends.
     Completion(CompletionCheck, String),
     /// A queue pair gets into a state.
-    State(usize, State, String),
+    State(usize, QpState, String),
     /// An event is raised.
     Event(usize, String),
     /// A program hears of a connection.
@@ -242,7 +242,7 @@ impl OrderCheck {
 
 /// A packet as its sender's card tells of it.
 #[derive(Clone, Debug)]
-pub struct PacketLook {
+pub struct PacketCheck {
     /// The host that sends it, if that matters.
     pub from: Option<usize>,
     /// What it is like; the direction is left out.

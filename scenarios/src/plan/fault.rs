@@ -1,7 +1,7 @@
 //! What goes wrong in a plan, with every name resolved.
 
-use crate::language::{CallName, Errno, RaisedName, StatusName};
-use softhca_fabric::{FlowControl, LinkState, Marking, Repeat, Rule, RuleId};
+use crate::spec::{AsyncEventName, Errno, StatusName, Verb};
+use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Repeat, Rule, RuleId};
 
 /// Something that goes wrong.
 #[derive(Clone, Debug)]
@@ -23,7 +23,7 @@ pub enum FaultKind {
     /// Packets on these cables.
     Packets {
         /// The cables.
-        cables: Vec<usize>,
+        links: Vec<usize>,
         /// The rule.
         rule: Rule,
     },
@@ -32,7 +32,7 @@ pub enum FaultKind {
         /// When.
         at_ns: u64,
         /// What.
-        what: Disturbance,
+        fault: TimedFault,
     },
     /// Completions of a queue pair.
     Completions {
@@ -41,14 +41,14 @@ pub enum FaultKind {
         /// Which.
         repeat: Repeat,
         /// What becomes of them.
-        change: Change,
+        change: CompletionChange,
     },
     /// Calls of a host's program.
-    Calls {
+    Verbs {
         /// Whose.
         host: usize,
         /// Which verb.
-        call: CallName,
+        verb: Verb,
         /// Which calls.
         repeat: Repeat,
         /// The error.
@@ -58,20 +58,20 @@ pub enum FaultKind {
 
 /// What becomes of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum CompletionChange {
     /// It has another status.
     Status(StatusName),
     /// It is handed over later.
-    Hold(u64),
+    Delay(u64),
 }
 
 /// Something that happens at a time, outside of packets.
 #[derive(Clone, Debug)]
-pub enum Disturbance {
+pub enum TimedFault {
     /// To a cable, a switch or a card.
-    Incident {
+    Fabric {
         /// What.
-        what: Incident,
+        change: FabricChange,
         /// After which the opposite happens.
         for_ns: Option<u64>,
     },
@@ -85,21 +85,21 @@ pub enum Disturbance {
         for_ns: u64,
     },
     /// A program posts no receives.
-    NoReceives {
+    WithholdReceives {
         /// Whose.
         host: usize,
         /// For how long.
         for_ns: u64,
     },
     /// A program takes its time.
-    SlowReceiver {
+    DelayReceives {
         /// Whose.
         host: usize,
         /// How long each.
         delay_ns: u64,
     },
     /// A program dies.
-    Kill {
+    KillProgram {
         /// Whose.
         host: usize,
     },
@@ -107,27 +107,27 @@ pub enum Disturbance {
 
 /// What a driver does to a cable, a switch or a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Incident {
+pub enum FabricChange {
     /// A cable goes down or comes up.
-    Link {
+    LinkState {
         /// Which.
-        cable: usize,
+        link: usize,
         /// Forward, backward.
-        ways: [bool; 2],
+        directions: [bool; 2],
         /// What it is from now on.
         state: LinkState,
     },
     /// A cable has another rate.
-    Rate {
+    LinkRate {
         /// Which.
-        cable: usize,
+        link: usize,
         /// Bits per second.
         rate: u64,
     },
     /// A cable has another MTU.
-    Mtu {
+    LinkMtu {
         /// Which.
-        cable: usize,
+        link: usize,
         /// Bytes.
         mtu: u32,
     },
@@ -146,7 +146,7 @@ pub enum Incident {
         priority: u8,
     },
     /// A card lets its neighbour go on.
-    StormOver {
+    PauseStormEnd {
         /// Whose.
         host: usize,
         /// On which priority.
@@ -160,22 +160,24 @@ pub enum Incident {
         for_ns: u64,
     },
     /// An event is raised.
-    Raise {
+    AsyncEvent {
         /// Where.
         host: usize,
         /// Which.
-        event: RaisedName,
+        event: AsyncEventName,
     },
 }
 
-impl Incident {
+impl FabricChange {
     /// What ends it, if anything does.
-    pub const fn opposite(self) -> Option<Incident> {
+    pub const fn inverse(self) -> Option<FabricChange> {
         match self {
-            Incident::Link { cable, ways, state: LinkState::Down } => {
-                Some(Incident::Link { cable, ways, state: LinkState::Up })
+            FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Down } => {
+                Some(FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Up })
             }
-            Incident::PauseStorm { host, priority } => Some(Incident::StormOver { host, priority }),
+            FabricChange::PauseStorm { host, priority } => {
+                Some(FabricChange::PauseStormEnd { host, priority })
+            }
             _ => None,
         }
     }
@@ -185,7 +187,7 @@ impl Incident {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flap {
     /// Which.
-    pub cable: usize,
+    pub link: usize,
     /// How long down.
     pub down_ns: u64,
     /// How long up.
@@ -196,7 +198,7 @@ pub struct Flap {
 
 impl Flap {
     /// When the cable goes down and comes up, if it begins at this time.
-    pub fn turns(self, from_ns: u64) -> impl Iterator<Item = (u64, LinkState)> {
+    pub fn transitions(self, from_ns: u64) -> impl Iterator<Item = (u64, LinkState)> {
         let Flap { down_ns, up_ns, times, .. } = self;
         (0..u64::from(times)).flat_map(move |n| {
             let at = from_ns + n * (down_ns + up_ns);
@@ -211,16 +213,16 @@ pub enum SwitchChange {
     /// The memory that all its queues share.
     Buffer(u64),
     /// When it marks.
-    Marking(Marking),
+    Marking(EcnMarking),
     /// When it pauses.
-    FlowControl(FlowControl),
+    FlowControl(PfcSettings),
 }
 
 /// A rule that only counts.
 #[derive(Clone, Debug)]
-pub struct CountPlan {
+pub struct CountingRule {
     /// The cables.
-    pub cables: Vec<usize>,
+    pub links: Vec<usize>,
     /// The rule.
     pub rule: Rule,
 }

@@ -1,34 +1,39 @@
 //! A scenario with every name resolved and every claim checked: what a driver carries out.
 
-mod build;
+mod actions;
+mod builder;
 mod check;
-mod connect;
+mod cm;
 mod expectations;
 mod fault;
-mod group;
 pub(crate) mod limits;
-mod measures;
+mod measurements;
+mod multicast;
+mod names;
 mod network;
-mod reach;
 mod rules;
 mod steps;
-mod words;
-mod work;
+mod traffic;
 mod workloads;
 
-pub(crate) use build::build;
+pub use actions::{Area, CommandPlan, FlowKind, FlowPlan, StepAction, StepPlan, WorkOperation, WorkRequest};
+pub(crate) use builder::build;
 pub use check::{
-    Bound, Check, CompletionCheck, ConnectionCheck, Expectation, MemoryClaim, OrderCheck, PacketLook, Subject,
+    Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
+    Subject,
 };
-pub use fault::{Change, CountPlan, Disturbance, FaultKind, FaultPlan, Flap, Incident, SwitchChange};
-pub(crate) use network::usual_settings;
-pub use work::{Area, CommandPlan, Deed, FlowKind, FlowPlan, Job, StepPlan, Work};
+pub use fault::{
+    CompletionChange, CountingRule, FabricChange, FaultKind, FaultPlan, Flap, SwitchChange, TimedFault,
+};
+pub(crate) use network::default_settings;
 
-use crate::language::Invariant;
-use crate::parameters::Values;
-use softhca_engine::{PayloadMode, QpKind, Recovery, Settings};
-use softhca_fabric::{Action, Choice, Cut, Direction, Line, Receiver, Role, Rule, SwitchSettings};
-use softhca_queue::Access;
+use crate::parameters::ParameterValues;
+use crate::spec::Invariant;
+use softhca_engine::{PayloadMode, QpType, Recovery, Settings};
+use softhca_fabric::{
+    Action, Choice, Direction, DownDirections, FlowId, LinkSettings, ReceiverSettings, Rule, SwitchSettings,
+};
+use softhca_queue::AccessFlags;
 use softhca_wire::{Mtu, Psn, RnrTimer};
 use std::net::IpAddr;
 
@@ -40,15 +45,15 @@ pub struct Plan {
     /// The seed of this run.
     pub seed: u64,
     /// The parameters of this run.
-    pub values: Values,
+    pub parameters: ParameterValues,
     /// When the run is cut off.
-    pub ends_ns: Option<u64>,
+    pub duration_ns: Option<u64>,
     /// The hosts, in the order of their names.
     pub hosts: Vec<HostPlan>,
     /// The switches, in the order of their names.
     pub switches: Vec<SwitchPlan>,
     /// The cables.
-    pub cables: Vec<CablePlan>,
+    pub links: Vec<LinkPlan>,
     /// Routes that are not the shortest way.
     pub routes: Vec<RoutePlan>,
     /// The queue pairs; the n-th has role n + 1.
@@ -56,7 +61,7 @@ pub struct Plan {
     /// How they are connected.
     pub pairs: Vec<PairPlan>,
     /// What those queue pairs are that the file leaves to real programs.
-    pub transport: QpKind,
+    pub transport: QpType,
     /// Single steps.
     pub steps: Vec<StepPlan>,
     /// Traffic that goes on.
@@ -68,7 +73,7 @@ pub struct Plan {
     /// What goes wrong.
     pub faults: Vec<FaultPlan>,
     /// Rules that only count, for expectations about packets.
-    pub counts: Vec<CountPlan>,
+    pub counting_rules: Vec<CountingRule>,
     /// What must come of it.
     pub expectations: Vec<Expectation>,
     /// What must hold at every moment.
@@ -77,12 +82,12 @@ pub struct Plan {
 
 impl Plan {
     /// The role of a queue pair.
-    pub const fn role(qp: usize) -> Role {
-        Role(qp as u32 + 1)
+    pub const fn role_of(qp: usize) -> FlowId {
+        FlowId(qp as u32 + 1)
     }
 
     /// The queue pair of a role.
-    pub const fn of_role(role: Role) -> usize {
+    pub const fn qp_of_role(role: FlowId) -> usize {
         role.0 as usize - 1
     }
 
@@ -93,15 +98,16 @@ impl Plan {
 
     /// Whether chance decides about packets. What it decides about a packet that is sent again depends on how
     /// often it is, and so on time.
-    pub fn leaves_to_chance(&self) -> bool {
-        let by_chance = |rule: &Rule| matches!(rule.repeat.choice, Choice::Chance { .. } | Choice::Burst(_));
+    pub fn has_random_faults(&self) -> bool {
+        let by_chance =
+            |rule: &Rule| matches!(rule.repeat.choice, Choice::Probability { .. } | Choice::Burst(_));
         self.faults
             .iter()
             .any(|fault| matches!(&fault.kind, FaultKind::Packets { rule, .. } if by_chance(rule)))
     }
 
     /// Whether packets come late, so that what a timer makes of it is part of the story.
-    pub fn delays(&self) -> bool {
+    pub fn has_delay_faults(&self) -> bool {
         self.faults.iter().any(|fault| {
             matches!(&fault.kind, FaultKind::Packets { rule, .. } if matches!(rule.action, Action::Delay { .. }))
         })
@@ -114,10 +120,10 @@ impl Plan {
 
     /// The rules that stand on the card of a host, with their names, in the order in which they apply: those that
     /// count come first. Each is about what that card sends: its cable has the direction of that end.
-    pub fn rules_of(&self, host: usize) -> Vec<(&str, Rule)> {
-        let counts = self.counts.iter().map(|count| ("", &count.cables, &count.rule));
+    pub fn rules_for_host(&self, host: usize) -> Vec<(&str, Rule)> {
+        let counts = self.counting_rules.iter().map(|count| ("", &count.links, &count.rule));
         let faults = self.faults.iter().filter_map(|fault| match &fault.kind {
-            FaultKind::Packets { cables, rule } => Some((fault.name.as_str(), cables, rule)),
+            FaultKind::Packets { links: cables, rule } => Some((fault.name.as_str(), cables, rule)),
             _ => None,
         });
         let mut found = Vec::new();
@@ -126,7 +132,7 @@ impl Plan {
                 found.push((name, rule.clone()));
             }
             for cable in cables {
-                let ends = self.cables[*cable].ends;
+                let ends = self.links[*cable].ends;
                 for (direction, end) in [Direction::Forward, Direction::Backward].into_iter().zip(ends) {
                     let wanted = rule.selector.direction.is_none_or(|wanted| wanted == direction);
                     if wanted && end == Node::Host(host) {
@@ -141,14 +147,16 @@ impl Plan {
     }
 
     /// Why real sockets cannot carry this out, if they cannot.
-    pub fn needs_virtual_time(&self) -> Option<&'static str> {
-        if let Some(why) = self.needs_virtual_cards() {
+    pub fn unsupported_on_udp(&self) -> Option<&'static str> {
+        if let Some(why) = self.unsupported_on_real_devices() {
             return Some(why);
         }
         if self.faults.iter().any(|fault| match &fault.kind {
-            FaultKind::Timed { what, .. } => !matches!(
+            FaultKind::Timed { fault: what, .. } => !matches!(
                 what,
-                Disturbance::NoReceives { .. } | Disturbance::SlowReceiver { .. } | Disturbance::Kill { .. }
+                TimedFault::WithholdReceives { .. }
+                    | TimedFault::DelayReceives { .. }
+                    | TimedFault::KillProgram { .. }
             ),
             _ => false,
         }) {
@@ -158,7 +166,7 @@ impl Plan {
     }
 
     /// Why no real card can be like this, or stand on such a network.
-    pub(crate) fn needs_virtual_cards(&self) -> Option<&'static str> {
+    pub(crate) fn unsupported_on_real_devices(&self) -> Option<&'static str> {
         if !self.switches.is_empty() {
             return Some("switches exist in virtual time only");
         }
@@ -168,37 +176,37 @@ impl Plan {
         if self.hosts.iter().any(|host| host.initial_rate.is_some()) {
             return Some("initial rates are set in virtual time only");
         }
-        if self.hosts.iter().any(|host| host.settings.payload == PayloadMode::Elided) {
+        if self.hosts.iter().any(|host| host.settings.payload_mode == PayloadMode::Elided) {
             return Some("real packets carry their payload");
         }
         if self.flows.iter().any(|flow| flow.count.is_none()) {
             return Some("a workload without a count ends by virtual time only");
         }
         let cables_of =
-            |host| self.cables.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
+            |host| self.links.iter().filter(|cable| cable.ends.contains(&Node::Host(host))).count();
         if (0..self.hosts.len()).any(|host| cables_of(host) > 1) {
             return Some("a card on real sockets has one cable");
         }
-        if self.cables.iter().any(|cable| cable.line.mtu < u32::MAX) {
+        if self.links.iter().any(|cable| cable.line.mtu < u32::MAX) {
             return Some("a real cable carries what its network carries");
         }
         let rules = self.faults.iter().filter_map(|fault| match &fault.kind {
             FaultKind::Packets { rule, .. } => Some(rule),
             _ => None,
         });
-        let mut rules = rules.chain(self.counts.iter().map(|count| &count.rule));
+        let mut rules = rules.chain(self.counting_rules.iter().map(|count| &count.rule));
         if rules.any(|rule| rule.selector.absolute_psn.is_some()) {
             return Some("real cards choose their first PSN themselves");
         }
-        if self.steps.iter().any(|step| step.deed == Deed::Unmap) {
+        if self.steps.iter().any(|step| step.action == StepAction::Unmap) {
             return Some("the memory of a real process stays where it is");
         }
-        if self.groups().len() > 256 {
+        if self.multicast_groups().len() > 256 {
             return Some("at most 256 multicast groups get addresses of their own there");
         }
         let cuts = |fault: &FaultPlan| match &fault.kind {
             FaultKind::Packets { rule, .. } => {
-                matches!(rule.action, Action::LinkDown { cut: Cut::BothWays, .. })
+                matches!(rule.action, Action::LinkDown { directions: DownDirections::BothWays, .. })
             }
             _ => false,
         };
@@ -219,11 +227,11 @@ pub struct HostPlan {
     /// The settings of its card, without the seed.
     pub settings: Settings,
     /// What the file says that a lost packet does, if it says so.
-    pub said_recovery: Option<Recovery>,
+    pub configured_recovery: Option<Recovery>,
     /// The rate that its queue pairs begin with, in bits per second; the line's without one.
     pub initial_rate: Option<u64>,
     /// How fast its card takes what arrives; at once without one.
-    pub receiver: Option<Receiver>,
+    pub receiver: Option<ReceiverSettings>,
 }
 
 /// A switch.
@@ -243,7 +251,7 @@ pub struct RoutePlan {
     /// packets for this host
     pub host: usize,
     /// leave by this cable.
-    pub cable: usize,
+    pub link: usize,
 }
 
 /// An end of a cable.
@@ -257,11 +265,11 @@ pub enum Node {
 
 /// A cable.
 #[derive(Clone, Debug)]
-pub struct CablePlan {
+pub struct LinkPlan {
     /// Its two ends; forward leads from the first to the second.
     pub ends: [Node; 2],
     /// Its physics.
-    pub line: Line,
+    pub line: LinkSettings,
 }
 
 /// A queue pair.
@@ -283,9 +291,9 @@ pub struct PairPlan {
     /// The two.
     pub qps: [usize; 2],
     /// What they are.
-    pub kind: QpKind,
+    pub kind: QpType,
     /// Steps connect them, through the connection manager.
-    pub by_cm: bool,
+    pub uses_cm: bool,
     /// Payload bytes per packet.
     pub mtu: Mtu,
     /// The exponent of the ack timeout.
@@ -297,21 +305,21 @@ pub struct PairPlan {
     /// The wait when no receive is posted.
     pub min_rnr_timer: RnrTimer,
     /// Reads and atomics outstanding.
-    pub reads: u8,
+    pub max_rd_atomic: u8,
     /// The first PSNs.
-    pub psns: [Psn; 2],
+    pub sq_psns: [Psn; 2],
     /// What each side allows.
-    pub access: Access,
+    pub access: AccessFlags,
     /// Receives that each side keeps posted.
-    pub receives: u32,
+    pub posted_receives: u32,
     /// Bytes of each.
     pub receive_bytes: u32,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
     /// Send work requests that may wait.
-    pub sends: u32,
+    pub max_send_wr: u32,
     /// Completions that the queue holds.
-    pub completions: u32,
+    pub cqe: u32,
     /// Bytes of each of the four areas of a queue pair's memory.
-    pub area: u64,
+    pub area_bytes: u64,
 }

@@ -1,17 +1,19 @@
 //! Hosts, switches and cables: from names to places.
 
-use super::{CablePlan, HostPlan, Node, RoutePlan, SwitchPlan, limits};
-use crate::language::{
-    AcksName, CmSpec, Congestion, CongestionName, DeviceSpec, EcnSpec, File, Host, PayloadName, PfcSpec,
-    RecoveryName, RemedyName, SwitchSpec, Topology,
-};
+use super::{HostPlan, LinkPlan, Node, RoutePlan, SwitchPlan, limits};
 use crate::quantity::{Rate, Size, Time};
-use crate::source::{Problem, Source, join};
+use crate::source::{Diagnostic, Source, join_path};
+use crate::spec::{
+    AcksName, CmSpec, CongestionAlgorithm, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PayloadName,
+    PfcSpec, RecoveryName, ScenarioFile, SwitchSpec, Topology, WatchdogAction,
+};
 use softhca_engine::{
-    self as engine, Acks, CmTimes, Dcqcn, EndToEndCredits, Notification, PayloadMode, Recovery, Settings,
+    self as engine, AckPolicy, CmTimers, DcqcnParameters, EndToEndCredits, NotificationPoint, PayloadMode,
+    Recovery, Settings,
 };
 use softhca_fabric::{
-    Direction, FlowControl, Line, Marking, PER_BILLION, Receiver, Remedy, SwitchSettings, Watchdog,
+    Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog, ReceiverSettings,
+    SwitchSettings,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -22,7 +24,7 @@ use std::time::Duration;
 pub(super) struct Network {
     pub hosts: Vec<HostPlan>,
     pub switches: Vec<SwitchPlan>,
-    pub cables: Vec<CablePlan>,
+    pub links: Vec<LinkPlan>,
     pub routes: Vec<RoutePlan>,
     nodes: BTreeMap<String, Node>,
     /// What each is joined to.
@@ -30,7 +32,7 @@ pub(super) struct Network {
 }
 
 /// `h[1..4]` is h1, h2, h3, h4; anything else is itself.
-pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
+pub(super) fn expand_host_range(name: &str) -> Result<Vec<String>, String> {
     let Some((stem, rest)) = name.split_once('[') else { return Ok(vec![name.to_owned()]) };
     let bad = || format!("{name:?} is no range of names; one looks like \"h[1..16]\"");
     let (range, tail) = rest.split_once(']').ok_or_else(bad)?;
@@ -39,8 +41,8 @@ pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
     if first > last {
         return Err(bad());
     }
-    if last - first >= limits::HOSTS {
-        return Err(format!("{name:?} are more than {} names", limits::HOSTS));
+    if last - first >= limits::MAX_HOSTS {
+        return Err(format!("{name:?} are more than {} names", limits::MAX_HOSTS));
     }
     // Equal width keeps the order of names that of numbers.
     let width = last.to_string().len();
@@ -56,51 +58,51 @@ pub(super) fn expand(name: &str) -> Result<Vec<String>, String> {
 }
 
 impl Network {
-    pub fn new(file: &File, source: &Source) -> Result<Network, Problem> {
+    pub fn new(file: &ScenarioFile, source: &Source) -> Result<Network, Diagnostic> {
         let mut network = Network {
             hosts: Vec::new(),
             switches: Vec::new(),
-            cables: Vec::new(),
+            links: Vec::new(),
             routes: Vec::new(),
             nodes: BTreeMap::new(),
             neighbours: BTreeMap::new(),
         };
         for (key, host) in &file.hosts {
-            let path = join("hosts", key);
-            for name in expand(key).map_err(|why| source.problem(&path, why))? {
+            let path = join_path("hosts", key);
+            for name in expand_host_range(key).map_err(|why| source.error_at(&path, why))? {
                 network.add_host(&name, host, &file.device, source, &path)?;
             }
         }
         if network.hosts.is_empty() {
-            return Err(source.problem("hosts", "a scenario needs at least one host"));
+            return Err(source.error_at("hosts", "a scenario needs at least one host"));
         }
         for (name, switch) in &file.switches {
-            network.add_switch(name, switch, source, &join("switches", name))?;
+            network.add_switch(name, switch, source, &join_path("switches", name))?;
         }
         if let Some(topology) = &file.topology {
             if !file.link.is_empty() {
                 return Err(source
-                    .problem("topology", "cables come from `topology` or from `[[link]]`, not from both"));
+                    .error_at("topology", "cables come from `topology` or from `[[link]]`, not from both"));
             }
-            network.lay(topology, source)?;
+            network.build_topology(topology, source)?;
         }
         for (index, link) in file.link.iter().enumerate() {
             let path = format!("link.{index}");
-            let line = line(link.rate, link.delay, link.mtu, source, &path)?;
+            let line = link_line(link.rate, link.delay, link.mtu, source, &path)?;
             let mut ends = [Node::Host(0); 2];
             for (end, name) in link.between.iter().enumerate() {
                 ends[end] = network.node(name, source, &format!("{path}.between.{end}"))?;
             }
             if ends[0] == ends[1] {
-                return Err(source.problem(&join(&path, "between"), "a cable has two different ends"));
+                return Err(source.error_at(&join_path(&path, "between"), "a cable has two different ends"));
             }
-            network.cables.push(CablePlan { ends, line });
+            network.links.push(LinkPlan { ends, line });
         }
-        if network.cables.is_empty() && network.hosts.len() == 2 {
-            let line = Line { delay_ns: 1_000, ..Line::default() };
-            network.cables.push(CablePlan { ends: [Node::Host(0), Node::Host(1)], line });
+        if network.links.is_empty() && network.hosts.len() == 2 {
+            let line = LinkSettings { delay_ns: 1_000, ..LinkSettings::default() };
+            network.links.push(LinkPlan { ends: [Node::Host(0), Node::Host(1)], line });
         }
-        for CablePlan { ends: [first, second], .. } in &network.cables {
+        for LinkPlan { ends: [first, second], .. } in &network.links {
             network.neighbours.entry(*first).or_default().push(*second);
             network.neighbours.entry(*second).or_default().push(*first);
         }
@@ -110,33 +112,32 @@ impl Network {
     fn add_host(
         &mut self,
         name: &str,
-        host: &Host,
+        host: &HostSpec,
         device: &DeviceSpec,
         source: &Source,
         path: &str,
-    ) -> Result<(), Problem> {
-        is_name(name, source, path)?;
-        if self.hosts.len() == limits::HOSTS {
-            return Err(source.problem(path, format!("more than {} hosts", limits::HOSTS)));
+    ) -> Result<(), Diagnostic> {
+        check_name(name, source, path)?;
+        if self.hosts.len() == limits::MAX_HOSTS {
+            return Err(source.error_at(path, format!("more than {} hosts", limits::MAX_HOSTS)));
         }
         let n = self.hosts.len() as u32 + 1;
         let address = host.address.unwrap_or(IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n)));
         if address.is_multicast() || address.is_unspecified() {
-            return Err(
-                source.problem(&join(path, "address"), format!("{address} is not the address of one host"))
-            );
+            return Err(source
+                .error_at(&join_path(path, "address"), format!("{address} is not the address of one host")));
         }
         if self.hosts.iter().any(|other| other.address == address) {
             return Err(
-                source.problem(&join(path, "address"), format!("two hosts have the address {address}"))
+                source.error_at(&join_path(path, "address"), format!("two hosts have the address {address}"))
             );
         }
-        let place = |own: bool, key: &str| join(if own { path } else { "device" }, key);
-        let mut settings = settings(host, device);
+        let place = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
+        let mut settings = host_settings(host, device);
         let mut initial_rate = None;
-        if let Some(spec) = host.congestion.as_ref().or(device.congestion.as_ref()) {
-            let path = place(host.congestion.is_some(), "congestion");
-            settings.congestion = congestion(spec, source, &path)?;
+        if let Some(spec) = host.congestion_control.as_ref().or(device.congestion_control.as_ref()) {
+            let path = place(host.congestion_control.is_some(), "congestion");
+            settings.congestion = congestion_settings(spec, source, &path)?;
             initial_rate = spec.initial_rate.map(|rate| rate.0);
         }
         if let Some(spec) = &device.cm {
@@ -145,12 +146,12 @@ impl Network {
         let (rate, buffer) =
             (host.receive_rate.or(device.receive_rate), host.receive_buffer.or(device.receive_buffer));
         let receiver = match (rate, buffer) {
-            (Some(rate), buffer) => Some(receiver(rate, buffer)),
+            (Some(rate), buffer) => Some(slow_receiver(rate, buffer)),
             (None, None) => None,
             (None, Some(_)) => {
                 let path = place(host.receive_buffer.is_some(), "receive-buffer");
                 return Err(source
-                    .problem(&path, "a card that takes everything at once never fills a buffer")
+                    .error_at(&path, "a card that takes everything at once never fills a buffer")
                     .help("say `receive-rate`, too"));
             }
         };
@@ -160,7 +161,7 @@ impl Network {
             name: name.to_owned(),
             address,
             settings,
-            said_recovery,
+            configured_recovery: said_recovery,
             initial_rate,
             receiver,
         });
@@ -173,8 +174,8 @@ impl Network {
         spec: &SwitchSpec,
         source: &Source,
         path: &str,
-    ) -> Result<(), Problem> {
-        is_name(name, source, path)?;
+    ) -> Result<(), Diagnostic> {
+        check_name(name, source, path)?;
         let mut settings = SwitchSettings::default();
         if let Some(size) = spec.buffer {
             settings.buffer = size.0;
@@ -182,21 +183,21 @@ impl Network {
         if let Some(size) = spec.queue_limit {
             settings.queue_limit = size.0;
         }
-        if let Some(step) = spec.sample {
+        if let Some(step) = spec.queue_depth_step {
             settings.sample_step = step.0;
         }
         if let Some(ecn) = &spec.ecn {
-            settings.marking = Some(marking(ecn, source, &join(path, "ecn"))?);
+            settings.ecn_marking = Some(ecn_marking(ecn, source, &join_path(path, "ecn"))?);
         }
         if let Some(pfc) = &spec.pfc {
-            settings.flow_control = Some(flow_control(pfc, source, &join(path, "pfc"))?);
+            settings.pfc = Some(pfc_settings(pfc, source, &join_path(path, "pfc"))?);
         }
-        settings.watchdog = spec.watchdog.as_ref().map(|spec| Watchdog {
-            after: Duration::from_nanos(spec.detect.0),
-            restore: Duration::from_nanos(spec.restore.0),
-            remedy: match spec.remedy {
-                RemedyName::Drop => Remedy::Drop,
-                RemedyName::Forward => Remedy::Forward,
+        settings.watchdog = spec.watchdog.as_ref().map(|spec| PfcWatchdog {
+            detection_time: Duration::from_nanos(spec.detection_time.0),
+            restoration_time: Duration::from_nanos(spec.restoration_time.0),
+            action: match spec.action {
+                WatchdogAction::Drop => softhca_fabric::WatchdogAction::Drop,
+                WatchdogAction::Forward => softhca_fabric::WatchdogAction::Forward,
             },
         });
         let node = Node::Switch(self.switches.len());
@@ -204,19 +205,19 @@ impl Network {
         self.add_node(name, node, source, path)
     }
 
-    fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<(), Problem> {
+    fn add_node(&mut self, name: &str, node: Node, source: &Source, path: &str) -> Result<(), Diagnostic> {
         match self.nodes.insert(name.to_owned(), node) {
             None => Ok(()),
-            Some(_) => Err(source.problem(path, format!("two hosts or switches are called {name:?}"))),
+            Some(_) => Err(source.error_at(path, format!("two hosts or switches are called {name:?}"))),
         }
     }
 
     /// A switch that a topology names: the one that the file describes, or one with defaults.
-    fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Problem> {
+    fn switch(&mut self, name: &str, source: &Source) -> Result<Node, Diagnostic> {
         match self.nodes.get(name) {
             Some(node @ Node::Switch(_)) => Ok(*node),
             Some(Node::Host(_)) => {
-                Err(source.problem("topology", format!("{name:?} is a host, not a switch")))
+                Err(source.error_at("topology", format!("{name:?} is a host, not a switch")))
             }
             None => {
                 self.add_switch(name, &SwitchSpec::default(), source, "topology")?;
@@ -225,21 +226,21 @@ impl Network {
         }
     }
 
-    fn lay(&mut self, topology: &Topology, source: &Source) -> Result<(), Problem> {
+    fn build_topology(&mut self, topology: &Topology, source: &Source) -> Result<(), Diagnostic> {
         let hosts: Vec<Node> = (0..self.hosts.len()).map(Node::Host).collect();
-        let line = |rate: &Option<Rate>, delay: &Time| line(*rate, *delay, None, source, "topology");
+        let line = |rate: &Option<Rate>, delay: &Time| link_line(*rate, *delay, None, source, "topology");
         match topology {
             Topology::Pair { delay, rate } => {
                 let [first, second] = hosts[..] else {
                     let message = format!("a pair has two hosts, the file has {}", hosts.len());
-                    return Err(source.problem("topology", message));
+                    return Err(source.error_at("topology", message));
                 };
                 let line = line(rate, delay)?;
-                self.cables.push(CablePlan { ends: [first, second], line });
+                self.links.push(LinkPlan { ends: [first, second], line });
             }
             Topology::Star { switch, delay, rate } => {
                 let (switch, line) = (self.switch(switch, source)?, line(rate, delay)?);
-                self.cables.extend(hosts.into_iter().map(|host| CablePlan { ends: [host, switch], line }));
+                self.links.extend(hosts.into_iter().map(|host| LinkPlan { ends: [host, switch], line }));
             }
             Topology::Dumbbell { left, right, delay, rate, bottleneck } => {
                 let (line, middle) = (line(rate, delay)?, line(&bottleneck.or(*rate), delay)?);
@@ -247,120 +248,119 @@ impl Network {
                 for (names, side, switch) in [(left, "left", switches[0]), (right, "right", switches[1])] {
                     for (index, name) in names.iter().enumerate() {
                         let path = format!("topology.dumbbell.{side}.{index}");
-                        for host in self.hosts_of(name, source, &path)? {
-                            self.cables.push(CablePlan { ends: [Node::Host(host), switch], line });
+                        for host in self.hosts_matching(name, source, &path)? {
+                            self.links.push(LinkPlan { ends: [Node::Host(host), switch], line });
                         }
                     }
                 }
-                self.cables.push(CablePlan { ends: switches, line: middle });
+                self.links.push(LinkPlan { ends: switches, line: middle });
             }
             Topology::LeafSpine { leaves, spines, delay, rate, uplink } => {
                 let (line, up) = (line(rate, delay)?, line(&uplink.or(*rate), delay)?);
-                is_laid(u64::from(*leaves) * u64::from(*spines) + hosts.len() as u64, source)?;
-                let leaves = self.row("leaf", *leaves, source)?;
-                let spines = self.row("spine", *spines, source)?;
+                check_link_count(u64::from(*leaves) * u64::from(*spines) + hosts.len() as u64, source)?;
+                let leaves = self.add_switches("leaf", *leaves, source)?;
+                let spines = self.add_switches("spine", *spines, source)?;
                 let each = hosts.len().div_ceil(leaves.len());
                 for (index, host) in hosts.into_iter().enumerate() {
-                    self.cables.push(CablePlan { ends: [host, leaves[index / each]], line });
+                    self.links.push(LinkPlan { ends: [host, leaves[index / each]], line });
                 }
                 for leaf in leaves {
-                    self.cables
-                        .extend(spines.iter().map(|spine| CablePlan { ends: [leaf, *spine], line: up }));
+                    self.links.extend(spines.iter().map(|spine| LinkPlan { ends: [leaf, *spine], line: up }));
                 }
             }
             Topology::Ring { switches, delay, rate } => {
                 let line = line(rate, delay)?;
-                let switches = self.row("s", *switches, source)?;
+                let switches = self.add_switches("s", *switches, source)?;
                 for (index, host) in hosts.into_iter().enumerate() {
-                    self.cables.push(CablePlan { ends: [host, switches[index % switches.len()]], line });
+                    self.links.push(LinkPlan { ends: [host, switches[index % switches.len()]], line });
                 }
                 if switches.len() < 2 {
                     return Ok(());
                 }
                 for (index, switch) in switches.iter().enumerate() {
                     let next = switches[(index + 1) % switches.len()];
-                    let cable = self.cables.len();
-                    self.cables.push(CablePlan { ends: [*switch, next], line });
+                    let cable = self.links.len();
+                    self.links.push(LinkPlan { ends: [*switch, next], line });
                     // One way round, whichever is shorter: only so can the circle close.
                     if let Node::Switch(switch) = *switch {
                         let others = (0..self.hosts.len()).filter(|host| host % switches.len() != index);
-                        self.routes.extend(others.map(|host| RoutePlan { switch, host, cable }));
+                        self.routes.extend(others.map(|host| RoutePlan { switch, host, link: cable }));
                     }
                 }
             }
             Topology::FatTree { k, delay, rate } => {
                 let (half, line) = (k / 2, line(rate, delay)?);
                 let most_hosts = u64::from(*k).saturating_pow(3) / 4;
-                is_laid((2 * most_hosts).saturating_add(hosts.len() as u64), source)?;
+                check_link_count((2 * most_hosts).saturating_add(hosts.len() as u64), source)?;
                 if *k < 2 || k % 2 != 0 || hosts.len() as u64 > most_hosts {
                     let message = format!(
                         "a fat tree has an even k of at least 2 and at most k³/4 hosts; k is {k}, hosts are {}",
                         hosts.len()
                     );
-                    return Err(source.problem("topology", message));
+                    return Err(source.error_at("topology", message));
                 }
-                let cores = self.row("core", half * half, source)?;
+                let cores = self.add_switches("core", half * half, source)?;
                 let mut edges = Vec::new();
                 for pod in 1..=*k {
-                    let above = self.row(&format!("pod{pod}-agg"), half, source)?;
-                    let below = self.row(&format!("pod{pod}-edge"), half, source)?;
+                    let above = self.add_switches(&format!("pod{pod}-agg"), half, source)?;
+                    let below = self.add_switches(&format!("pod{pod}-edge"), half, source)?;
                     for (index, aggregation) in above.iter().enumerate() {
-                        self.cables
-                            .extend(below.iter().map(|edge| CablePlan { ends: [*edge, *aggregation], line }));
+                        self.links
+                            .extend(below.iter().map(|edge| LinkPlan { ends: [*edge, *aggregation], line }));
                         let mine = &cores[index * half as usize..(index + 1) * half as usize];
-                        self.cables
-                            .extend(mine.iter().map(|core| CablePlan { ends: [*aggregation, *core], line }));
+                        self.links
+                            .extend(mine.iter().map(|core| LinkPlan { ends: [*aggregation, *core], line }));
                     }
                     edges.extend(below);
                 }
                 for (index, host) in hosts.into_iter().enumerate() {
-                    self.cables.push(CablePlan { ends: [host, edges[index / half as usize]], line });
+                    self.links.push(LinkPlan { ends: [host, edges[index / half as usize]], line });
                 }
             }
         }
         Ok(())
     }
 
-    fn row(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Problem> {
-        if count == 0 || count > limits::SWITCHES {
-            let message = format!("{count} switches: there are 1 to {} in a row", limits::SWITCHES);
-            return Err(source.problem("topology", message));
+    fn add_switches(&mut self, stem: &str, count: u32, source: &Source) -> Result<Vec<Node>, Diagnostic> {
+        if count == 0 || count > limits::MAX_SWITCHES {
+            let message = format!("{count} switches: there are 1 to {} in a row", limits::MAX_SWITCHES);
+            return Err(source.error_at("topology", message));
         }
         (1..=count).map(|n| self.switch(&format!("{stem}{n}"), source)).collect()
     }
 
     /// A host or switch.
-    pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node, Problem> {
+    pub fn node(&self, name: &str, source: &Source, path: &str) -> Result<Node, Diagnostic> {
         self.nodes.get(name).copied().ok_or_else(|| {
             let message = format!("there is no host or switch {name:?}");
-            source.problem(path, message).suggest(name, self.nodes.keys().map(String::as_str))
+            source.error_at(path, message).suggest(name, self.nodes.keys().map(String::as_str))
         })
     }
 
     /// A host.
-    pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Problem> {
+    pub fn host(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Host(host)) => Ok(*host),
             _ => {
                 let names = self.hosts.iter().map(|host| host.name.as_str());
-                Err(source.problem(path, format!("there is no host {name:?}")).suggest(name, names))
+                Err(source.error_at(path, format!("there is no host {name:?}")).suggest(name, names))
             }
         }
     }
 
     /// A host, or a range of them.
-    pub fn hosts_of(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>, Problem> {
-        let names = expand(name).map_err(|why| source.problem(path, why))?;
+    pub fn hosts_matching(&self, name: &str, source: &Source, path: &str) -> Result<Vec<usize>, Diagnostic> {
+        let names = expand_host_range(name).map_err(|why| source.error_at(path, why))?;
         names.iter().map(|name| self.host(name, source, path)).collect()
     }
 
     /// A switch.
-    pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Problem> {
+    pub fn switch_named(&self, name: &str, source: &Source, path: &str) -> Result<usize, Diagnostic> {
         match self.nodes.get(name) {
             Some(Node::Switch(switch)) => Ok(*switch),
             _ => {
                 let names = self.switches.iter().map(|switch| switch.name.as_str());
-                Err(source.problem(path, format!("there is no switch {name:?}")).suggest(name, names))
+                Err(source.error_at(path, format!("there is no switch {name:?}")).suggest(name, names))
             }
         }
     }
@@ -374,42 +374,42 @@ impl Network {
     }
 
     /// What `"a -> b"` and `"a - b"` stand for: a cable, and one direction of it or both.
-    pub fn way(
+    pub fn link_direction(
         &self,
         text: &str,
         source: &Source,
         path: &str,
-    ) -> Result<(usize, Option<Direction>), Problem> {
+    ) -> Result<(usize, Option<Direction>), Diagnostic> {
         let one_way = text.split_once("->");
         let Some((from, to)) = one_way.or_else(|| text.split_once(" - ")) else {
-            let problem = source.problem(path, format!("{text:?} names no cable"));
+            let problem = source.error_at(path, format!("{text:?} names no cable"));
             return Err(problem.help("one direction is written \"alice -> bob\", both \"alice - bob\""));
         };
         let [from, to] = [self.node(from.trim(), source, path)?, self.node(to.trim(), source, path)?];
-        let found = self.cables.iter().position(|cable| cable.ends == [from, to] || cable.ends == [to, from]);
+        let found = self.links.iter().position(|cable| cable.ends == [from, to] || cable.ends == [to, from]);
         let Some(cable) = found else {
             let message = format!("there is no cable between {} and {}", self.name(from), self.name(to));
             let mut names = Vec::new();
-            for cable in &self.cables {
+            for cable in &self.links {
                 let [a, b] = cable.ends;
                 if [a, b].contains(&from) || [a, b].contains(&to) {
                     names.push(format!("\"{} - {}\"", self.name(a), self.name(b)));
                 }
             }
-            let problem = source.problem(path, message);
+            let problem = source.error_at(path, message);
             return Err(if names.is_empty() {
                 problem
             } else {
                 problem.help(format!("there are: {}", names.join(", ")))
             });
         };
-        let forward = self.cables[cable].ends == [from, to];
+        let forward = self.links[cable].ends == [from, to];
         let direction = if forward { Direction::Forward } else { Direction::Backward };
         Ok((cable, one_way.is_some().then_some(direction)))
     }
 
     /// Whether packets find a way from one host to another.
-    pub fn connects(&self, from: usize, to: usize) -> bool {
+    pub fn has_path(&self, from: usize, to: usize) -> bool {
         let (mut seen, mut left) = (BTreeSet::from([Node::Host(from)]), vec![Node::Host(from)]);
         while let Some(node) = left.pop() {
             for next in self.neighbours.get(&node).into_iter().flatten() {
@@ -424,87 +424,89 @@ impl Network {
 }
 
 /// Whether so many cables can be laid.
-fn is_laid(cables: u64, source: &Source) -> Result<(), Problem> {
-    match cables > limits::CABLES {
+fn check_link_count(cables: u64, source: &Source) -> Result<(), Diagnostic> {
+    match cables > limits::MAX_LINKS {
         true => {
-            let message = format!("this has {cables} cables, at most {} are possible", limits::CABLES);
-            Err(source.problem("topology", message))
+            let message = format!("this has {cables} cables, at most {} are possible", limits::MAX_LINKS);
+            Err(source.error_at("topology", message))
         }
         false => Ok(()),
     }
 }
 
-fn is_name(name: &str, source: &Source, path: &str) -> Result<(), Problem> {
+fn check_name(name: &str, source: &Source, path: &str) -> Result<(), Diagnostic> {
     let fine = |c: char| c.is_alphanumeric() || c == '-' || c == '_';
     match !name.is_empty() && name.chars().all(fine) {
         true => Ok(()),
-        false => Err(source.problem(path, format!("{name:?}: names have letters, digits, - and _"))),
+        false => Err(source.error_at(path, format!("{name:?}: names have letters, digits, - and _"))),
     }
 }
 
-fn line(
+fn link_line(
     rate: Option<Rate>,
     delay: Time,
     mtu: Option<u32>,
     source: &Source,
     path: &str,
-) -> Result<Line, Problem> {
+) -> Result<LinkSettings, Diagnostic> {
     let bits_per_second = match rate {
         None => None,
-        Some(rate) => Some(
-            NonZeroU64::new(rate.0)
-                .ok_or_else(|| source.problem(&join(path, "rate"), "a cable with rate 0 carries nothing"))?,
-        ),
+        Some(rate) => Some(NonZeroU64::new(rate.0).ok_or_else(|| {
+            source.error_at(&join_path(path, "rate"), "a cable with rate 0 carries nothing")
+        })?),
     };
     if mtu == Some(0) {
-        return Err(source.problem(&join(path, "mtu"), "a cable with MTU 0 carries nothing"));
+        return Err(source.error_at(&join_path(path, "mtu"), "a cable with MTU 0 carries nothing"));
     }
-    Ok(Line { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
+    Ok(LinkSettings { bits_per_second, delay_ns: delay.0, mtu: mtu.unwrap_or(u32::MAX) })
 }
 
 /// When a switch marks.
-pub(super) fn marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<Marking, Problem> {
+pub(super) fn ecn_marking(spec: &EcnSpec, source: &Source, path: &str) -> Result<EcnMarking, Diagnostic> {
     if spec.kmin > spec.kmax {
-        return Err(source.problem(path, "kmin is above kmax"));
+        return Err(source.error_at(path, "kmin is above kmax"));
     }
-    Ok(Marking { least: spec.kmin.0, most: spec.kmax.0, per_billion: spec.pmax.0 })
+    Ok(EcnMarking { kmin: spec.kmin.0, kmax: spec.kmax.0, pmax_per_billion: spec.pmax.0 })
 }
 
 /// When a switch pauses.
-pub(super) fn flow_control(spec: &PfcSpec, source: &Source, path: &str) -> Result<FlowControl, Problem> {
-    let usual = FlowControl::default();
+pub(super) fn pfc_settings(spec: &PfcSpec, source: &Source, path: &str) -> Result<PfcSettings, Diagnostic> {
+    let usual = PfcSettings::default();
     let xoff = spec.xoff.map_or(usual.xoff, |size| size.0);
     let xon = spec.xon.map_or(xoff / 8 * 7, |size| size.0);
     if xon > xoff {
-        return Err(source.problem(path, format!("xon, {xon} bytes, is above xoff, {xoff} bytes")));
+        return Err(source.error_at(path, format!("xon, {xon} bytes, is above xoff, {xoff} bytes")));
     }
     let priorities = match &spec.priorities {
         None => usual.priorities,
         Some(list) => {
             if let Some(priority) = list.iter().find(|priority| **priority > 7) {
-                let path = join(path, "priorities");
-                return Err(source.problem(&path, format!("{priority}: priorities are 0 to 7")));
+                let path = join_path(path, "priorities");
+                return Err(source.error_at(&path, format!("{priority}: priorities are 0 to 7")));
             }
             list.iter().fold(0, |mask, priority| mask | 1 << priority)
         }
     };
     let headroom = spec.headroom.map_or(usual.headroom, |size| size.0);
     let quanta = spec.quanta.map_or(usual.quanta, NonZeroU16::get);
-    Ok(FlowControl { priorities, xoff, xon, headroom, quanta })
+    Ok(PfcSettings { priorities, xoff, xon, headroom, quanta })
 }
 
 /// A card that takes its time. Its thresholds are the same shares of any buffer.
-fn receiver(rate: Rate, buffer: Option<Size>) -> Receiver {
-    let usual = Receiver::default();
+fn slow_receiver(rate: Rate, buffer: Option<Size>) -> ReceiverSettings {
+    let usual = ReceiverSettings::default();
     let buffer = buffer.map_or(usual.buffer, |size| size.0);
-    let flow_control =
-        usual.flow_control.map(|flow| FlowControl { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
-    Receiver { bits_per_second: Some(rate.0), buffer, flow_control, ..usual }
+    let flow_control = usual.pfc.map(|flow| PfcSettings { xoff: buffer / 4, xon: buffer / 16 * 3, ..flow });
+    ReceiverSettings { bits_per_second: Some(rate.0), buffer, pfc: flow_control, ..usual }
 }
 
-fn congestion(spec: &Congestion, source: &Source, path: &str) -> Result<engine::Congestion, Problem> {
-    if spec.control == CongestionName::Off {
-        return Ok(engine::Congestion::default());
+fn congestion_settings(
+    spec: &CongestionControlSpec,
+    source: &Source,
+    path: &str,
+) -> Result<engine::CongestionSettings, Diagnostic> {
+    if spec.algorithm == CongestionAlgorithm::Off {
+        return Ok(engine::CongestionSettings::default());
     }
     let zero = [
         (spec.gain.is_some_and(|gain| gain.0 == 0), "gain"),
@@ -512,53 +514,53 @@ fn congestion(spec: &Congestion, source: &Source, path: &str) -> Result<engine::
         (spec.rate_timer.is_some_and(|time| time.0 == 0), "rate-timer"),
         (spec.byte_counter.is_some_and(|size| size.0 == 0), "byte-counter"),
         (spec.initial_rate.is_some_and(|rate| rate.0 == 0), "initial-rate"),
-        (spec.minimum_rate.is_some_and(|rate| rate.0 == 0), "minimum-rate"),
+        (spec.min_rate.is_some_and(|rate| rate.0 == 0), "minimum-rate"),
     ];
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
-        return Err(source.problem(&join(path, key), format!("`{key}` cannot be 0")));
+        return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
     }
-    let usual = Dcqcn::PAPER;
+    let usual = DcqcnParameters::PAPER;
     let time = |spec: Option<Time>, usual: Duration| spec.map_or(usual, |time| Duration::from_nanos(time.0));
     let rate = |spec: Option<Rate>, usual: u64| spec.map_or(usual, |rate| rate.0);
-    let control = Dcqcn {
-        least_rate: rate(spec.minimum_rate, usual.least_rate),
+    let control = DcqcnParameters {
+        min_rate: rate(spec.min_rate, usual.min_rate),
         gain_divisor: spec.gain.map_or(usual.gain_divisor, |gain| (PER_BILLION + gain.0 / 2) / gain.0),
         alpha_interval: time(spec.alpha_timer, usual.alpha_interval),
-        rate_interval: time(spec.rate_timer, usual.rate_interval),
+        rate_increase_interval: time(spec.rate_timer, usual.rate_increase_interval),
         byte_counter: spec.byte_counter.map_or(usual.byte_counter, |size| size.0),
-        fast_recovery: spec.fast_recovery.unwrap_or(usual.fast_recovery),
+        fast_recovery_steps: spec.fast_recovery_steps.unwrap_or(usual.fast_recovery_steps),
         additive_increase: rate(spec.additive_increase, usual.additive_increase),
         hyper_increase: rate(spec.hyper_increase, usual.hyper_increase),
         ..usual
     };
-    let interval = time(spec.cnp_interval, Notification::PAPER.interval);
-    let notification = Notification { interval, ..Notification::PAPER };
-    Ok(engine::Congestion { notification: Some(notification), control: Some(control) })
+    let interval = time(spec.cnp_interval, NotificationPoint::PAPER.min_cnp_interval);
+    let notification = NotificationPoint { min_cnp_interval: interval, ..NotificationPoint::PAPER };
+    Ok(engine::CongestionSettings { notification_point: Some(notification), rate_control: Some(control) })
 }
 
-fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimes, Problem> {
-    let usual = CmTimes::LINUX;
+fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {
+    let usual = CmTimers::LINUX;
     let number = |key: &str, value: Option<u8>, most: u8, usual: u8| match value {
         Some(value) if value > most => {
             let message = format!("{key} is {value}, at most {most} is possible");
-            Err(source.problem(&format!("device.cm.{key}"), message))
+            Err(source.error_at(&format!("device.cm.{key}"), message))
         }
         value => Ok(value.unwrap_or(usual)),
     };
-    Ok(CmTimes {
-        response: number("response-timeout", spec.response_timeout, 31, usual.response)?,
+    Ok(CmTimers {
+        response_timeout: number("response-timeout", spec.response_timeout, 31, usual.response_timeout)?,
         packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, usual.packet_lifetime)?,
-        retries: number("retries", spec.retries, 15, usual.retries)?,
-        service: number("service-timeout", spec.service_timeout, 24, usual.service)?,
+        max_retries: number("retries", spec.max_retries, 15, usual.max_retries)?,
+        service_timeout: number("service-timeout", spec.service_timeout, 24, usual.service_timeout)?,
     })
 }
 
 /// The settings of a card of which the file says nothing.
-pub(crate) fn usual_settings() -> Settings {
-    settings(&Host::default(), &DeviceSpec::default())
+pub(crate) fn default_settings() -> Settings {
+    host_settings(&HostSpec::default(), &DeviceSpec::default())
 }
 
-fn settings(host: &Host, device: &DeviceSpec) -> Settings {
+fn host_settings(host: &HostSpec, device: &DeviceSpec) -> Settings {
     let usual = Settings::default();
     Settings {
         recovery: match host.recovery.or(device.recovery) {
@@ -566,19 +568,19 @@ fn settings(host: &Host, device: &DeviceSpec) -> Settings {
             Some(RecoveryName::GoBackN) => Recovery::GoBackN,
             Some(RecoveryName::GoBack0) => Recovery::GoBack0,
         },
-        acks: match host.acks.or(device.acks) {
-            None | Some(AcksName::Each) => Acks::Each,
-            Some(AcksName::Coalesce) => Acks::Coalesce,
+        ack_policy: match host.acks.or(device.acks) {
+            None | Some(AcksName::Each) => AckPolicy::PerRequest,
+            Some(AcksName::Coalesce) => AckPolicy::Coalesce,
         },
-        credits: match host.credits.or(device.credits) {
+        end_to_end_credits: match host.credits.or(device.credits) {
             Some(true) => EndToEndCredits::On,
             _ => EndToEndCredits::Off,
         },
-        ack_request_every: host
+        ack_request_interval: host
             .ack_request_every
             .or(device.ack_request_every)
-            .unwrap_or(usual.ack_request_every),
-        payload: match device.payload {
+            .unwrap_or(usual.ack_request_interval),
+        payload_mode: match device.payload {
             None | Some(PayloadName::Carried) => PayloadMode::Carried,
             Some(PayloadName::Elided) => PayloadMode::Elided,
         },
@@ -588,14 +590,14 @@ fn settings(host: &Host, device: &DeviceSpec) -> Settings {
 
 #[cfg(test)]
 mod tests {
-    use super::expand;
+    use super::expand_host_range;
 
     #[test]
     fn a_range_of_names_keeps_its_order() {
-        assert_eq!(expand("h[1..3]").unwrap(), ["h1", "h2", "h3"]);
-        assert_eq!(expand("h[9..11]").unwrap(), ["h09", "h10", "h11"]);
-        assert_eq!(expand("alice").unwrap(), ["alice"]);
-        assert!(expand("h[3..1]").is_err());
-        assert!(expand("h[1").is_err());
+        assert_eq!(expand_host_range("h[1..3]").unwrap(), ["h1", "h2", "h3"]);
+        assert_eq!(expand_host_range("h[9..11]").unwrap(), ["h09", "h10", "h11"]);
+        assert_eq!(expand_host_range("alice").unwrap(), ["alice"]);
+        assert!(expand_host_range("h[3..1]").is_err());
+        assert!(expand_host_range("h[1").is_err());
     }
 }

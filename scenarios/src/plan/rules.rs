@@ -1,20 +1,24 @@
 //! Faults and selectors: from words to rules, and the refusal of rules that can never fire.
 
-use super::build::Builder;
-use super::network::{flow_control, marking};
-use super::{Change, Disturbance, FaultKind, FaultPlan, Flap, Incident, Plan, SwitchChange, limits, words};
-use crate::language::{Action as Spoken, ClassName, Fault, LuminaEvent, LuminaKind, Match, Ways};
-use crate::quantity::Psns;
-use crate::source::{Problem, join};
+use super::builder::PlanBuilder;
+use super::network::{ecn_marking, pfc_settings};
+use super::{
+    CompletionChange, FabricChange, FaultKind, FaultPlan, Flap, Plan, SwitchChange, TimedFault, limits, names,
+};
+use crate::quantity::PsnRange;
+use crate::source::{Diagnostic, join_path};
+use crate::spec::{
+    ClassName, FaultAction as Spoken, FaultSpec, LinkDirections, LuminaEvent, LuminaKind, PacketMatch,
+};
 use softhca_fabric::{
-    Action, Burst, Choice, Classes, Cut, Direction, LinkState, Pattern, Place, Repeat, Rule, RuleId, Scope,
-    Seal, Selector, Span, Value,
+    Action, BitPosition, Choice, Direction, DownDirections, FieldValue, GilbertElliott, IcrcPolicy,
+    InclusiveRange, LinkState, PacketClasses, Pattern, Repeat, Rule, RuleId, Scope, Selector,
 };
 use softhca_wire::Opcode;
 use std::num::NonZeroU64;
 
 /// What goes wrong, in the order of the file. Numbers start at 1 and belong to a fault for good.
-pub(super) fn faults(builder: &mut Builder<'_>) -> Result<Vec<FaultPlan>, Problem> {
+pub(super) fn faults(builder: &mut PlanBuilder<'_>) -> Result<Vec<FaultPlan>, Diagnostic> {
     let file = builder.file;
     let mut plans: Vec<FaultPlan> = Vec::new();
     for (index, fault) in file.fault.iter().enumerate() {
@@ -22,147 +26,155 @@ pub(super) fn faults(builder: &mut Builder<'_>) -> Result<Vec<FaultPlan>, Proble
         let id = RuleId(index as u32 + 1);
         let name = fault.name.clone().unwrap_or_else(|| format!("fault {}", index + 1));
         if plans.iter().any(|other| other.name == name) {
-            return Err(builder.problem(&join(&path, "name"), format!("two faults are called {name:?}")));
+            return Err(
+                builder.error_at(&join_path(&path, "name"), format!("two faults are called {name:?}"))
+            );
         }
-        let kind = kind(builder, fault, id, &path)?;
+        let kind = fault_kind(builder, fault, id, &path)?;
         plans.push(FaultPlan { id, name, optional: fault.optional, kind });
     }
     for (index, event) in file.data_pkt_events.iter().enumerate() {
         let path = format!("data-pkt-events.{index}");
         let id = RuleId((file.fault.len() + index) as u32 + 1);
-        plans.push(lumina(builder, event, id, &path)?);
+        plans.push(lumina_fault(builder, event, id, &path)?);
     }
     Ok(plans)
 }
 
 /// Lumina's notation, word for word: relative queue pair, relative PSN, n-th iteration, kind.
-fn lumina(
-    builder: &mut Builder<'_>,
+fn lumina_fault(
+    builder: &mut PlanBuilder<'_>,
     event: &LuminaEvent,
     id: RuleId,
     path: &str,
-) -> Result<FaultPlan, Problem> {
+) -> Result<FaultPlan, Diagnostic> {
     let Some(pair) = builder.pairs.get(event.qpn as usize) else {
         let message =
             format!("qpn {}: the file has {} pairs, counted from 0", event.qpn, builder.pairs.len());
-        return Err(builder.problem(&join(path, "qpn"), message));
+        return Err(builder.error_at(&join_path(path, "qpn"), message));
     };
     let qp = pair.qps[0];
     let host = builder.qps[qp].host;
-    let matching = Match {
-        class: Some(ClassName::Data),
+    let matching = PacketMatch {
+        class: Some(ClassName::Request),
         qp: Some(builder.qps[qp].name.clone()),
-        psn: Some(Psns::Relative(Span::exactly(event.psn))),
-        transmission: Some(crate::quantity::Numbers(Span::exactly(event.iter))),
-        ..Match::default()
+        psn: Some(PsnRange::Relative(InclusiveRange::exactly(event.psn))),
+        transmission: Some(crate::quantity::IntegerRange(InclusiveRange::exactly(event.iter))),
+        ..PacketMatch::default()
     };
     let Some((cable, direction)) = first_hop(builder, host) else {
-        return Err(builder.problem(path, "the requester has no cable"));
+        return Err(builder.error_at(path, "the requester has no cable"));
     };
     let selector = selector(builder, &matching, Some((cable, Some(direction))), path)?;
     let action = match event.kind {
         LuminaKind::Drop => Action::Drop,
         LuminaKind::Ecn => Action::MarkCe,
-        LuminaKind::Corrupt => Action::Corrupt { place: Place::Anywhere, seal: Seal::Stale },
+        LuminaKind::Corrupt => Action::Corrupt { bit: BitPosition::Random, icrc: IcrcPolicy::Stale },
     };
     let rule = Rule { id, selector, repeat: Repeat::times(1), action };
     let name =
         format!("{{qpn: {}, psn: {}, type: {:?}, iter: {}}}", event.qpn, event.psn, event.kind, event.iter)
             .to_lowercase();
-    Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { cables: vec![cable], rule } })
+    Ok(FaultPlan { id, name, optional: false, kind: FaultKind::Packets { links: vec![cable], rule } })
 }
 
 /// The cable that leaves a host, and which way.
-fn first_hop(builder: &Builder<'_>, host: usize) -> Option<(usize, Direction)> {
-    builder.network.cables.iter().enumerate().find_map(|(index, cable)| {
+fn first_hop(builder: &PlanBuilder<'_>, host: usize) -> Option<(usize, Direction)> {
+    builder.network.links.iter().enumerate().find_map(|(index, cable)| {
         let side = cable.ends.iter().position(|end| *end == super::Node::Host(host))?;
         Some((index, if side == 0 { Direction::Forward } else { Direction::Backward }))
     })
 }
 
-fn kind(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Result<FaultKind, Problem> {
-    let Fault { on, link, switch, host, qp, call, .. } = fault;
+fn fault_kind(
+    builder: &mut PlanBuilder<'_>,
+    fault: &FaultSpec,
+    id: RuleId,
+    path: &str,
+) -> Result<FaultKind, Diagnostic> {
+    let FaultSpec { on, link, switch, host, qp, verb: call, .. } = fault;
     let targets = [on.is_some(), link.is_some(), switch.is_some(), host.is_some(), qp.is_some()];
     if targets.iter().filter(|given| **given).count() > 1 {
         return Err(builder
-            .problem(path, "a fault has one target")
+            .error_at(path, "a fault has one target")
             .help("give one of on, link, switch, host, qp"));
     }
-    let at = join(path, "action");
-    let misplaced = |builder: &Builder<'_>, fits: &str| {
-        Err(builder.problem(&at, format!("this action is about {fits}")).help(TARGETS))
+    let at = join_path(path, "action");
+    let misplaced = |builder: &PlanBuilder<'_>, fits: &str| {
+        Err(builder.error_at(&at, format!("this action is about {fits}")).help(ACTION_TARGETS))
     };
-    if is_about_packets(&fault.action) && link.is_none() {
+    if is_packet_action(&fault.action) && link.is_none() {
         if switch.is_some() || host.is_some() || qp.is_some() {
             return misplaced(builder, "packets on a cable");
         }
-        return packets(builder, fault, id, path);
+        return packet_fault(builder, fault, id, path);
     }
-    if !is_unconditional(&fault.matching) {
-        return Err(builder.problem(&join(path, "match"), "only faults about packets have a `match`"));
+    if !matches_all_packets(&fault.packet_match) {
+        return Err(builder.error_at(&join_path(path, "match"), "only faults about packets have a `match`"));
     }
     if let Some(name) = link {
-        let (cable, direction) = builder.network.way(name, builder.source, &join(path, "link"))?;
-        return timed(builder, fault, path, link_disturbance(builder, &fault.action, cable, direction, &at)?);
+        let (cable, direction) =
+            builder.network.link_direction(name, builder.source, &join_path(path, "link"))?;
+        return timed_fault(builder, fault, path, link_fault(builder, &fault.action, cable, direction, &at)?);
     }
     if let Some(name) = switch {
-        let switch = builder.network.switch_named(name, builder.source, &join(path, "switch"))?;
+        let switch = builder.network.switch_named(name, builder.source, &join_path(path, "switch"))?;
         let change = match &fault.action {
-            Spoken::Buffer(size) => SwitchChange::Buffer(size.0),
-            Spoken::Ecn(ecn) => SwitchChange::Marking(marking(ecn, builder.source, &at)?),
-            Spoken::Pfc(pfc) => SwitchChange::FlowControl(flow_control(pfc, builder.source, &at)?),
+            Spoken::SetBuffer(size) => SwitchChange::Buffer(size.0),
+            Spoken::SetEcn(ecn) => SwitchChange::Marking(ecn_marking(ecn, builder.source, &at)?),
+            Spoken::SetPfc(pfc) => SwitchChange::FlowControl(pfc_settings(pfc, builder.source, &at)?),
             _ => return misplaced(builder, "something else than switches"),
         };
-        let what = Incident::Switch { switch, change };
-        return timed(builder, fault, path, lasting(what));
+        let what = FabricChange::Switch { switch, change };
+        return timed_fault(builder, fault, path, permanent(what));
     }
     if let Some(name) = qp {
-        let qp = builder.qp(name, &join(path, "qp"))?;
+        let qp = builder.qp(name, &join_path(path, "qp"))?;
         let change = match fault.action {
-            Spoken::Status(status) => Change::Status(status),
-            Spoken::Hold(time) => Change::Hold(time.0),
+            Spoken::SetStatus(status) => CompletionChange::Status(status),
+            Spoken::DelayCompletion(time) => CompletionChange::Delay(time.0),
             _ => return misplaced(builder, "something else than completions"),
         };
-        return Ok(FaultKind::Completions { qp, repeat: occasions(builder, fault, path)?, change });
+        return Ok(FaultKind::Completions { qp, repeat: call_repeat(builder, fault, path)?, change });
     }
     let Some(name) = host else {
-        return Err(builder.problem(path, "the fault has no target").help(TARGETS));
+        return Err(builder.error_at(path, "the fault has no target").help(ACTION_TARGETS));
     };
-    let host = builder.network.host(name, builder.source, &join(path, "host"))?;
+    let host = builder.network.host(name, builder.source, &join_path(path, "host"))?;
     if let Some(call) = call {
-        let Spoken::Errno(errno) = fault.action else {
+        let Spoken::Fail(errno) = fault.action else {
             return misplaced(builder, "something else than calls");
         };
-        return Ok(FaultKind::Calls { host, call: *call, repeat: occasions(builder, fault, path)?, errno });
+        return Ok(FaultKind::Verbs { host, verb: *call, repeat: call_repeat(builder, fault, path)?, errno });
     }
     let what = match &fault.action {
-        Spoken::Stall(time) => Disturbance::Stall { host, for_ns: time.0 },
-        Spoken::NoReceives(time) => Disturbance::NoReceives { host, for_ns: time.0 },
-        Spoken::SlowReceiver(time) => Disturbance::SlowReceiver { host, delay_ns: time.0 },
-        Spoken::Kill => Disturbance::Kill { host },
-        Spoken::Event(event) => lasting(Incident::Raise { host, event: *event }),
+        Spoken::Stall(time) => TimedFault::Stall { host, for_ns: time.0 },
+        Spoken::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
+        Spoken::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
+        Spoken::Kill => TimedFault::KillProgram { host },
+        Spoken::RaiseEvent(event) => permanent(FabricChange::AsyncEvent { host, event: *event }),
         Spoken::PauseStorm(storm) => {
             if storm.priority > 7 {
-                return Err(builder.problem(&at, "priorities are 0 to 7"));
+                return Err(builder.error_at(&at, "priorities are 0 to 7"));
             }
-            let what = Incident::PauseStorm { host, priority: storm.priority };
-            Disturbance::Incident { what, for_ns: storm.duration.map(|time| time.0) }
+            let what = FabricChange::PauseStorm { host, priority: storm.priority };
+            TimedFault::Fabric { change: what, for_ns: storm.duration.map(|time| time.0) }
         }
-        Spoken::Errno(_) => {
+        Spoken::Fail(_) => {
             return Err(builder
-                .problem(path, "which call fails?")
+                .error_at(path, "which call fails?")
                 .help("say call = \"post-send\" or \"post-receive\""));
         }
         _ => return misplaced(builder, "something else than hosts"),
     };
-    timed(builder, fault, path, what)
+    timed_fault(builder, fault, path, what)
 }
 
-const TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, down and count go with `on`; down, flap, \
+const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, down and count go with `on`; down, flap, \
                        rate and mtu with `link`; buffer, ecn and pfc with `switch`; stall, kill, no-receives, slow-receiver, \
                        event and pause-storm with `host`; status and hold with `qp`; errno with `host` and `call`";
 
-fn is_about_packets(action: &Spoken) -> bool {
+fn is_packet_action(action: &Spoken) -> bool {
     matches!(
         action,
         Spoken::Count
@@ -173,12 +185,13 @@ fn is_about_packets(action: &Spoken) -> bool {
             | Spoken::Corrupt(_)
             | Spoken::MarkCe
             | Spoken::Rewrite(_)
-            | Spoken::Down(_)
+            | Spoken::LinkDown(_)
     )
 }
 
-fn is_unconditional(matching: &Match) -> bool {
-    let Match { class, code, cm, opcode, qp, psn, message, packet, transmission, priority, time } = matching;
+fn matches_all_packets(matching: &PacketMatch) -> bool {
+    let PacketMatch { class, code, cm, opcode, qp, psn, message, packet, transmission, priority, time } =
+        matching;
     class.is_none()
         && code.is_none()
         && cm.is_none()
@@ -192,11 +205,15 @@ fn is_unconditional(matching: &Match) -> bool {
         && time.is_none()
 }
 
-fn timed(builder: &Builder<'_>, fault: &Fault, path: &str, what: Disturbance) -> Result<FaultKind, Problem> {
-    if builder.file.ends.is_some_and(|ends| fault.at >= ends) {
-        return Err(
-            builder.problem(&join(path, "at"), "this can never happen: it comes after the end of the run")
-        );
+fn timed_fault(
+    builder: &PlanBuilder<'_>,
+    fault: &FaultSpec,
+    path: &str,
+    what: TimedFault,
+) -> Result<FaultKind, Diagnostic> {
+    if builder.file.duration.is_some_and(|ends| fault.at >= ends) {
+        return Err(builder
+            .error_at(&join_path(path, "at"), "this can never happen: it comes after the end of the run"));
     }
     let repeats = fault.times.is_some()
         || fault.every.is_some()
@@ -206,184 +223,204 @@ fn timed(builder: &Builder<'_>, fault: &Fault, path: &str, what: Disturbance) ->
         || fault.skip > 0;
     if repeats {
         return Err(builder
-            .problem(path, "this happens once, at its time")
+            .error_at(path, "this happens once, at its time")
             .help("leave out times, every, pattern, probability, burst and skip"));
     }
-    Ok(FaultKind::Timed { at_ns: fault.at.0, what })
+    Ok(FaultKind::Timed { at_ns: fault.at.0, fault: what })
 }
 
 /// What stays as it is from its time on.
-const fn lasting(what: Incident) -> Disturbance {
-    Disturbance::Incident { what, for_ns: None }
+const fn permanent(what: FabricChange) -> TimedFault {
+    TimedFault::Fabric { change: what, for_ns: None }
 }
 
-fn link_disturbance(
-    builder: &Builder<'_>,
+fn link_fault(
+    builder: &PlanBuilder<'_>,
     action: &Spoken,
     cable: usize,
     direction: Option<Direction>,
     path: &str,
-) -> Result<Disturbance, Problem> {
+) -> Result<TimedFault, Diagnostic> {
     Ok(match action {
-        Spoken::Down(down) => {
+        Spoken::LinkDown(down) => {
             // A cable that is named the other way round has its directions the other way round, too.
-            let ways = match (down.ways, direction) {
-                (Ways::Both, None) => [true, true],
-                (Ways::Both, Some(direction)) => {
+            let ways = match (down.direction, direction) {
+                (LinkDirections::Both, None) => [true, true],
+                (LinkDirections::Both, Some(direction)) => {
                     [direction == Direction::Forward, direction == Direction::Backward]
                 }
-                (Ways::Forward, _) => [true, false],
-                (Ways::Backward, _) => [false, true],
+                (LinkDirections::Forward, _) => [true, false],
+                (LinkDirections::Backward, _) => [false, true],
             };
             let for_ns = down.duration.map(|time| time.0);
-            Disturbance::Incident { what: Incident::Link { cable, ways, state: LinkState::Down }, for_ns }
+            TimedFault::Fabric {
+                change: FabricChange::LinkState { link: cable, directions: ways, state: LinkState::Down },
+                for_ns,
+            }
         }
         Spoken::Flap(flap) => {
             if flap.times == 0 {
-                return Err(builder.problem(path, "this can never happen: times is 0"));
+                return Err(builder.error_at(path, "this can never happen: times is 0"));
             }
-            if flap.times > limits::FLAPS {
-                let message = format!("times is {}, at most {} is possible", flap.times, limits::FLAPS);
-                return Err(builder.problem(path, message));
+            if flap.times > limits::MAX_FLAPS {
+                let message = format!("times is {}, at most {} is possible", flap.times, limits::MAX_FLAPS);
+                return Err(builder.error_at(path, message));
             }
-            Disturbance::Flap(Flap { cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
+            TimedFault::Flap(Flap { link: cable, down_ns: flap.down.0, up_ns: flap.up.0, times: flap.times })
         }
-        Spoken::Rate(rate) if rate.0 > 0 => lasting(Incident::Rate { cable, rate: rate.0 }),
-        Spoken::Rate(_) => {
-            return Err(builder.problem(path, "a cable with rate 0 carries nothing").help("use down"));
+        Spoken::SetRate(rate) if rate.0 > 0 => {
+            permanent(FabricChange::LinkRate { link: cable, rate: rate.0 })
         }
-        Spoken::Mtu(0) => {
-            return Err(builder.problem(path, "a cable with MTU 0 carries nothing").help("use down"));
+        Spoken::SetRate(_) => {
+            return Err(builder.error_at(path, "a cable with rate 0 carries nothing").help("use down"));
         }
-        Spoken::Mtu(mtu) => lasting(Incident::Mtu { cable, mtu: *mtu }),
-        _ => return Err(builder.problem(path, "this action is not about links").help(TARGETS)),
+        Spoken::SetMtu(0) => {
+            return Err(builder.error_at(path, "a cable with MTU 0 carries nothing").help("use down"));
+        }
+        Spoken::SetMtu(mtu) => permanent(FabricChange::LinkMtu { link: cable, mtu: *mtu }),
+        _ => return Err(builder.error_at(path, "this action is not about links").help(ACTION_TARGETS)),
     })
 }
 
-fn packets(builder: &mut Builder<'_>, fault: &Fault, id: RuleId, path: &str) -> Result<FaultKind, Problem> {
-    let way = way(builder, fault.on.as_deref(), path)?;
-    let selector = selector(builder, &fault.matching, way, &join(path, "match"))?;
-    let action = action(builder, &fault.action, &selector, &join(path, "action"))?;
+fn packet_fault(
+    builder: &mut PlanBuilder<'_>,
+    fault: &FaultSpec,
+    id: RuleId,
+    path: &str,
+) -> Result<FaultKind, Diagnostic> {
+    let way = link_selector(builder, fault.on.as_deref(), path)?;
+    let selector = selector(builder, &fault.packet_match, way, &join_path(path, "match"))?;
+    let action = packet_action(builder, &fault.action, &selector, &join_path(path, "action"))?;
     let repeat = repeat(builder, fault, path)?;
     let cables = match way {
         Some((cable, _)) => vec![cable],
-        None => (0..builder.network.cables.len()).collect(),
+        None => (0..builder.network.links.len()).collect(),
     };
-    Ok(FaultKind::Packets { cables, rule: Rule { id, selector, repeat, action } })
+    Ok(FaultKind::Packets { links: cables, rule: Rule { id, selector, repeat, action } })
 }
 
 /// What `on` says; nothing if it is left out and there is one cable, or real programs decide.
-pub(super) fn way(
-    builder: &Builder<'_>,
+pub(super) fn link_selector(
+    builder: &PlanBuilder<'_>,
     on: Option<&str>,
     path: &str,
-) -> Result<Option<(usize, Option<Direction>)>, Problem> {
+) -> Result<Option<(usize, Option<Direction>)>, Diagnostic> {
     match on {
-        Some(text) => builder.network.way(text, builder.source, &join(path, "on")).map(Some),
-        None if builder.network.cables.len() == 1 => Ok(Some((0, None))),
-        None if builder.is_open => Ok(None),
-        None => Err(builder.problem(path, "on which cable?").help("say on = \"alice -> bob\"")),
+        Some(text) => builder.network.link_direction(text, builder.source, &join_path(path, "on")).map(Some),
+        None if builder.network.links.len() == 1 => Ok(Some((0, None))),
+        None if builder.has_external_programs => Ok(None),
+        None => Err(builder.error_at(path, "on which cable?").help("say on = \"alice -> bob\"")),
     }
 }
 
-fn action(
-    builder: &Builder<'_>,
+fn packet_action(
+    builder: &PlanBuilder<'_>,
     spoken: &Spoken,
     selector: &Selector,
     path: &str,
-) -> Result<Action, Problem> {
+) -> Result<Action, Diagnostic> {
     Ok(match spoken {
         Spoken::Count => Action::Count,
         Spoken::Drop => Action::Drop,
-        Spoken::Duplicate(0) => return Err(builder.problem(path, "duplicate = 0 does nothing")),
-        Spoken::Duplicate(copies) if *copies > limits::COPIES => {
-            let message = format!("{copies} copies of a packet, at most {} are possible", limits::COPIES);
-            return Err(builder.problem(path, message));
+        Spoken::Duplicate(0) => return Err(builder.error_at(path, "duplicate = 0 does nothing")),
+        Spoken::Duplicate(copies) if *copies > limits::MAX_COPIES => {
+            let message = format!("{copies} copies of a packet, at most {} are possible", limits::MAX_COPIES);
+            return Err(builder.error_at(path, message));
         }
         Spoken::Duplicate(copies) => Action::Duplicate { copies: *copies },
         Spoken::Reorder(reorder) => Action::Reorder { by: reorder.by, within_ns: reorder.within.0 },
         Spoken::Delay(time) => Action::Delay { ns: time.0 },
         Spoken::Corrupt(corruption) => {
             let place = match (corruption.bit, corruption.payload_bit) {
-                (None, None) => Place::Anywhere,
-                (Some(bit), None) => Place::Bit(bit),
-                (None, Some(bit)) => Place::PayloadBit(bit),
+                (None, None) => BitPosition::Random,
+                (Some(bit), None) => BitPosition::Bit(bit),
+                (None, Some(bit)) => BitPosition::PayloadBit(bit),
                 (Some(_), Some(_)) => {
-                    return Err(builder.problem(path, "give `bit` or `payload-bit`, not both"));
+                    return Err(builder.error_at(path, "give `bit` or `payload-bit`, not both"));
                 }
             };
-            Action::Corrupt { place, seal: if corruption.repair { Seal::Repaired } else { Seal::Stale } }
+            Action::Corrupt {
+                bit: place,
+                icrc: if corruption.fix_icrc { IcrcPolicy::Recomputed } else { IcrcPolicy::Stale },
+            }
         }
         Spoken::MarkCe => Action::MarkCe,
         Spoken::Rewrite(rewrite) => {
-            let field = words::field(rewrite.field);
-            let value = match (rewrite.to, rewrite.plus) {
-                (Some(to), None) => Value::To(to),
-                (None, Some(plus)) => Value::Plus(plus),
+            let field = names::header_field(rewrite.field);
+            let value = match (rewrite.value, rewrite.add) {
+                (Some(to), None) => FieldValue::Set(to),
+                (None, Some(plus)) => FieldValue::Add(plus),
                 _ => {
                     return Err(
-                        builder.problem(path, "give the new value with `to`, or the difference with `plus`")
+                        builder.error_at(path, "give the new value with `to`, or the difference with `plus`")
                     );
                 }
             };
-            if let Value::To(to) = value
+            if let FieldValue::Set(to) = value
                 && field.width() < 64
                 && to >> field.width() != 0
             {
-                return Err(builder.problem(
+                return Err(builder.error_at(
                     path,
                     format!("{to:#x} has more than the {} bits of the field", field.width()),
                 ));
             }
             let possible = |opcode: &Opcode| {
                 field.is_in(*opcode)
-                    && selector.classes.is_none_or(|classes| classes.allow(*opcode))
+                    && selector.classes.is_none_or(|classes| classes.may_contain(*opcode))
                     && (selector.opcodes.is_empty() || selector.opcodes.contains(opcode))
             };
             if !Opcode::all().any(|opcode| possible(&opcode)) {
                 return Err(builder
-                    .problem(path, "this rule can never fire: no packet that it is about has the field"));
+                    .error_at(path, "this rule can never fire: no packet that it is about has the field"));
             }
             Action::Rewrite { field, value }
         }
-        Spoken::Down(down) => {
-            let cut = if down.ways == Ways::Both { Cut::BothWays } else { Cut::OneWay };
-            Action::LinkDown { cut, for_ns: down.duration.map_or(u64::MAX / 2, |time| time.0) }
+        Spoken::LinkDown(down) => {
+            let cut = if down.direction == LinkDirections::Both {
+                DownDirections::BothWays
+            } else {
+                DownDirections::OneWay
+            };
+            Action::LinkDown { directions: cut, for_ns: down.duration.map_or(u64::MAX / 2, |time| time.0) }
         }
-        _ => return Err(builder.problem(path, "this action is not about packets").help(TARGETS)),
+        _ => return Err(builder.error_at(path, "this action is not about packets").help(ACTION_TARGETS)),
     })
 }
 
 /// Which completions or calls are hit. They are of no flow, so there is no state that bursts could be in.
-fn occasions(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Problem> {
+fn call_repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Repeat, Diagnostic> {
     for (given, key) in [(fault.burst.is_some(), "burst"), (fault.per_flow, "per-flow")] {
         if given {
             let message = format!("only faults about packets have `{key}`");
-            return Err(builder.problem(&join(path, key), message).help("use every, pattern or probability"));
+            return Err(builder
+                .error_at(&join_path(path, key), message)
+                .help("use every, pattern or probability"));
         }
     }
     repeat(builder, fault, path)
 }
 
-fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Problem> {
-    let never =
-        |key: &str, why: &str| builder.problem(&join(path, key), format!("this rule can never fire: {why}"));
+fn repeat(builder: &PlanBuilder<'_>, fault: &FaultSpec, path: &str) -> Result<Repeat, Diagnostic> {
+    let never = |key: &str, why: &str| {
+        builder.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
+    };
     let given =
         [fault.every.is_some(), fault.pattern.is_some(), fault.probability.is_some(), fault.burst.is_some()];
     if given.iter().filter(|given| **given).count() > 1 {
-        return Err(builder.problem(path, "give one of every, pattern, probability, burst"));
+        return Err(builder.error_at(path, "give one of every, pattern, probability, burst"));
     }
     if fault.times == Some(0) {
         return Err(never("times", "times is 0"));
     }
-    let mut choice = Choice::Each;
+    let mut choice = Choice::All;
     if let Some(every) = fault.every {
         choice = Choice::Every(NonZeroU64::new(every).ok_or_else(|| never("every", "every is 0"))?);
     }
     if let Some(text) = &fault.pattern {
-        let pattern =
-            Pattern::parse(text).map_err(|why| builder.problem(&join(path, "pattern"), why.to_string()))?;
-        if pattern.is_idle() {
+        let pattern = Pattern::parse(text)
+            .map_err(|why| builder.error_at(&join_path(path, "pattern"), why.to_string()))?;
+        if pattern.never_hits() {
             return Err(never("pattern", "the pattern has no X"));
         }
         choice = Choice::Pattern(pattern);
@@ -392,14 +429,19 @@ fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Pr
         if share.0 == 0 {
             return Err(never("probability", "the probability is 0"));
         }
-        choice = Choice::Chance { per_billion: share.0 };
+        choice = Choice::Probability { per_billion: share.0 };
     }
     if let Some(burst) = fault.burst {
         if burst.good.0 == 0 && (burst.enter.0 == 0 || burst.bad.0 == 0) {
             return Err(never("burst", "nothing is hit in either state"));
         }
         let (enter, leave) = (burst.enter.0, burst.leave.0);
-        choice = Choice::Burst(Burst { enter, leave, hit_in_good: burst.good.0, hit_in_bad: burst.bad.0 });
+        choice = Choice::Burst(GilbertElliott {
+            good_to_bad: enter,
+            bad_to_good: leave,
+            hit_in_good: burst.good.0,
+            hit_in_bad: burst.bad.0,
+        });
     }
     let scope = if fault.per_flow { Scope::Flow } else { Scope::Rule };
     Ok(Repeat { skip: fault.skip, times: fault.times, choice, scope })
@@ -407,54 +449,55 @@ fn repeat(builder: &Builder<'_>, fault: &Fault, path: &str) -> Result<Repeat, Pr
 
 /// The packets that a rule or an expectation is about, on a cable in a direction.
 pub(super) fn selector(
-    builder: &mut Builder<'_>,
-    matching: &Match,
+    builder: &mut PlanBuilder<'_>,
+    matching: &PacketMatch,
     way: Option<(usize, Option<Direction>)>,
     path: &str,
-) -> Result<Selector, Problem> {
-    let classes = words::classes(matching).map_err(|why| builder.problem(&join(path, "class"), why))?;
+) -> Result<Selector, Diagnostic> {
+    let classes =
+        names::packet_classes(matching).map_err(|why| builder.error_at(&join_path(path, "class"), why))?;
     let opcodes = opcodes(builder, matching, path)?;
     if let Some(classes) = classes
         && !opcodes.is_empty()
-        && !opcodes.iter().any(|opcode| classes.allow(*opcode))
+        && !opcodes.iter().any(|opcode| classes.may_contain(*opcode))
     {
         let message = "this rule can never fire: no packet of that class has that opcode";
-        return Err(builder.problem(&join(path, "opcode"), message));
+        return Err(builder.error_at(&join_path(path, "opcode"), message));
     }
     let qp = match &matching.qp {
-        Some(name) => Some(builder.qp(name, &join(path, "qp"))?),
+        Some(name) => Some(builder.qp(name, &join_path(path, "qp"))?),
         None => None,
     };
     if matching.priority.is_some_and(|priority| priority > 7) {
         return Err(
-            builder.problem(&join(path, "priority"), "this rule can never fire: priorities are 0 to 7")
+            builder.error_at(&join_path(path, "priority"), "this rule can never fire: priorities are 0 to 7")
         );
     }
-    if let (Some(window), Some(ends)) = (matching.time, builder.file.ends)
+    if let (Some(window), Some(ends)) = (matching.time, builder.file.duration)
         && window.0.first >= ends.0
     {
         let message = "this rule can never fire: its time comes after the end of the run";
-        return Err(builder.problem(&join(path, "time"), message));
+        return Err(builder.error_at(&join_path(path, "time"), message));
     }
     if matching.transmission.is_some_and(|transmission| transmission.0.last == 0) {
         let message = "this rule can never fire: the first transmission is number 1";
-        return Err(builder.problem(&join(path, "transmission"), message));
+        return Err(builder.error_at(&join_path(path, "transmission"), message));
     }
-    builder.check_messages(matching, classes, way, path)?;
-    reachable(builder, matching, classes, qp, way, path)?;
-    let span = |numbers: Option<crate::quantity::Numbers>| numbers.map(|numbers| numbers.0);
+    builder.check_cm_match(matching, classes, way, path)?;
+    check_can_match(builder, matching, classes, qp, way, path)?;
+    let span = |numbers: Option<crate::quantity::IntegerRange>| numbers.map(|numbers| numbers.0);
     let (mut psn, mut absolute_psn) = (None, None);
     match matching.psn {
-        Some(Psns::Relative(span)) => psn = Some(span),
-        Some(Psns::Absolute(span)) => absolute_psn = Some(span),
+        Some(PsnRange::Relative(span)) => psn = Some(span),
+        Some(PsnRange::Absolute(span)) => absolute_psn = Some(span),
         None => {}
     }
     Ok(Selector {
         direction: way.and_then(|(_, direction)| direction),
         classes,
         opcodes,
-        role: qp.map(Plan::role),
-        sense: None,
+        flow_id: qp.map(Plan::role_of),
+        packet_type: None,
         psn,
         absolute_psn,
         message: span(matching.message),
@@ -465,7 +508,7 @@ pub(super) fn selector(
     })
 }
 
-fn opcodes(builder: &Builder<'_>, matching: &Match, path: &str) -> Result<Vec<Opcode>, Problem> {
+fn opcodes(builder: &PlanBuilder<'_>, matching: &PacketMatch, path: &str) -> Result<Vec<Opcode>, Diagnostic> {
     let mut found = Vec::new();
     for name in matching.opcode.iter().flat_map(|names| names.all()) {
         let wanted = name.replace(['-', ' '], "_").to_uppercase();
@@ -478,18 +521,23 @@ fn opcodes(builder: &Builder<'_>, matching: &Match, path: &str) -> Result<Vec<Op
             let mut names: Vec<&str> = Opcode::all().map(Opcode::name).collect();
             names.sort_unstable();
             names.dedup();
-            let problem = builder.problem(&join(path, "opcode"), format!("there is no opcode {name:?}"));
+            let problem =
+                builder.error_at(&join_path(path, "opcode"), format!("there is no opcode {name:?}"));
             return Err(problem.suggest(&wanted, names));
         }
     }
     Ok(found)
 }
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     /// Whether what one host sends another passes this way; a switch at an end of the cable may stand for any host.
-    pub(super) fn passes(&self, way: Option<(usize, Option<Direction>)>, [from, to]: [usize; 2]) -> bool {
+    pub(super) fn path_crosses(
+        &self,
+        way: Option<(usize, Option<Direction>)>,
+        [from, to]: [usize; 2],
+    ) -> bool {
         let Some((cable, Some(direction))) = way else { return true };
-        let [mut first, mut second] = self.network.cables[cable].ends;
+        let [mut first, mut second] = self.network.links[cable].ends;
         if direction == Direction::Backward {
             (first, second) = (second, first);
         }
@@ -502,49 +550,49 @@ impl Builder<'_> {
 }
 
 /// Refuses a selector that no packet of the file's traffic can match.
-fn reachable(
-    builder: &Builder<'_>,
-    matching: &Match,
-    classes: Option<Classes>,
+fn check_can_match(
+    builder: &PlanBuilder<'_>,
+    matching: &PacketMatch,
+    classes: Option<PacketClasses>,
     qp: Option<usize>,
     way: Option<(usize, Option<Direction>)>,
     path: &str,
-) -> Result<(), Problem> {
-    if builder.is_open {
+) -> Result<(), Diagnostic> {
+    if builder.has_external_programs {
         return Ok(());
     }
     let never = |key: &str, why: String| {
-        builder.problem(&join(path, key), format!("this rule can never fire: {why}"))
+        builder.error_at(&join_path(path, key), format!("this rule can never fire: {why}"))
     };
-    let (requests, answers) = words::senses(classes);
+    let (requests, answers) = names::request_and_response(classes);
     if !requests && !answers {
         // CNPs and management datagrams depend on more than the work requests.
         return Ok(());
     }
-    let everything = classes.unwrap_or(Classes::Data);
-    let all_answers = classes.unwrap_or(Classes::Answers);
-    let passes = |from: usize, to: usize| builder.passes(way, [from, to]);
+    let everything = classes.unwrap_or(PacketClasses::Data);
+    let all_answers = classes.unwrap_or(PacketClasses::Responses);
+    let passes = |from: usize, to: usize| builder.path_crosses(way, [from, to]);
     let mut found = false;
     let (mut packets, mut messages, mut longest) = (Some(0), Some(0), 0);
     for (index, plan) in builder.qps.iter().enumerate() {
         if qp.is_some_and(|qp| qp != index) {
             continue;
         }
-        let Some(traffic) = builder.reach.of(index) else { continue };
+        let Some(traffic) = builder.traffic.of(index) else { continue };
         let peer = builder.qps[plan.peer].host;
         let to_anybody =
-            traffic.to_groups && (0..builder.network.hosts.len()).any(|host| passes(plan.host, host));
-        let asks = requests && (passes(plan.host, peer) || to_anybody) && traffic.asks(everything);
-        let answered = answers && passes(peer, plan.host) && traffic.is_answered(all_answers);
+            traffic.to_multicast && (0..builder.network.hosts.len()).any(|host| passes(plan.host, host));
+        let asks = requests && (passes(plan.host, peer) || to_anybody) && traffic.may_send(everything);
+        let answered = answers && passes(peer, plan.host) && traffic.may_be_answered(all_answers);
         if asks || answered {
             found = true;
             packets = packets.zip(traffic.packets).map(|(a, b): (u64, u64)| a.max(b));
             messages = messages.zip(traffic.messages).map(|(a, b): (u64, u64)| a.max(b));
-            longest = longest.max(traffic.longest);
+            longest = longest.max(traffic.max_packets);
         }
     }
     // Without a class, messages of the connection manager are as good as any packet.
-    if classes.is_none() && qp.is_none() && builder.sends_messages(&|_| true, way) {
+    if classes.is_none() && qp.is_none() && builder.may_send_cm_message(&|_| true, way) {
         return Ok(());
     }
     if !found {
@@ -557,7 +605,7 @@ fn reachable(
         return Err(never(key, why)
             .help("look at the direction of `on`, the class, and which steps and workloads there are"));
     }
-    if let (Some(Psns::Relative(span)), Some(packets)) = (matching.psn, packets)
+    if let (Some(PsnRange::Relative(span)), Some(packets)) = (matching.psn, packets)
         && span.first >= packets
     {
         return Err(never(

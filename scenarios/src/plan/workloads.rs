@@ -1,34 +1,37 @@
 //! Workloads: which queue pairs they use or make, and the flows and programs that they are.
 
-use super::build::Builder;
-use super::{CommandPlan, FlowKind, FlowPlan, Job, limits};
-use crate::language::{
-    CommandSpec, ConnectionSpec, Flavour, Incast, KeyValue, OperationName, Permutation, PingPong, Stream,
+use super::builder::PlanBuilder;
+use super::{CommandPlan, FlowKind, FlowPlan, WorkOperation, limits};
+use crate::source::{Diagnostic, join_path};
+use crate::spec::{
+    CommandSpec, ConnectionSpec, IncastSpec, KeyValueSpec, OperationName, PermutationSpec, PingPongSpec,
+    StreamSpec, WorkloadKind,
 };
-use crate::source::{Problem, join};
-use softhca_engine::Limits;
+use softhca_engine::DeviceLimits;
 use softhca_fabric::Seed;
 use std::collections::BTreeSet;
 
-const WORKLOADS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
+const WORKLOAD_KINDS: &str = "give one of stream, incast, permutation, ping-pong, key-value, command";
 
-impl Builder<'_> {
+impl PlanBuilder<'_> {
     /// The workloads of the file, in its order.
-    pub(super) fn add_workloads(&mut self) -> Result<(), Problem> {
+    pub(super) fn add_workloads(&mut self) -> Result<(), Diagnostic> {
         let mut names = BTreeSet::new();
         for (index, workload) in self.file.workload.iter().enumerate() {
             let path = format!("workload.{index}");
             let name = workload.name.clone().unwrap_or_else(|| format!("workload {}", index + 1));
             if !names.insert(name.clone()) {
-                return Err(self.problem(&join(&path, "name"), format!("two workloads are called {name:?}")));
+                return Err(
+                    self.error_at(&join_path(&path, "name"), format!("two workloads are called {name:?}"))
+                );
             }
             self.workloads.push(name);
-            match workload.flavours()[..] {
+            match workload.kinds()[..] {
                 [ref flavour] => self.add_workload(index, flavour, &path)?,
-                [] => return Err(self.problem(&path, "the workload does nothing").help(WORKLOADS)),
+                [] => return Err(self.error_at(&path, "the workload does nothing").help(WORKLOAD_KINDS)),
                 _ => {
                     return Err(self
-                        .problem(&path, "a workload has one shape")
+                        .error_at(&path, "a workload has one shape")
                         .help("make two workloads of it"));
                 }
             }
@@ -36,55 +39,66 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn add_workload(&mut self, workload: usize, flavour: &Flavour<'_>, path: &str) -> Result<(), Problem> {
+    fn add_workload(
+        &mut self,
+        workload: usize,
+        flavour: &WorkloadKind<'_>,
+        path: &str,
+    ) -> Result<(), Diagnostic> {
         match flavour {
-            Flavour::Stream(stream) => self.add_stream(workload, stream, &join(path, "stream")),
-            Flavour::Incast(incast) => self.add_incast(workload, incast, &join(path, "incast")),
-            Flavour::Permutation(permutation) => {
-                self.add_permutation(workload, permutation, &join(path, "permutation"))
+            WorkloadKind::Stream(stream) => self.add_stream(workload, stream, &join_path(path, "stream")),
+            WorkloadKind::Incast(incast) => self.add_incast(workload, incast, &join_path(path, "incast")),
+            WorkloadKind::Permutation(permutation) => {
+                self.add_permutation(workload, permutation, &join_path(path, "permutation"))
             }
-            Flavour::PingPong(ping_pong) => self.add_ping_pong(workload, ping_pong, &join(path, "ping-pong")),
-            Flavour::KeyValue(key_value) => self.add_key_value(workload, key_value, &join(path, "key-value")),
-            Flavour::Command(command) => self.add_command(workload, command, &join(path, "command")),
+            WorkloadKind::PingPong(ping_pong) => {
+                self.add_ping_pong(workload, ping_pong, &join_path(path, "ping-pong"))
+            }
+            WorkloadKind::KeyValue(key_value) => {
+                self.add_key_value(workload, key_value, &join_path(path, "key-value"))
+            }
+            WorkloadKind::Command(command) => {
+                self.add_command(workload, command, &join_path(path, "command"))
+            }
         }
     }
 
-    fn add_stream(&mut self, workload: usize, stream: &Stream, path: &str) -> Result<(), Problem> {
-        let qp = self.connected(&stream.qp, &join(path, "qp"))?;
+    fn add_stream(&mut self, workload: usize, stream: &StreamSpec, path: &str) -> Result<(), Diagnostic> {
+        let qp = self.connected_qp(&stream.qp, &join_path(path, "qp"))?;
         let flow = FlowPlan {
             workload,
             qp,
-            kind: FlowKind::Same(job_of(stream.op)),
+            kind: FlowKind::Uniform(work_operation(stream.op)),
             bytes: stream.bytes.0 as u32,
             count: stream.count,
             depth: stream.depth,
             at_ns: stream.at.0,
             until_ns: stream.until.map(|time| time.0),
-            every_ns: stream.every.0,
+            interval_ns: stream.interval.0,
         };
         self.add_flow(flow, stream.bytes.0, path)
     }
 
-    fn add_incast(&mut self, workload: usize, incast: &Incast, path: &str) -> Result<(), Problem> {
-        let to = self.network.host(&incast.to, self.source, &join(path, "to"))?;
-        let senders = self.hosts_named(&incast.from, &join(path, "from"))?;
+    fn add_incast(&mut self, workload: usize, incast: &IncastSpec, path: &str) -> Result<(), Diagnostic> {
+        let to = self.network.host(&incast.to, self.source, &join_path(path, "to"))?;
+        let senders = self.resolve_hosts(&incast.from, &join_path(path, "from"))?;
         if senders.is_empty() {
-            return Err(self.problem(&join(path, "from"), "an incast needs one sender at least"));
+            return Err(self.error_at(&join_path(path, "from"), "an incast needs one sender at least"));
         }
         let own = ConnectionSpec { priority: incast.priority, ..ConnectionSpec::default() };
         self.check_connection(&own, path)?;
         for (index, host) in senders.into_iter().enumerate() {
-            let [qp, _] = self.own_pair([host, to], &own, path)?;
+            let [qp, _] = self.add_workload_pair([host, to], &own, path)?;
             let flow = FlowPlan {
                 workload,
                 qp,
-                kind: FlowKind::Same(job_of(incast.op)),
+                kind: FlowKind::Uniform(work_operation(incast.op)),
                 bytes: incast.bytes.0 as u32,
                 count: incast.count,
                 depth: incast.depth,
                 at_ns: incast.at.0 + incast.stagger.0 * index as u64,
                 until_ns: incast.until.map(|time| time.0),
-                every_ns: 0,
+                interval_ns: 0,
             };
             self.add_flow(flow, incast.bytes.0, path)?;
         }
@@ -94,46 +108,53 @@ impl Builder<'_> {
     fn add_permutation(
         &mut self,
         workload: usize,
-        permutation: &Permutation,
+        permutation: &PermutationSpec,
         path: &str,
-    ) -> Result<(), Problem> {
-        let hosts = self.hosts_named(&permutation.hosts, &join(path, "hosts"))?;
+    ) -> Result<(), Diagnostic> {
+        let hosts = self.resolve_hosts(&permutation.hosts, &join_path(path, "hosts"))?;
         let count = hosts.len();
         if count < 2 {
-            return Err(self.problem(&join(path, "hosts"), "a permutation needs two hosts at least"));
+            return Err(self.error_at(&join_path(path, "hosts"), "a permutation needs two hosts at least"));
         }
         let shift = match permutation.shift {
             Some(shift) => shift as usize % count,
             None => 1 + Seed(self.seed).below(count as u64 - 1, &[0x7065_726d, workload as u64]) as usize,
         };
         if shift == 0 {
-            return Err(self.problem(&join(path, "shift"), "every host would send to itself"));
+            return Err(self.error_at(&join_path(path, "shift"), "every host would send to itself"));
         }
         let own = ConnectionSpec { priority: permutation.priority, ..ConnectionSpec::default() };
         self.check_connection(&own, path)?;
         for (index, host) in hosts.iter().enumerate() {
-            let [qp, _] = self.own_pair([*host, hosts[(index + shift) % count]], &own, path)?;
+            let [qp, _] = self.add_workload_pair([*host, hosts[(index + shift) % count]], &own, path)?;
             let flow = FlowPlan {
                 workload,
                 qp,
-                kind: FlowKind::Same(job_of(permutation.op)),
+                kind: FlowKind::Uniform(work_operation(permutation.op)),
                 bytes: permutation.bytes.0 as u32,
                 count: permutation.count,
                 depth: permutation.depth,
                 at_ns: permutation.at.0,
                 until_ns: permutation.until.map(|time| time.0),
-                every_ns: 0,
+                interval_ns: 0,
             };
             self.add_flow(flow, permutation.bytes.0, path)?;
         }
         Ok(())
     }
 
-    fn add_ping_pong(&mut self, workload: usize, ping_pong: &PingPong, path: &str) -> Result<(), Problem> {
-        let qp = self.connected(&ping_pong.between[0], &format!("{path}.between.0"))?;
-        let peer = self.connected(&ping_pong.between[1], &format!("{path}.between.1"))?;
+    fn add_ping_pong(
+        &mut self,
+        workload: usize,
+        ping_pong: &PingPongSpec,
+        path: &str,
+    ) -> Result<(), Diagnostic> {
+        let qp = self.connected_qp(&ping_pong.between[0], &format!("{path}.between.0"))?;
+        let peer = self.connected_qp(&ping_pong.between[1], &format!("{path}.between.1"))?;
         if self.qps[qp].peer != peer {
-            return Err(self.problem(&join(path, "between"), "these two are not connected to each other"));
+            return Err(
+                self.error_at(&join_path(path, "between"), "these two are not connected to each other")
+            );
         }
         let flow = FlowPlan {
             workload,
@@ -144,19 +165,25 @@ impl Builder<'_> {
             depth: 1,
             at_ns: ping_pong.at.0,
             until_ns: None,
-            every_ns: 0,
+            interval_ns: 0,
         };
         self.add_flow(flow, ping_pong.bytes.0, path)
     }
 
-    fn add_key_value(&mut self, workload: usize, key_value: &KeyValue, path: &str) -> Result<(), Problem> {
-        let qp = self.connected(&key_value.client, &join(path, "client"))?;
+    fn add_key_value(
+        &mut self,
+        workload: usize,
+        key_value: &KeyValueSpec,
+        path: &str,
+    ) -> Result<(), Diagnostic> {
+        let qp = self.connected_qp(&key_value.client, &join_path(path, "client"))?;
         if key_value.keys == 0 || key_value.keys.saturating_mul(key_value.bytes.0) > 1 << 30 {
-            return Err(
-                self.problem(&join(path, "keys"), "there is at least one record, and at most 1 GiB of them")
-            );
+            return Err(self.error_at(
+                &join_path(path, "keys"),
+                "there is at least one record, and at most 1 GiB of them",
+            ));
         }
-        let kind = FlowKind::KeyValue { keys: key_value.keys, reads: key_value.reads.0 };
+        let kind = FlowKind::KeyValue { keys: key_value.keys, read_per_billion: key_value.read_fraction.0 };
         let flow = FlowPlan {
             workload,
             qp,
@@ -166,40 +193,40 @@ impl Builder<'_> {
             depth: key_value.depth,
             at_ns: key_value.at.0,
             until_ns: None,
-            every_ns: 0,
+            interval_ns: 0,
         };
         self.add_flow(flow, key_value.bytes.0, path)
     }
 
-    fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<(), Problem> {
-        let host = self.network.host(&command.host, self.source, &join(path, "host"))?;
-        if !self.is_open {
-            let problem = self.problem(path, "the file connects queue pairs of its own");
+    fn add_command(&mut self, workload: usize, command: &CommandSpec, path: &str) -> Result<(), Diagnostic> {
+        let host = self.network.host(&command.host, self.source, &join_path(path, "host"))?;
+        if !self.has_external_programs {
+            let problem = self.error_at(path, "the file connects queue pairs of its own");
             return Err(problem.help("a file that starts programs leaves queue pairs to them"));
         }
-        if command.run.is_empty() {
-            return Err(self.problem(&join(path, "run"), "which program?"));
+        if command.argv.is_empty() {
+            return Err(self.error_at(&join_path(path, "run"), "which program?"));
         }
-        if self.file.ends.is_some_and(|ends| command.at >= ends) {
-            return Err(self.problem(&join(path, "at"), "it begins after the end of the run"));
+        if self.file.duration.is_some_and(|ends| command.at >= ends) {
+            return Err(self.error_at(&join_path(path, "at"), "it begins after the end of the run"));
         }
-        self.check_addresses(&command.run, &join(path, "run"))?;
-        let (words, at_ns, exit) = (command.run.clone(), command.at.0, command.exit);
-        self.commands.push(CommandPlan { workload, host, words, at_ns, exit });
+        self.check_addresses(&command.argv, &join_path(path, "run"))?;
+        let (words, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
+        self.commands.push(CommandPlan { workload, host, argv: words, at_ns, exit_code: exit });
         Ok(())
     }
 
     /// The hosts that names and ranges of names stand for.
-    fn hosts_named(&self, names: &[String], path: &str) -> Result<Vec<usize>, Problem> {
+    fn resolve_hosts(&self, names: &[String], path: &str) -> Result<Vec<usize>, Diagnostic> {
         let mut hosts = Vec::new();
         for (index, name) in names.iter().enumerate() {
-            hosts.extend(self.network.hosts_of(name, self.source, &format!("{path}.{index}"))?);
+            hosts.extend(self.network.hosts_matching(name, self.source, &format!("{path}.{index}"))?);
         }
         Ok(hosts)
     }
 
     /// `${ADDRESS_name}` stands for the address of a host that there is.
-    fn check_addresses(&self, words: &[String], path: &str) -> Result<(), Problem> {
+    fn check_addresses(&self, words: &[String], path: &str) -> Result<(), Diagnostic> {
         for (index, word) in words.iter().enumerate() {
             for rest in word.split("${ADDRESS_").skip(1) {
                 let path = format!("{path}.{index}");
@@ -211,79 +238,83 @@ impl Builder<'_> {
     }
 
     /// A queue pair that the file connects.
-    fn connected(&mut self, name: &str, path: &str) -> Result<usize, Problem> {
-        if self.is_open {
-            let problem = self.problem(path, format!("the file connects no queue pair {name:?}"));
+    fn connected_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+        if self.has_external_programs {
+            let problem = self.error_at(path, format!("the file connects no queue pair {name:?}"));
             return Err(problem.help("add [[pair]] qps = [\"alice.1\", \"bob.1\"]"));
         }
         self.qp(name, path)
     }
 
     /// A connection of a workload's own, with the next free numbers.
-    fn own_pair(
+    fn add_workload_pair(
         &mut self,
         hosts: [usize; 2],
         own: &ConnectionSpec,
         path: &str,
-    ) -> Result<[usize; 2], Problem> {
+    ) -> Result<[usize; 2], Diagnostic> {
         let mut names = [String::new(), String::new()];
         for (side, host) in hosts.into_iter().enumerate() {
             let host = &self.network.hosts[host].name;
-            let taken = |name: &String| self.by_name.contains_key(name) || names.contains(name);
+            let taken = |name: &String| self.qp_by_name.contains_key(name) || names.contains(name);
             names[side] =
                 (1..).map(|n| format!("{host}.{n}")).find(|name| !taken(name)).expect("numbers do not end");
         }
         self.add_pair(names, hosts, own, path)
     }
 
-    fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Problem> {
+    fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Diagnostic> {
         let pair = &self.pairs[self.qps[flow.qp].pair];
-        if pair.by_cm {
+        if pair.uses_cm {
             let message = format!("{} is not connected when the run begins", self.qps[flow.qp].name);
-            return Err(self.problem(path, message).help("give it steps `after` its connect or accept"));
+            return Err(self.error_at(path, message).help("give it steps `after` its connect or accept"));
         }
-        let most =
-            if pair.kind.is_datagram() { pair.mtu.bytes().into() } else { u64::from(Limits::CARD.message) };
+        let most = if pair.kind.is_datagram() {
+            pair.mtu.bytes().into()
+        } else {
+            u64::from(DeviceLimits::HCA.max_msg_sz)
+        };
         if bytes > most {
-            return Err(
-                self.problem(&join(path, "bytes"), format!("{bytes} bytes, at most {most} can be sent"))
-            );
+            return Err(self
+                .error_at(&join_path(path, "bytes"), format!("{bytes} bytes, at most {most} can be sent")));
         }
-        if let FlowKind::Same(job) = flow.kind {
-            self.check_service(flow.qp, job, path)?;
+        if let FlowKind::Uniform(job) = flow.kind {
+            self.check_operation(flow.qp, job, path)?;
         }
-        if flow.depth == 0 || flow.depth > pair.sends {
+        if flow.depth == 0 || flow.depth > pair.max_send_wr {
             let message = format!(
                 "depth is {}, at least 1 and at most {} (`sends`) is possible",
-                flow.depth, pair.sends
+                flow.depth, pair.max_send_wr
             );
-            return Err(self.problem(&join(path, "depth"), message));
+            return Err(self.error_at(&join_path(path, "depth"), message));
         }
         let posted: u64 = self.flows.iter().filter_map(|flow| flow.count).sum();
-        if flow.count.is_some_and(|count| count > limits::MESSAGES - posted) {
-            let message =
-                format!("more than {} messages in all: nobody could wait for their end", limits::MESSAGES);
-            return Err(self.problem(path, message));
+        if flow.count.is_some_and(|count| count > limits::MAX_MESSAGES - posted) {
+            let message = format!(
+                "more than {} messages in all: nobody could wait for their end",
+                limits::MAX_MESSAGES
+            );
+            return Err(self.error_at(path, message));
         }
         let endless = flow.count.is_none() && flow.until_ns.is_none();
-        if endless && self.file.ends.is_none() {
+        if endless && self.file.duration.is_none() {
             return Err(self
-                .problem(path, "this goes on for ever")
+                .error_at(path, "this goes on for ever")
                 .help("say `count` or `until` here, or `ends` for the whole run"));
         }
-        if self.file.ends.is_some_and(|ends| flow.at_ns >= ends.0) {
-            return Err(self.problem(path, "it begins after the end of the run"));
+        if self.file.duration.is_some_and(|ends| flow.at_ns >= ends.0) {
+            return Err(self.error_at(path, "it begins after the end of the run"));
         }
         self.flows.push(flow);
         Ok(())
     }
 }
 
-fn job_of(operation: OperationName) -> Job {
+fn work_operation(operation: OperationName) -> WorkOperation {
     match operation {
-        OperationName::Send => Job::Send { immediate: None },
-        OperationName::Write => Job::Write { immediate: None },
-        OperationName::Read => Job::Read,
-        OperationName::FetchAdd => Job::FetchAdd { add: 1 },
+        OperationName::Send => WorkOperation::Send { immediate: None },
+        OperationName::Write => WorkOperation::Write { immediate: None },
+        OperationName::Read => WorkOperation::Read,
+        OperationName::FetchAdd => WorkOperation::FetchAdd { add: 1 },
     }
 }

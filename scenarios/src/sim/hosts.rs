@@ -1,157 +1,162 @@
 //! What programs do to the cards and cables of a world.
 
-use super::Theatre;
-use crate::language::{Errno, RaisedName};
-use crate::plan::{Incident, SwitchChange, Work};
-use crate::play::Hosts;
-use crate::verbs::request_of;
-use softhca_engine::{AsyncEvent, Instant, Modify, State};
-use softhca_fabric::{CableId, Direction, HostId, SwitchId};
-use softhca_queue::{Access, Payload, Receive, Sge};
+use super::Simulation;
+use crate::executor::Hosts;
+use crate::plan::{FabricChange, SwitchChange, WorkRequest};
+use crate::spec::{AsyncEventName, Errno};
+use crate::verbs::send_request;
+use softhca_engine::{AsyncEvent, Instant, Modify, QpState};
+use softhca_fabric::{Direction, HostId, LinkId, SwitchId};
+use softhca_queue::{AccessFlags, Payload, ReceiveWorkRequest, Sge};
 use softhca_wire::{Gid, LocalKey, RemoteKey};
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 
-impl Theatre {
+impl Simulation {
     /// Changes for which priorities a card pauses its neighbours without reason.
-    fn storm(&mut self, host: usize, change: impl Fn(u8) -> u8) {
+    fn set_pause_storm(&mut self, host: usize, change: impl Fn(u8) -> u8) {
         let host = HostId(host as u32);
         let mut receiver = *self.world.receiver(host);
-        receiver.storm = change(receiver.storm);
+        receiver.pause_storm = change(receiver.pause_storm);
         self.world.set_receiver(host, receiver);
     }
 
-    fn place(&self, qp: usize) -> (u64, RemoteKey, u64) {
-        let side = &self.sides[qp];
+    fn memory_of(&self, qp: usize) -> (u64, RemoteKey, u64) {
+        let side = &self.qps[qp];
         (side.base, side.key, side.area)
     }
 }
 
-impl Hosts for Theatre {
-    fn post(&mut self, qp: usize, id: u64, work: &Work) -> Result<(), Errno> {
-        let side = self.sides[qp];
-        if side.is_gone {
+impl Hosts for Simulation {
+    fn post(&mut self, qp: usize, id: u64, work: &WorkRequest) -> Result<(), Errno> {
+        let side = self.qps[qp];
+        if side.is_destroyed {
             return Err(Errno::EINVAL);
         }
-        let (mut request, sge) = request_of(id, work, self.place(qp), self.place(side.peer));
-        request.datagram = work.group.map_or(side.datagram, |group| self.groups.datagram(qp, group));
+        let (mut request, sge) = send_request(id, work, self.memory_of(qp), self.memory_of(side.peer));
+        request.ud = work.group.map_or(side.datagram, |group| self.multicast.datagram(qp, group));
         let inline;
         let gather = [sge];
         request.payload = if work.inline {
-            inline = self.world.on(side.host).read(side.key, sge.address, sge.length as usize);
+            inline = self.world.verbs(side.host).read_memory(side.key, sge.address, sge.length as usize);
             Payload::Inline(&inline)
         } else if work.bytes == 0 {
             Payload::Gather(&[])
         } else {
             Payload::Gather(&gather)
         };
-        self.world.on(side.host).post_send(side.qpn, &request).map_err(|_| Errno::ENOMEM)
+        self.world.verbs(side.host).post_send(side.qpn, &request).map_err(|_| Errno::ENOMEM)
     }
 
     fn post_receive(&mut self, qp: usize, id: u64, offset: u64, bytes: u32) -> Result<(), Errno> {
-        let side = self.sides[qp];
-        if side.is_gone {
+        let side = self.qps[qp];
+        if side.is_destroyed {
             return Err(Errno::EINVAL);
         }
-        let entry = Sge { address: side.base + offset, length: bytes, key: LocalKey(side.key.0) };
-        let receive = Receive { id, scatter: &[entry] };
-        self.world.on(side.host).post_receive(side.qpn, &receive).map_err(|_| Errno::ENOMEM)
+        let entry = Sge { address: side.base + offset, length: bytes, lkey: LocalKey(side.key.0) };
+        let receive = ReceiveWorkRequest { wr_id: id, sg_list: &[entry] };
+        self.world.verbs(side.host).post_receive(side.qpn, &receive).map_err(|_| Errno::ENOMEM)
     }
 
-    fn modify(&mut self, qp: usize, state: State, notify_drained: bool) -> Result<(), String> {
-        let side = self.sides[qp];
+    fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String> {
+        let side = self.qps[qp];
         let mut modify = Modify::default().state(state);
         if notify_drained {
-            modify = modify.notify_drained(true);
+            modify = modify.sqd_async_notify(true);
         }
-        self.world.on(side.host).modify(side.qpn, modify).map(|_| ()).map_err(|why| why.to_string())
+        self.world
+            .verbs(side.host)
+            .modify_queue_pair(side.qpn, modify)
+            .map(|_| ())
+            .map_err(|why| why.to_string())
     }
 
     fn destroy(&mut self, qp: usize) {
-        let side = &mut self.sides[qp];
-        if !std::mem::replace(&mut side.is_gone, true) {
+        let side = &mut self.qps[qp];
+        if !std::mem::replace(&mut side.is_destroyed, true) {
             let (host, qpn) = (side.host, side.qpn);
-            let _ = self.world.on(host).destroy_queue_pair(qpn);
+            let _ = self.world.verbs(host).destroy_queue_pair(qpn);
         }
     }
 
     fn unmap(&mut self, qp: usize) -> Result<(), String> {
-        let side = self.sides[qp];
-        self.world.on(side.host).unmap(side.key).map_err(|why| why.to_string())
+        let side = self.qps[qp];
+        self.world.verbs(side.host).unmap(side.key).map_err(|why| why.to_string())
     }
 
     fn deregister(&mut self, qp: usize) -> Result<(), String> {
-        let side = self.sides[qp];
-        self.world.on(side.host).deregister(side.key).map_err(|why| why.to_string())
+        let side = self.qps[qp];
+        self.world.verbs(side.host).deregister_memory(side.key).map_err(|why| why.to_string())
     }
 
-    fn reregister(&mut self, qp: usize, access: Access) -> Result<(), String> {
-        let side = self.sides[qp];
-        let changed = self.world.on(side.host).reregister(side.key, |region| region.access = access);
+    fn reregister(&mut self, qp: usize, access: AccessFlags) -> Result<(), String> {
+        let side = self.qps[qp];
+        let changed =
+            self.world.verbs(side.host).reregister_memory(side.key, |region| region.access_flags = access);
         changed.map(|_| ()).map_err(|why| why.to_string())
     }
 
-    fn join(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
-        let side = self.sides[qp];
-        let joined = self.world.on(side.host).attach_multicast(side.qpn, Gid::from(group));
+    fn attach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let side = self.qps[qp];
+        let joined = self.world.verbs(side.host).attach_multicast(side.qpn, Gid::from(group));
         joined.map_err(|why| why.to_string())
     }
 
-    fn leave(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
-        let side = self.sides[qp];
-        let left = self.world.on(side.host).detach_multicast(side.qpn, Gid::from(group));
+    fn detach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String> {
+        let side = self.qps[qp];
+        let left = self.world.verbs(side.host).detach_multicast(side.qpn, Gid::from(group));
         left.map_err(|why| why.to_string())
     }
 
-    fn disturb(&mut self, what: Incident) -> Result<(), String> {
+    fn apply(&mut self, what: FabricChange) -> Result<(), String> {
         match what {
-            Incident::Link { cable, ways, state } => {
+            FabricChange::LinkState { link: cable, directions: ways, state } => {
                 for (direction, wanted) in [Direction::Forward, Direction::Backward].into_iter().zip(ways) {
                     if wanted {
-                        self.world.set_link(CableId(cable as u32), direction, state);
+                        self.world.set_link_state(LinkId(cable as u32), direction, state);
                     }
                 }
             }
-            Incident::Rate { cable, rate } => {
-                let cable = self.world.cable_mut(CableId(cable as u32));
-                let mut line = *cable.line();
+            FabricChange::LinkRate { link: cable, rate } => {
+                let cable = self.world.link_mut(LinkId(cable as u32));
+                let mut line = *cable.settings();
                 line.bits_per_second = NonZeroU64::new(rate);
-                cable.set_line(line);
+                cable.set_settings(line);
             }
-            Incident::Mtu { cable, mtu } => {
-                let cable = self.world.cable_mut(CableId(cable as u32));
-                let mut line = *cable.line();
+            FabricChange::LinkMtu { link: cable, mtu } => {
+                let cable = self.world.link_mut(LinkId(cable as u32));
+                let mut line = *cable.settings();
                 line.mtu = mtu;
-                cable.set_line(line);
+                cable.set_settings(line);
             }
-            Incident::Stall { host, for_ns } => {
+            FabricChange::Stall { host, for_ns } => {
                 let until = self.world.now().nanos() + for_ns;
                 self.world.stall(HostId(host as u32), Instant::from_nanos(until));
             }
-            Incident::Raise { host, event } => {
+            FabricChange::AsyncEvent { host, event } => {
                 let event = match event {
-                    RaisedName::PortErr => AsyncEvent::PortDown,
-                    RaisedName::PortActive => AsyncEvent::PortActive,
-                    RaisedName::GidChange => AsyncEvent::GidChange,
-                    RaisedName::DeviceFatal => AsyncEvent::DeviceFatal,
+                    AsyncEventName::PortErr => AsyncEvent::PortDown,
+                    AsyncEventName::PortActive => AsyncEvent::PortActive,
+                    AsyncEventName::GidChange => AsyncEvent::GidChange,
+                    AsyncEventName::DeviceFatal => AsyncEvent::DeviceFatal,
                 };
-                self.world.with_card(HostId(host as u32), |hca, ctx| hca.raise(ctx, event));
+                self.world.with_hca(HostId(host as u32), |hca, ctx| hca.raise_async_event(ctx, event));
             }
-            Incident::Switch { switch, change } => {
+            FabricChange::Switch { switch, change } => {
                 let id = SwitchId(switch as u32);
                 let mut settings = *self.world.switch(id).settings();
                 match change {
                     SwitchChange::Buffer(bytes) => settings.buffer = bytes,
-                    SwitchChange::Marking(marking) => settings.marking = Some(marking),
-                    SwitchChange::FlowControl(flow) => settings.flow_control = Some(flow),
+                    SwitchChange::Marking(marking) => settings.ecn_marking = Some(marking),
+                    SwitchChange::FlowControl(flow) => settings.pfc = Some(flow),
                 }
-                self.world.set_switch(id, settings);
+                self.world.set_switch_settings(id, settings);
             }
-            Incident::PauseStorm { host, priority } => {
-                self.storm(host, |storm| storm | 1 << priority);
+            FabricChange::PauseStorm { host, priority } => {
+                self.set_pause_storm(host, |storm| storm | 1 << priority);
             }
-            Incident::StormOver { host, priority } => {
-                self.storm(host, |storm| storm & !(1 << priority));
+            FabricChange::PauseStormEnd { host, priority } => {
+                self.set_pause_storm(host, |storm| storm & !(1 << priority));
             }
         }
         Ok(())

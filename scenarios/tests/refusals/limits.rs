@@ -1,14 +1,14 @@
 //! Numbers that no run could be carried out with, and lists that say nothing.
 
 use crate::{read, refused};
-use softhca_scenarios::{Problem, Scenario};
+use softhca_scenarios::{Diagnostic, Scenario};
 
 /// A file with four hosts on a star, and a workload.
-fn star(topology: &str, workload: &str) -> Result<Scenario, Problem> {
+fn star(topology: &str, workload: &str) -> Result<Scenario, Diagnostic> {
     let text = format!(
         "title = \"t\"\n[hosts]\n\"h[1..4]\" = {{}}\n[topology]\n{topology}\n[[workload]]\n{workload}\n"
     );
-    Scenario::read("s.toml", &text)
+    Scenario::parse("s.toml", &text)
 }
 
 #[track_caller]
@@ -77,7 +77,7 @@ fn topologies_have_so_many_cables_that_they_can_be_laid() {
     star_refused("fat-tree = { k = 4294967294 }", PERMUTATION, "cables, at most 16384 are possible");
     star_refused("leaf-spine = { leaves = 1024, spines = 1024 }", PERMUTATION, "this has 1048580 cables");
     assert!(star("fat-tree = { k = 4 }", PERMUTATION).is_ok());
-    let hosts = Scenario::read("s.toml", "title = \"t\"\n[hosts]\n\"h[1..999999]\" = {}\n").err().unwrap();
+    let hosts = Scenario::parse("s.toml", "title = \"t\"\n[hosts]\n\"h[1..999999]\" = {}\n").err().unwrap();
     assert!(hosts.message.contains("more than 4096 names"), "{hosts}");
 }
 
@@ -101,7 +101,7 @@ fn what_carries_nothing_is_refused() {
 fn addresses_are_of_one_host() {
     for address in ["239.1.1.1", "0.0.0.0", "::", "ff02::1"] {
         let text = format!("title = \"t\"\n[hosts]\nalice = {{ address = \"{address}\" }}\nbob = {{}}\n");
-        let problem = Scenario::read("s.toml", &text).err().unwrap();
+        let problem = Scenario::parse("s.toml", &text).err().unwrap();
         assert_eq!((problem.line, problem.message), (3, format!("{address} is not the address of one host")));
     }
 }

@@ -3,7 +3,7 @@
 mod connections;
 mod limits;
 
-use softhca_scenarios::{Problem, Recording, Scenario, Values, Verdict, simulate};
+use softhca_scenarios::{Diagnostic, ParameterValues, Recording, Scenario, Verdict, simulate};
 
 const HEAD: &str = r#"title = "t"
 ends = "1ms"
@@ -20,8 +20,8 @@ qp = "alice.1"
 write = { bytes = 4000 }
 "#;
 
-fn read(rest: &str) -> Result<Scenario, Problem> {
-    Scenario::read("s.toml", &format!("{HEAD}{rest}"))
+fn read(rest: &str) -> Result<Scenario, Diagnostic> {
+    Scenario::parse("s.toml", &format!("{HEAD}{rest}"))
 }
 
 /// The problem of a file that has `rest` behind the usual beginning, as people see it.
@@ -227,21 +227,21 @@ fn parameters_are_checked_and_swept() {
         "{HEAD}{}[parameters]\nwhich = {{ default = 1, range = \"0..3\" }}\nsize = {{ default = \"4KB\" }}\n",
         fault("psn = \"+${which}\"", "times = 1\n")
     );
-    let scenario = Scenario::read("s.toml", &text).unwrap_or_else(|problem| panic!("{problem}"));
+    let scenario = Scenario::parse("s.toml", &text).unwrap_or_else(|problem| panic!("{problem}"));
     let set = |name: &str, value: &str| vec![(name.to_owned(), value.to_owned())];
     assert_eq!(scenario.sweep(&set("which", "all")).expect("a sweep").len(), 4);
     assert!(scenario.sweep(&set("wich", "1")).unwrap_err().to_string().contains("did you mean `which`"));
     assert!(scenario.sweep(&set("which", "7")).unwrap_err().to_string().contains("not one of the values"));
     assert!(scenario.sweep(&set("size", "all")).is_err());
     let unknown = format!("{HEAD}{}", fault("psn = \"$x\"", ""));
-    assert!(Scenario::read("s.toml", &unknown).unwrap_err().to_string().contains("no such parameter"));
+    assert!(Scenario::parse("s.toml", &unknown).unwrap_err().to_string().contains("no such parameter"));
 }
 
 #[test]
 fn a_rule_that_did_not_fire_fails_the_run_unless_it_is_optional() {
     let verdict = |more: &str| {
         let scenario = read(&fault("transmission = 2", more)).unwrap_or_else(|problem| panic!("{problem}"));
-        simulate(&scenario.plan(&Values::new(), 1).expect("a plan"), Recording::Digest)
+        simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Digest)
     };
     let outcome = verdict("name = \"again\"\n");
     assert_eq!(outcome.verdict, Verdict::Fail);
@@ -256,13 +256,16 @@ fn a_rule_that_did_not_fire_fails_the_run_unless_it_is_optional() {
 fn a_failed_expectation_says_what_there_was() {
     let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"flushed\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"nothing\" }\n";
     let scenario = read(rest).unwrap_or_else(|problem| panic!("{problem}"));
-    let outcome = simulate(&scenario.plan(&Values::new(), 1).expect("a plan"), Recording::Everything);
+    let outcome =
+        simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Everything);
     let details: Vec<&str> = outcome.failures().map(|failure| failure.detail.as_str()).collect();
     assert!(details[0].starts_with("0 of them; there were: write #1 success"), "{details:?}");
     assert!(details[1].contains("bytes differ, the first at offset 0"), "{details:?}");
-    let around = outcome.failures().next().and_then(|failure| failure.around.clone()).expect("a place");
-    let ladder =
-        outcome.artefacts.as_ref().and_then(|kept| kept.around(&around, softhca_trace::Style::default()));
+    let around = outcome.failures().next().and_then(|failure| failure.location.clone()).expect("a place");
+    let ladder = outcome
+        .artifacts
+        .as_ref()
+        .and_then(|kept| kept.ladder_at(&around, softhca_trace::LadderStyle::default()));
     assert!(ladder.expect("a ladder").contains("WRITE_FIRST"));
 }
 
@@ -276,14 +279,14 @@ fn shrinking_leaves_the_faults_that_matter() {
         fault("psn = \"+2\"", "name = \"loss\"\ntimes = 1\n"),
     );
     let scenario = read(&rest).unwrap_or_else(|problem| panic!("{problem}"));
-    let plan = scenario.plan(&Values::new(), 1).expect("a plan");
+    let plan = scenario.plan(&ParameterValues::new(), 1).expect("a plan");
     let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
     assert_eq!(shrunk.faults, ["the fault \"loss\", as it is in the file"]);
     assert!(shrunk.before >= 5, "every mark counts: {}", shrunk.before);
     // Of a rule that hits by chance, the one packet is found.
     let rest = "[[fault]]\nname = \"chance\"\non = \"alice -> bob\"\naction = \"drop\"\nprobability = 0.9\noptional = true\n\
                 [[expect]]\ncompletion = { qp = \"alice.1\", status = \"success\" }\n";
-    let plan = read(rest).expect("a scenario").plan(&Values::new(), 3).expect("a plan");
+    let plan = read(rest).expect("a scenario").plan(&ParameterValues::new(), 3).expect("a plan");
     let shrunk = softhca_scenarios::shrink(&plan, |_| {}).expect("it fails");
     assert_eq!(shrunk.faults.len(), 1, "{:?}", shrunk.faults);
     assert!(shrunk.faults[0].contains("psn = \"+"), "{:?}", shrunk.faults);

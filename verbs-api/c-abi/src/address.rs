@@ -1,7 +1,7 @@
 //! Address handles and addresses.
 
 use crate::abi::*;
-use crate::protection::{self, Hold};
+use crate::protection::{self, UseCount};
 use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// What is behind an `ibv_ah`.
 pub struct Ah {
     pub handle: AddressHandle,
-    _domain: Hold,
+    _domain: UseCount,
 }
 
 object::kinds! {
@@ -30,13 +30,13 @@ pub fn words_of(bytes: [u8; 16]) -> [u64; 2] {
 }
 
 /// Where an address points to; `None` if it has no global route: RoCE needs one.
-pub fn vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
+pub fn address_vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
     if attr.is_global == 0 || attr.port_num > 1 {
         return None;
     }
     Some(AddressVector {
-        destination: Gid(bytes_of(attr.grh.dgid)),
-        source_index: attr.grh.sgid_index,
+        dgid: Gid(bytes_of(attr.grh.dgid)),
+        sgid_index: attr.grh.sgid_index,
         traffic_class: attr.grh.traffic_class,
         flow_label: attr.grh.flow_label & 0xf_ffff,
         hop_limit: attr.grh.hop_limit,
@@ -44,12 +44,12 @@ pub fn vector(attr: &ibv_ah_attr) -> Option<AddressVector> {
     })
 }
 
-pub fn attribute(vector: &AddressVector) -> ibv_ah_attr {
+pub fn ah_attr(vector: &AddressVector) -> ibv_ah_attr {
     ibv_ah_attr {
         grh: ibv_global_route {
-            dgid: words_of(vector.destination.0),
+            dgid: words_of(vector.dgid.0),
             flow_label: vector.flow_label,
-            sgid_index: vector.source_index,
+            sgid_index: vector.sgid_index,
             hop_limit: vector.hop_limit,
             traffic_class: vector.traffic_class,
         },
@@ -57,7 +57,7 @@ pub fn attribute(vector: &AddressVector) -> ibv_ah_attr {
         sl: vector.service_level,
         src_path_bits: 0,
         static_rate: 0,
-        is_global: u8::from(!vector.destination.is_unspecified()),
+        is_global: u8::from(!vector.dgid.is_unspecified()),
         port_num: 1,
     }
 }
@@ -67,17 +67,19 @@ pub unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *
     let Some(domain) = (unsafe { protection::of(pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: the caller's attributes.
     let attr = unsafe { &*attr };
-    let Some(vector) = vector(attr).filter(|_| attr.port_num == 1) else { return errno::null(libc::EINVAL) };
+    let Some(vector) = address_vector(attr).filter(|_| attr.port_num == 1) else {
+        return errno::null(libc::EINVAL);
+    };
     match domain.domain.create_address_handle(vector) {
         Ok(handle) => {
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
             object::create(
-                ibv_ah { context, pd, handle: handle.number() },
-                Ah { handle, _domain: domain.hold() },
+                ibv_ah { context, pd, handle: handle.handle() },
+                Ah { handle, _domain: domain.add_user() },
             )
         }
-        Err(error) => errno::null(errno::of("ibv_create_ah", &error)),
+        Err(error) => errno::null(errno::report("ibv_create_ah", &error)),
     }
 }
 
@@ -88,7 +90,7 @@ pub unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
 
 /// The sender and the receiver of a datagram, by the 40 bytes before it: an IPv6 header, or an IPv4 header in the
 /// last half.
-fn ends(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
+fn parse_addresses(header: &[u8; 40]) -> Option<(IpAddr, IpAddr, u8)> {
     if header[0] >> 4 == 6 {
         let address = |at: usize| {
             let bytes: [u8; 16] = header[at..at + 16].try_into().expect("sixteen bytes");
@@ -121,22 +123,26 @@ pub unsafe extern "C" fn init_ah_from_wc(
         return errno::minus(libc::EINVAL);
     }
     // SAFETY: the caller's buffer.
-    let Some((from, to, class)) = ends(unsafe { &*grh }) else { return errno::minus(libc::EINVAL) };
+    let Some((from, to, class)) = parse_addresses(unsafe { &*grh }) else {
+        return errno::minus(libc::EINVAL);
+    };
     let own = Gid::from(to);
     // A datagram to a group is answered from the first address of its kind.
-    let index = (0..open.card.gids()).find(|index| open.card.gid(*index) == Some(own)).or_else(|| {
-        (0..open.card.gids())
-            .find(|index| open.card.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4()))
-    });
+    let index =
+        (0..open.context.gid_table_len()).find(|index| open.context.gid(*index) == Some(own)).or_else(|| {
+            (0..open.context.gid_table_len()).find(|index| {
+                open.context.gid(*index).is_some_and(|gid| gid.ip().is_ipv4() == from.is_ipv4())
+            })
+        });
     let Some(index) = index else { return errno::minus(libc::ENOENT) };
     let vector = AddressVector {
-        source_index: index as u8,
+        sgid_index: index as u8,
         traffic_class: class,
         hop_limit: 0xff,
         ..AddressVector::to(Gid::from(from))
     };
     // SAFETY: the caller's own.
-    unsafe { *attr = attribute(&vector) };
+    unsafe { *attr = ah_attr(&vector) };
     0
 }
 

@@ -2,21 +2,21 @@
 
 use crate::abi::*;
 use crate::completion_queue::Cq;
-use crate::{context, descriptor, errno, object};
+use crate::{context, errno, event_fd, object};
 use core::ffi::{c_int, c_uint, c_void};
 use parking_lot::{Condvar, Mutex};
 use softhca::CompletionChannel;
 use std::collections::BTreeMap;
 
 /// What is behind an `ibv_comp_channel`.
-pub struct Channel {
+pub struct CompletionChannelState {
     pub channel: CompletionChannel,
     /// Its queues, by number.
-    pub queues: Mutex<BTreeMap<u32, usize>>,
+    pub completion_queues: Mutex<BTreeMap<u32, usize>>,
 }
 
 object::kinds! {
-    Channel = ibv_comp_channel;
+    CompletionChannelState = ibv_comp_channel;
 }
 
 /// Events that were given out and not yet acknowledged. What they are about is not destroyed before that.
@@ -27,7 +27,7 @@ pub struct Unacknowledged {
 }
 
 impl Unacknowledged {
-    pub fn give_out(&self) {
+    pub fn add(&self) {
         *self.count.lock() += 1;
     }
 
@@ -49,14 +49,14 @@ impl Unacknowledged {
 pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    let channel = match open.card.create_completion_channel() {
+    let channel = match open.context.create_completion_channel() {
         Ok(channel) => channel,
-        Err(error) => return errno::null(errno::of("ibv_create_comp_channel", &error)),
+        Err(error) => return errno::null(errno::report("ibv_create_comp_channel", &error)),
     };
-    match descriptor::watching(&std::os::fd::AsFd::as_fd(&channel)) {
+    match event_fd::create(&std::os::fd::AsFd::as_fd(&channel)) {
         Ok(fd) => object::create(
             ibv_comp_channel { context, fd, refcnt: 0 },
-            Channel { channel, queues: Mutex::default() },
+            CompletionChannelState { channel, completion_queues: Mutex::default() },
         ),
         Err(code) => errno::null(code),
     }
@@ -64,15 +64,17 @@ pub unsafe extern "C" fn create_comp_channel(context: *mut ibv_context) -> *mut 
 
 pub unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     // SAFETY: a channel of ours.
-    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else { return libc::EINVAL };
-    if !state.queues.lock().is_empty() {
+    let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
+        return libc::EINVAL;
+    };
+    if !state.completion_queues.lock().is_empty() {
         return libc::EBUSY;
     }
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     // SAFETY: as above.
-    drop(unsafe { object::destroy::<Channel>(channel) });
-    descriptor::close(fd);
+    drop(unsafe { object::destroy::<CompletionChannelState>(channel) });
+    event_fd::close(fd);
     0
 }
 
@@ -82,23 +84,23 @@ pub unsafe extern "C" fn get_cq_event(
     cq_context: *mut *mut c_void,
 ) -> c_int {
     // SAFETY: a channel of ours.
-    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else {
+    let Some(state) = (unsafe { object::state::<CompletionChannelState>(channel) }) else {
         return errno::minus(libc::EINVAL);
     };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
     // SAFETY: a channel of ours has a context of ours.
     let is_own =
-        unsafe { context::of((*channel).context) }.is_some_and(|open| open.card.check_process().is_ok());
+        unsafe { context::of((*channel).context) }.is_some_and(|open| open.context.check_process().is_ok());
     if !is_own {
         return errno::minus(libc::EINVAL);
     }
-    let found = descriptor::wait_on(fd, || {
+    let found = event_fd::wait(fd, || {
         let queue = state.channel.poll()?;
-        let queues = state.queues.lock();
-        let found = *queues.get(&queue.number())? as *mut ibv_cq;
+        let queues = state.completion_queues.lock();
+        let found = *queues.get(&queue.handle())? as *mut ibv_cq;
         // SAFETY: a queue that is on the channel is not destroyed yet: it is taken off first, under this lock.
-        unsafe { object::state::<Cq>(found.cast()) }?.events.give_out();
+        unsafe { object::state::<Cq>(found.cast()) }?.events.add();
         Some(found)
     });
     match found {

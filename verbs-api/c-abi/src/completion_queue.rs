@@ -1,21 +1,21 @@
 //! Completion queues, and the way completions are told.
 
 use crate::abi::*;
-use crate::channel::{Channel, Unacknowledged};
-use crate::extended_poll::{self, Polling};
+use crate::channel::{CompletionChannelState, Unacknowledged};
+use crate::extended_poll::{self, PollCursor};
 use crate::{context, errno, object};
 use core::ffi::{c_int, c_void};
-use softhca::{Completion, CompletionFlags, CompletionOperation, CompletionQueue, Notify};
+use softhca::{Completion, CompletionFlags, CompletionOpcode, CompletionQueue, CqNotify};
 
 /// Completions that every queue has room for: cards round up, and programs that ask for one rely on it.
-const LEAST_ROOM: u32 = 16;
+const MIN_CQE: u32 = 16;
 
 /// What is behind an `ibv_cq`, extended or not.
 pub struct Cq {
     pub queue: CompletionQueue,
     pub events: Unacknowledged,
     pub async_events: Unacknowledged,
-    pub polling: Polling,
+    pub polling: PollCursor,
 }
 
 object::kinds! {
@@ -35,7 +35,7 @@ pub unsafe fn of<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
 ///
 /// # Safety
 /// As [`of`].
-pub unsafe fn of_own<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
+pub unsafe fn of_this_process<'a>(cq: *mut ibv_cq) -> Option<&'a Cq> {
     // SAFETY: as the caller says.
     unsafe { of(cq) }.filter(|state| state.queue.check_process().is_ok())
 }
@@ -54,35 +54,35 @@ pub unsafe fn create(
 ) -> *mut ibv_cq_ex {
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    if cqe == 0 || cqe > open.attributes.limits.completions || comp_vector != 0 {
+    if cqe == 0 || cqe > open.attributes.limits.max_cqe || comp_vector != 0 {
         return errno::null(libc::EINVAL);
     }
-    let cqe = cqe.max(LEAST_ROOM);
+    let cqe = cqe.max(MIN_CQE);
     // SAFETY: a channel of ours, or null.
-    let on = unsafe { object::state::<Channel>(channel) };
+    let on = unsafe { object::state::<CompletionChannelState>(channel) };
     if on.is_none() && !channel.is_null() {
         return errno::null(libc::EINVAL);
     }
     let result = match on {
-        Some(on) => open.card.create_completion_queue_on(cqe, &on.channel),
-        None => open.card.create_completion_queue(cqe),
+        Some(on) => open.context.create_completion_queue_with_channel(cqe, &on.channel),
+        None => open.context.create_completion_queue(cqe),
     };
     let queue = match result {
         Ok(queue) => queue,
-        Err(error) => return errno::null(errno::of(verb, &error)),
+        Err(error) => return errno::null(errno::report(verb, &error)),
     };
-    let number = queue.number();
-    let abi = extended_poll::structure(context, channel, cq_context, number, cqe);
+    let number = queue.handle();
+    let abi = extended_poll::new_cq_ex(context, channel, cq_context, number, cqe);
     let state = Cq {
         queue,
         events: Unacknowledged::default(),
         async_events: Unacknowledged::default(),
-        polling: Polling::default(),
+        polling: PollCursor::default(),
     };
     let cq = object::create(abi, state);
-    open.named.lock().completion_queues.insert(number, cq as usize);
+    open.objects.lock().completion_queues.insert(number, cq as usize);
     if let Some(on) = on {
-        on.queues.lock().insert(number, cq as usize);
+        on.completion_queues.lock().insert(number, cq as usize);
         // SAFETY: as above; the count is for those who look at it.
         unsafe { (*channel).refcnt += 1 };
     }
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn create_cq(
 pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     // SAFETY: a queue of ours.
     let Some(state) = (unsafe { of(cq) }).filter(|_| cqe > 0) else { return libc::EINVAL };
-    let code = errno::code("ibv_resize_cq", state.queue.resize(cqe as u32));
+    let code = errno::from_result("ibv_resize_cq", state.queue.resize(cqe as u32));
     if code == 0 {
         // SAFETY: as above.
         unsafe { (*cq).cqe = cqe };
@@ -117,21 +117,21 @@ pub unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: a queue of ours.
     let Some(state) = (unsafe { of(cq) }) else { return libc::EINVAL };
-    if state.queue.is_shared() {
+    if state.queue.is_in_use() {
         return libc::EBUSY;
     }
-    let number = state.queue.number();
+    let number = state.queue.handle();
     // SAFETY: as above.
     let (context, channel) = unsafe { ((*cq).context, (*cq).channel) };
     // SAFETY: objects of ours.
-    if let Some(on) = unsafe { object::state::<Channel>(channel) } {
-        on.queues.lock().remove(&number);
+    if let Some(on) = unsafe { object::state::<CompletionChannelState>(channel) } {
+        on.completion_queues.lock().remove(&number);
         // SAFETY: as above.
         unsafe { (*channel).refcnt -= 1 };
     }
     // SAFETY: a context of ours.
     if let Some(open) = unsafe { context::of(context) } {
-        open.named.lock().completion_queues.remove(&number);
+        open.objects.lock().completion_queues.remove(&number);
     }
     state.events.wait();
     state.async_events.wait();
@@ -140,23 +140,23 @@ pub unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     0
 }
 
-pub fn opcode(operation: CompletionOperation) -> c_int {
+pub fn wc_opcode(operation: CompletionOpcode) -> c_int {
     match operation {
-        CompletionOperation::Receive => IBV_WC_RECV,
-        CompletionOperation::ReceiveWriteImmediate => IBV_WC_RECV_RDMA_WITH_IMM,
+        CompletionOpcode::Receive => IBV_WC_RECV,
+        CompletionOpcode::ReceiveWriteWithImm => IBV_WC_RECV_RDMA_WITH_IMM,
         // The others have the numbers of the headers.
         operation => operation as c_int,
     }
 }
 
-pub fn flags(flags: CompletionFlags) -> u32 {
+pub fn wc_flags(wc_flags: CompletionFlags) -> u32 {
     let mut bits = 0;
     for (flag, bit) in [
         (CompletionFlags::GRH, IBV_WC_GRH),
         (CompletionFlags::IMMEDIATE, IBV_WC_WITH_IMM),
         (CompletionFlags::INVALIDATED, IBV_WC_WITH_INV),
     ] {
-        if flags.contains(flag) {
+        if wc_flags.contains(flag) {
             bits |= bit;
         }
     }
@@ -164,17 +164,17 @@ pub fn flags(flags: CompletionFlags) -> u32 {
 }
 
 /// Immediate data in network order, or a key in the host's.
-pub fn immediate(completion: &Completion) -> u32 {
+pub fn wc_imm_data(completion: &Completion) -> u32 {
     if completion.flags.contains(CompletionFlags::INVALIDATED) {
-        completion.immediate
+        completion.imm_data
     } else {
-        completion.immediate.to_be()
+        completion.imm_data.to_be()
     }
 }
 
 /// A RoCE packet has no service level. As on ConnectX cards, the field tells of a datagram what it came in, which
 /// UCX wants to know: UDP, and IPv6 or IPv4.
-pub fn service_level(completion: &Completion) -> u8 {
+pub fn wc_sl(completion: &Completion) -> u8 {
     const UDP: u8 = 8;
     match completion.flags {
         flags if !flags.contains(CompletionFlags::GRH) => 0,
@@ -183,31 +183,31 @@ pub fn service_level(completion: &Completion) -> u8 {
     }
 }
 
-fn told(completion: &Completion) -> ibv_wc {
+fn work_completion(completion: &Completion) -> ibv_wc {
     ibv_wc {
-        wr_id: completion.id,
+        wr_id: completion.wr_id,
         status: completion.status as c_int,
-        opcode: opcode(completion.operation),
+        opcode: wc_opcode(completion.opcode),
         vendor_err: completion.vendor_error,
-        byte_len: completion.bytes,
-        imm_data: immediate(completion),
-        qp_num: completion.queue_pair.value(),
-        src_qp: completion.source.value(),
-        wc_flags: flags(completion.flags),
+        byte_len: completion.byte_len,
+        imm_data: wc_imm_data(completion),
+        qp_num: completion.qpn.value(),
+        src_qp: completion.src_qp.value(),
+        wc_flags: wc_flags(completion.flags),
         pkey_index: 0,
         slid: 0,
-        sl: service_level(completion),
+        sl: wc_sl(completion),
         dlid_path_bits: 0,
     }
 }
 
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ibv_wc) -> c_int {
     // SAFETY: a queue of ours.
-    let Some(state) = (unsafe { of_own(cq) }) else { return -libc::EINVAL };
+    let Some(state) = (unsafe { of_this_process(cq) }) else { return -libc::EINVAL };
     let taken = state.queue.poll_each(most.max(0) as usize, |completion| {
         // SAFETY: the caller's array has `most` entries, and there are no more completions than that.
         unsafe {
-            *into = told(&completion);
+            *into = work_completion(&completion);
             into = into.add(1);
         }
     });
@@ -216,8 +216,8 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, mut into: *mut ib
 
 pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: a queue of ours.
-    let Some(state) = (unsafe { of_own(cq) }) else { return libc::EINVAL };
-    let notify = if solicited_only == 0 { Notify::Next } else { Notify::Solicited };
+    let Some(state) = (unsafe { of_this_process(cq) }) else { return libc::EINVAL };
+    let notify = if solicited_only == 0 { CqNotify::NextCompletion } else { CqNotify::SolicitedOnly };
     state.queue.request_notification(notify);
     0
 }

@@ -1,10 +1,10 @@
 //! Opening and closing a device.
 
 use crate::abi::*;
-use crate::device::Device;
+use crate::device::DeviceState;
 use crate::{
-    completion_queue, dead, descriptor, device, errno, extended_poll, object, post, protection, query,
-    queue_pair, shared_receive,
+    completion_queue, destroyed_context, device, errno, event_fd, extended_poll, object, post, protection,
+    query, queue_pair, shared_receive,
 };
 use core::ffi::{c_int, c_void};
 use parking_lot::Mutex;
@@ -12,29 +12,29 @@ use softhca::{DeviceAttributes, PortAttributes};
 use std::collections::BTreeMap;
 
 /// What is behind an `ibv_context`.
-pub struct Open {
-    pub card: softhca::Context,
-    pub device: &'static Device,
+pub struct ContextState {
+    pub context: softhca::Context,
+    pub device: &'static DeviceState,
     pub attributes: DeviceAttributes,
     pub port: PortAttributes,
     /// What asynchronous events name, by number.
-    pub named: Mutex<Named>,
+    pub objects: Mutex<ObjectTable>,
 }
 
 /// Objects by the numbers that the card knows them by.
 #[derive(Default)]
-pub struct Named {
+pub struct ObjectTable {
     pub completion_queues: BTreeMap<u32, usize>,
     pub queue_pairs: BTreeMap<u32, usize>,
     pub shared_receive_queues: BTreeMap<u32, usize>,
 }
 
 object::kinds! {
-    Open = verbs_context;
+    ContextState = verbs_context;
 }
 
 /// Where the object of a context begins.
-fn whole(context: *mut ibv_context) -> *mut verbs_context {
+fn verbs_context_of(context: *mut ibv_context) -> *mut verbs_context {
     if context.is_null() {
         return core::ptr::null_mut();
     }
@@ -45,16 +45,16 @@ fn whole(context: *mut ibv_context) -> *mut verbs_context {
 ///
 /// # Safety
 /// `context` is null, the dead one, or was given out by [`open_device`].
-pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a Open> {
-    if context == dead::context() {
+pub unsafe fn of<'a>(context: *mut ibv_context) -> Option<&'a ContextState> {
+    if context == destroyed_context::context() {
         return None;
     }
     // SAFETY: as the caller says.
-    unsafe { object::state::<Open>(whole(context)) }
+    unsafe { object::state::<ContextState>(verbs_context_of(context)) }
 }
 
-fn verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
-    let mut verbs = dead::blank();
+fn fill_verbs(device: *mut ibv_device, command: c_int, events: c_int) -> verbs_context {
+    let mut verbs = destroyed_context::rejecting_context();
     verbs.query_port = query::query_port_sized;
     verbs.query_device_ex = query::query_device_ex;
     verbs.alloc_parent_domain = protection::alloc_parent_domain;
@@ -90,27 +90,27 @@ pub unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_contex
     let known = unsafe { device::of(device) };
     let opened = match softhca::Device::daemon_host(None, Some(&known.host.name)) {
         Ok(opened) => opened,
-        Err(error) => return errno::null(errno::of("ibv_open_device", &error)),
+        Err(error) => return errno::null(errno::report("ibv_open_device", &error)),
     };
     let card = opened.open();
-    let events = match card.event_descriptor() {
-        Ok(inner) => descriptor::watching(&inner),
-        Err(error) => Err(errno::of("ibv_open_device", &error)),
+    let events = match card.async_fd() {
+        Ok(inner) => event_fd::create(&inner),
+        Err(error) => Err(errno::report("ibv_open_device", &error)),
     };
     let events = match events {
         Ok(events) => events,
         Err(code) => return errno::null(code),
     };
-    let open = Open {
-        card,
+    let open = ContextState {
+        context: card,
         device: known,
         attributes: opened.attributes(),
-        port: opened.port(),
-        named: Mutex::default(),
+        port: opened.port_attributes(),
+        objects: Mutex::default(),
     };
     // Programs may duplicate and pass it on; nothing can be asked of it.
-    let command = descriptor::idle();
-    let verbs = object::create(verbs(device, command, events), open);
+    let command = event_fd::null_fd();
+    let verbs = object::create(fill_verbs(device, command, events), open);
     // SAFETY: it was just made.
     unsafe { &raw mut (*verbs).context }
 }
@@ -120,18 +120,18 @@ pub unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     if unsafe { of(context) }.is_none() {
         return errno::minus(libc::EINVAL);
     }
-    let verbs = whole(context);
+    let verbs = verbs_context_of(context);
     // SAFETY: it is open, so it is there.
     let descriptors = unsafe { [(*context).async_fd, (*context).cmd_fd] };
     // SAFETY: as above; whoever calls the context's verbs from now on is refused.
     let Some(open) = (unsafe {
-        let open = object::destroy::<Open>(verbs);
-        verbs.write(dead::blank());
+        let open = object::destroy::<ContextState>(verbs);
+        verbs.write(destroyed_context::rejecting_context());
         open
     }) else {
         return errno::minus(libc::EINVAL);
     };
-    descriptors.into_iter().for_each(descriptor::close);
+    descriptors.into_iter().for_each(event_fd::close);
     drop(open);
     0
 }

@@ -4,17 +4,17 @@ use crate::abi::*;
 use crate::errno;
 use core::ffi::{CStr, c_char, c_int};
 use parking_lot::Mutex;
-use softhca::HostCard;
+use softhca::HostDevice;
 use std::collections::BTreeMap;
 use std::sync::Once;
 
 /// A device, and what programs of older providers look for behind it.
 #[repr(C)]
-pub struct Device {
+pub struct DeviceState {
     abi: ibv_device,
     /// Providers compare a pointer here with null.
-    behind: [usize; 8],
-    pub host: HostCard,
+    provider_private: [usize; 8],
+    pub host: HostDevice,
     guid: u64,
 }
 
@@ -22,9 +22,9 @@ pub struct Device {
 ///
 /// # Safety
 /// `device` is one of [`get_device_list`]; those live for ever.
-pub unsafe fn of<'a>(device: *mut ibv_device) -> &'a Device {
+pub unsafe fn of<'a>(device: *mut ibv_device) -> &'a DeviceState {
     // SAFETY: as the caller says: it is the beginning of a leaked `Device`.
-    unsafe { &*device.cast::<Device>() }
+    unsafe { &*device.cast::<DeviceState>() }
 }
 
 fn fill(field: &mut [c_char], text: &str) {
@@ -35,14 +35,14 @@ fn fill(field: &mut [c_char], text: &str) {
 }
 
 /// The number in a device's name: `softhca1` has 1.
-fn number(name: &str) -> u32 {
+fn device_number(name: &str) -> u32 {
     name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
 }
 
 /// The device of a host: always the same one.
-fn device(host: HostCard) -> *mut ibv_device {
+fn device_for_host(host: HostDevice) -> *mut ibv_device {
     static KNOWN: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
-    let key = format!("{} {}", host.device, host.address);
+    let key = format!("{} {}", host.device_name, host.address);
     let mut known = KNOWN.lock();
     let address = *known.entry(key).or_insert_with(|| {
         let mut abi = ibv_device {
@@ -54,19 +54,19 @@ fn device(host: HostCard) -> *mut ibv_device {
             dev_path: [0; 256],
             ibdev_path: [0; 256],
         };
-        let verbs = format!("uverbs{}", number(&host.device));
-        fill(&mut abi.name, &host.device);
+        let verbs = format!("uverbs{}", device_number(&host.device_name));
+        fill(&mut abi.name, &host.device_name);
         fill(&mut abi.dev_name, &verbs);
         fill(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/{verbs}"));
-        fill(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{}", host.device));
+        fill(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{}", host.device_name));
         let guid = softhca::Gid::from(host.address).guid();
-        Box::into_raw(Box::new(Device { abi, behind: [0; 8], host, guid })) as usize
+        Box::into_raw(Box::new(DeviceState { abi, provider_private: [0; 8], host, guid })) as usize
     });
     address as *mut ibv_device
 }
 
 /// The device of this process's host, or none, with a sentence on stderr the first time.
-pub fn own() -> Option<*mut ibv_device> {
+pub fn default_device() -> Option<*mut ibv_device> {
     static TOLD: Once = Once::new();
     let wanted = std::env::var(softhca::HOST_VARIABLE).ok();
     let found = match softhca::Device::list(None) {
@@ -79,7 +79,7 @@ pub fn own() -> Option<*mut ibv_device> {
         Err(error) => Err(error.to_string()),
     };
     match found {
-        Ok(host) => Some(device(host)),
+        Ok(host) => Some(device_for_host(host)),
         Err(why) => {
             TOLD.call_once(|| eprintln!("softhca: no device: {why}"));
             None
@@ -88,7 +88,7 @@ pub fn own() -> Option<*mut ibv_device> {
 }
 
 pub unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let found = own();
+    let found = default_device();
     // SAFETY: plain allocation, checked below; programs give it back to `free_device_list`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_device>()) }.cast::<*mut ibv_device>();
     if list.is_null() {
@@ -125,10 +125,10 @@ pub unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
 
 pub unsafe extern "C" fn get_device_index(device: *mut ibv_device) -> c_int {
     // SAFETY: a device of ours.
-    if device.is_null() { -1 } else { number(&unsafe { of(device) }.host.device) as c_int }
+    if device.is_null() { -1 } else { device_number(&unsafe { of(device) }.host.device_name) as c_int }
 }
 
-impl Device {
+impl DeviceState {
     pub fn guid(&self) -> u64 {
         self.guid
     }
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn read_sysfs_file(
     }
     // SAFETY: strings of the caller's.
     let [folder, file] = [folder, file].map(|text| unsafe { CStr::from_ptr(text) }.to_string_lossy());
-    let ours = own().filter(|device| {
+    let ours = default_device().filter(|device| {
         // SAFETY: a device of ours; the path is a string in it.
         folder == unsafe { CStr::from_ptr((&raw const (**device).ibdev_path).cast()) }.to_string_lossy()
     });

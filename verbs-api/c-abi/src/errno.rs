@@ -5,7 +5,7 @@ use softhca::Error;
 use std::sync::LazyLock;
 
 /// Set, it has every refused call told on stderr, with the reason.
-const EXPLAIN: &str = "SOFTHCA_EXPLAIN";
+const EXPLAIN_VARIABLE: &str = "SOFTHCA_EXPLAIN";
 
 pub fn set(errno: c_int) {
     // SAFETY: the location is this thread's own.
@@ -25,8 +25,8 @@ pub fn minus(errno: c_int) -> c_int {
 }
 
 /// The errno of a refused call.
-pub fn of(verb: &str, error: &Error) -> c_int {
-    static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN).is_some());
+pub fn report(verb: &str, error: &Error) -> c_int {
+    static EXPLAINED: LazyLock<bool> = LazyLock::new(|| std::env::var_os(EXPLAIN_VARIABLE).is_some());
     if *EXPLAINED {
         eprintln!("softhca: {verb}: {error}");
     }
@@ -34,11 +34,11 @@ pub fn of(verb: &str, error: &Error) -> c_int {
 }
 
 /// What a verb that returns an errno returns.
-pub fn code(verb: &str, result: Result<(), Error>) -> c_int {
+pub fn from_result(verb: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
         Err(error) => {
-            let errno = of(verb, &error);
+            let errno = report(verb, &error);
             set(errno);
             errno
         }

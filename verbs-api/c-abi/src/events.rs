@@ -3,10 +3,10 @@
 use crate::abi::*;
 use crate::channel::Unacknowledged;
 use crate::completion_queue::Cq;
-use crate::context::{self, Open};
+use crate::context::{self, ContextState};
 use crate::queue_pair::Qp;
 use crate::shared_receive::Srq;
-use crate::{descriptor, errno, object};
+use crate::{errno, event_fd, object};
 use core::ffi::c_int;
 use softhca::AsyncEvent;
 
@@ -25,46 +25,50 @@ const QP_LAST_WQE_REACHED: c_int = 16;
 const GID_CHANGE: c_int = 18;
 
 /// What an event is about: a number, and of what.
-enum About {
-    Queue(u32),
-    Pair(u32),
-    Shared(u32),
+enum EventElement {
+    CompletionQueue(u32),
+    QueuePair(u32),
+    SharedReceiveQueue(u32),
     Port,
 }
 
-fn split(event: AsyncEvent) -> (c_int, About) {
+fn event_type(event: AsyncEvent) -> (c_int, EventElement) {
     use AsyncEvent::*;
     match event {
-        CompletionQueueError(cq) => (CQ_ERR, About::Queue(cq.0)),
-        QueuePairFatal(qp) => (QP_FATAL, About::Pair(qp.value())),
-        QueuePairRequestError(qp) => (QP_REQ_ERR, About::Pair(qp.value())),
-        QueuePairAccessError(qp) => (QP_ACCESS_ERR, About::Pair(qp.value())),
-        CommunicationEstablished(qp) => (COMM_EST, About::Pair(qp.value())),
-        SendQueueDrained(qp) => (SQ_DRAINED, About::Pair(qp.value())),
-        LastWorkRequestReached(qp) => (QP_LAST_WQE_REACHED, About::Pair(qp.value())),
-        SharedReceiveQueueError(srq) => (SRQ_ERR, About::Shared(srq.0)),
-        SharedReceiveQueueLimit(srq) => (SRQ_LIMIT_REACHED, About::Shared(srq.0)),
-        PortActive => (PORT_ACTIVE, About::Port),
-        PortDown => (PORT_ERR, About::Port),
-        GidChange => (GID_CHANGE, About::Port),
-        DeviceFatal => (DEVICE_FATAL, About::Port),
+        CompletionQueueError(cq) => (CQ_ERR, EventElement::CompletionQueue(cq.0)),
+        QueuePairFatal(qp) => (QP_FATAL, EventElement::QueuePair(qp.value())),
+        QueuePairRequestError(qp) => (QP_REQ_ERR, EventElement::QueuePair(qp.value())),
+        QueuePairAccessError(qp) => (QP_ACCESS_ERR, EventElement::QueuePair(qp.value())),
+        CommunicationEstablished(qp) => (COMM_EST, EventElement::QueuePair(qp.value())),
+        SendQueueDrained(qp) => (SQ_DRAINED, EventElement::QueuePair(qp.value())),
+        LastWorkRequestReached(qp) => (QP_LAST_WQE_REACHED, EventElement::QueuePair(qp.value())),
+        SharedReceiveQueueError(srq) => (SRQ_ERR, EventElement::SharedReceiveQueue(srq.0)),
+        SharedReceiveQueueLimit(srq) => (SRQ_LIMIT_REACHED, EventElement::SharedReceiveQueue(srq.0)),
+        PortActive => (PORT_ACTIVE, EventElement::Port),
+        PortDown => (PORT_ERR, EventElement::Port),
+        GidChange => (GID_CHANGE, EventElement::Port),
+        DeviceFatal => (DEVICE_FATAL, EventElement::Port),
     }
 }
 
 /// The event as programs see it; `None` if what it is about was destroyed meanwhile.
-fn told(open: &Open, event: AsyncEvent) -> Option<ibv_async_event> {
-    let (event_type, about) = split(event);
-    let named = open.named.lock();
+fn async_event(open: &ContextState, event: AsyncEvent) -> Option<ibv_async_event> {
+    let (event_type, about) = event_type(event);
+    let named = open.objects.lock();
     let element = match about {
-        About::Queue(number) => Element { cq: *named.completion_queues.get(&number)? as *mut ibv_cq },
-        About::Pair(number) => Element { qp: *named.queue_pairs.get(&number)? as *mut ibv_qp },
-        About::Shared(number) => Element { srq: *named.shared_receive_queues.get(&number)? as *mut ibv_srq },
-        About::Port => Element { port_num: 1 },
+        EventElement::CompletionQueue(number) => {
+            Element { cq: *named.completion_queues.get(&number)? as *mut ibv_cq }
+        }
+        EventElement::QueuePair(number) => Element { qp: *named.queue_pairs.get(&number)? as *mut ibv_qp },
+        EventElement::SharedReceiveQueue(number) => {
+            Element { srq: *named.shared_receive_queues.get(&number)? as *mut ibv_srq }
+        }
+        EventElement::Port => Element { port_num: 1 },
     };
     let event = ibv_async_event { element, event_type };
     // SAFETY: the element is named, so it is not destroyed: that takes its name away first, under this lock.
-    if let Some(owed) = unsafe { owed(&event) } {
-        owed.give_out();
+    if let Some(owed) = unsafe { unacknowledged(&event) } {
+        owed.add();
     }
     Some(event)
 }
@@ -73,7 +77,7 @@ fn told(open: &Open, event: AsyncEvent) -> Option<ibv_async_event> {
 ///
 /// # Safety
 /// The event is one that was told, and its element is not destroyed.
-unsafe fn owed<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
+unsafe fn unacknowledged<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
     // SAFETY: the type says which element it is.
     unsafe {
         match event.event_type {
@@ -89,13 +93,13 @@ unsafe fn owed<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
 
 pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut ibv_async_event) -> c_int {
     // SAFETY: a context of ours.
-    let own = unsafe { context::of(context) }.filter(|open| open.card.check_process().is_ok());
+    let own = unsafe { context::of(context) }.filter(|open| open.context.check_process().is_ok());
     let Some(open) = own else { return errno::minus(libc::EINVAL) };
     // SAFETY: as above.
     let fd = unsafe { (*context).async_fd };
-    let found = descriptor::wait_on(fd, || {
+    let found = event_fd::wait(fd, || {
         loop {
-            if let Some(event) = told(open, open.card.poll_event()?) {
+            if let Some(event) = async_event(open, open.context.poll_async_event()?) {
                 return Some(event);
             }
         }
@@ -112,7 +116,7 @@ pub unsafe extern "C" fn get_async_event(context: *mut ibv_context, into: *mut i
 
 pub unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     // SAFETY: an event of ours, which keeps what it is about.
-    if let Some(owed) = unsafe { owed(&*event) } {
+    if let Some(owed) = unsafe { unacknowledged(&*event) } {
         owed.acknowledge(1);
     }
 }

@@ -7,24 +7,24 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use softhca::{Completion, Status};
+use softhca::{Completion, CompletionStatus};
 use std::cell::UnsafeCell;
 
 /// The completion that is being read, from `start_poll` to `end_poll`.
-pub struct Polling {
+pub struct PollCursor {
     /// Held in between.
-    turn: RawMutex,
-    present: UnsafeCell<Option<Completion>>,
+    lock: RawMutex,
+    current: UnsafeCell<Option<Completion>>,
 }
 
-impl Default for Polling {
-    fn default() -> Polling {
-        Polling { turn: RawMutex::INIT, present: UnsafeCell::new(None) }
+impl Default for PollCursor {
+    fn default() -> PollCursor {
+        PollCursor { lock: RawMutex::INIT, current: UnsafeCell::new(None) }
     }
 }
 
 // SAFETY: the completion is reached by whoever has the turn.
-unsafe impl Sync for Polling {}
+unsafe impl Sync for PollCursor {}
 
 pub unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn create_cq_ex(
 }
 
 /// The structure of a new queue.
-pub fn structure(
+pub fn new_cq_ex(
     context: *mut ibv_context,
     channel: *mut ibv_comp_channel,
     cq_context: *mut c_void,
@@ -98,32 +98,32 @@ pub fn structure(
 }
 
 /// Takes the next completion, for whoever has the turn.
-unsafe fn advance(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
+unsafe fn next_completion(cq: *mut ibv_cq_ex, state: &Cq) -> c_int {
     let mut next = None;
     state.queue.poll_each(1, |completion| next = Some(completion));
     let Some(completion) = next else { return libc::ENOENT };
     // SAFETY: the caller has the turn; the structure is the queue's own.
     unsafe {
-        *state.polling.present.get() = Some(completion);
+        *state.polling.current.get() = Some(completion);
         (*cq).status = completion.status as c_int;
-        (*cq).wr_id = completion.id;
+        (*cq).wr_id = completion.wr_id;
     }
     0
 }
 
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: a queue of ours, and the caller's attributes.
-    let Some(state) =
-        (unsafe { completion_queue::of_own(cq.cast()) }).filter(|_| unsafe { (*attr).comp_mask } == 0)
+    let Some(state) = (unsafe { completion_queue::of_this_process(cq.cast()) })
+        .filter(|_| unsafe { (*attr).comp_mask } == 0)
     else {
         return libc::EINVAL;
     };
-    state.polling.turn.lock();
+    state.polling.lock.lock();
     // SAFETY: the turn is ours.
-    let code = unsafe { advance(cq, state) };
+    let code = unsafe { next_completion(cq, state) };
     if code != 0 {
         // SAFETY: it was locked above.
-        unsafe { state.polling.turn.unlock() };
+        unsafe { state.polling.lock.unlock() };
     }
     code
 }
@@ -132,7 +132,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     // SAFETY: a queue of ours.
     let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return libc::EINVAL };
     // SAFETY: the caller has the turn since `start_poll`.
-    unsafe { advance(cq, state) }
+    unsafe { next_completion(cq, state) }
 }
 
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
@@ -140,30 +140,30 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     let Some(state) = (unsafe { object::state::<Cq>(cq) }) else { return };
     // SAFETY: the caller has the turn since `start_poll`, and gives it back.
     unsafe {
-        *state.polling.present.get() = None;
-        if state.polling.turn.is_locked() {
-            state.polling.turn.unlock();
+        *state.polling.current.get() = None;
+        if state.polling.lock.is_locked() {
+            state.polling.lock.unlock();
         }
     }
 }
 
 /// The completion that is being read.
-unsafe fn present(cq: *mut ibv_cq_ex) -> Completion {
+unsafe fn current_completion(cq: *mut ibv_cq_ex) -> Completion {
     const NOTHING: Completion = Completion {
-        id: 0,
-        status: Status::General,
-        operation: softhca::CompletionOperation::Send,
+        wr_id: 0,
+        status: CompletionStatus::GeneralError,
+        opcode: softhca::CompletionOpcode::Send,
         flags: softhca::CompletionFlags::empty(),
-        bytes: 0,
-        immediate: 0,
-        queue_pair: softhca::Qpn::new(0),
-        source: softhca::Qpn::new(0),
+        byte_len: 0,
+        imm_data: 0,
+        qpn: softhca::Qpn::new(0),
+        src_qp: softhca::Qpn::new(0),
         service_level: 0,
         vendor_error: 0,
         timestamp: 0,
     };
     // SAFETY: a queue of ours, whose turn the caller has.
-    unsafe { object::state::<Cq>(cq).and_then(|state| *state.polling.present.get()) }.unwrap_or(NOTHING)
+    unsafe { object::state::<Cq>(cq).and_then(|state| *state.polling.current.get()) }.unwrap_or(NOTHING)
 }
 
 /// Readers of one field each.
@@ -171,22 +171,22 @@ macro_rules! readers {
     ($($name:ident: $kind:ty = |$completion:ident| $value:expr;)*) => {
         $(unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $kind {
             // SAFETY: as the caller says.
-            let $completion = unsafe { present(cq) };
+            let $completion = unsafe { current_completion(cq) };
             $value
         })*
     };
 }
 
 readers! {
-    read_opcode: c_int = |completion| completion_queue::opcode(completion.operation);
+    read_opcode: c_int = |completion| completion_queue::wc_opcode(completion.opcode);
     read_vendor_err: u32 = |completion| completion.vendor_error;
-    read_byte_len: u32 = |completion| completion.bytes;
-    read_imm_data: u32 = |completion| completion_queue::immediate(&completion);
-    read_qp_num: u32 = |completion| completion.queue_pair.value();
-    read_src_qp: u32 = |completion| completion.source.value();
-    read_wc_flags: c_uint = |completion| completion_queue::flags(completion.flags);
+    read_byte_len: u32 = |completion| completion.byte_len;
+    read_imm_data: u32 = |completion| completion_queue::wc_imm_data(&completion);
+    read_qp_num: u32 = |completion| completion.qpn.value();
+    read_src_qp: u32 = |completion| completion.src_qp.value();
+    read_wc_flags: c_uint = |completion| completion_queue::wc_flags(completion.flags);
     read_slid: u32 = |_completion| 0;
-    read_sl: u8 = |completion| completion_queue::service_level(&completion);
+    read_sl: u8 = |completion| completion_queue::wc_sl(&completion);
     read_dlid_path_bits: u8 = |_completion| 0;
     read_completion_ts: u64 = |completion| completion.timestamp;
 }

@@ -5,17 +5,17 @@
 //! many others were destroyed.
 
 use crate::abi::ibv_context;
-use crate::dead;
+use crate::destroyed_context;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// How many destroyed objects of a kind wait before the oldest is used again.
-const QUARANTINE: usize = 1024;
+const MAX_QUARANTINED: usize = 1024;
 
 /// A kind of object: the structure `Abi` begins with a pointer to its context.
-pub trait Kind: Sized + 'static {
+pub trait ObjectKind: Sized + 'static {
     /// The structure that programs see.
     type Abi;
     /// The destroyed ones, oldest first, by address.
@@ -25,7 +25,7 @@ pub trait Kind: Sized + 'static {
 /// Declares what is behind the structures that programs see.
 macro_rules! kinds {
     ($($state:ty = $abi:ty;)*) => {
-        $(impl $crate::object::Kind for $state {
+        $(impl $crate::object::ObjectKind for $state {
             type Abi = $abi;
             fn destroyed() -> &'static parking_lot::Mutex<std::collections::VecDeque<usize>> {
                 static DESTROYED: parking_lot::Mutex<std::collections::VecDeque<usize>> =
@@ -38,18 +38,18 @@ macro_rules! kinds {
 pub(crate) use kinds;
 
 #[repr(C)]
-struct Object<K: Kind> {
+struct Object<K: ObjectKind> {
     abi: K::Abi,
     /// Null once the object is destroyed.
     state: AtomicPtr<K>,
 }
 
 /// Makes an object.
-pub fn create<K: Kind>(abi: K::Abi, state: K) -> *mut K::Abi {
+pub fn create<K: ObjectKind>(abi: K::Abi, state: K) -> *mut K::Abi {
     let object = Object { abi, state: AtomicPtr::new(Box::into_raw(Box::new(state))) };
     let reused = {
         let mut destroyed = K::destroyed().lock();
-        if destroyed.len() > QUARANTINE { destroyed.pop_front() } else { None }
+        if destroyed.len() > MAX_QUARANTINED { destroyed.pop_front() } else { None }
     };
     let place = match reused {
         Some(address) => {
@@ -64,7 +64,7 @@ pub fn create<K: Kind>(abi: K::Abi, state: K) -> *mut K::Abi {
 }
 
 /// Whether a pointer cannot be one of ours. perftest, refused once, goes on with one that never was.
-fn is_foreign<K: Kind>(object: *mut K::Abi) -> bool {
+fn is_not_an_object<K: ObjectKind>(object: *mut K::Abi) -> bool {
     object.is_null() || !object.cast::<Object<K>>().is_aligned()
 }
 
@@ -74,8 +74,8 @@ fn is_foreign<K: Kind>(object: *mut K::Abi) -> bool {
 /// `object` is null or was made by [`create`] for this kind. While the result is used, no other thread destroys
 /// it, as the manual pages ask for.
 #[inline]
-pub unsafe fn state<'a, K: Kind>(object: *mut K::Abi) -> Option<&'a K> {
-    if is_foreign::<K>(object) {
+pub unsafe fn state<'a, K: ObjectKind>(object: *mut K::Abi) -> Option<&'a K> {
+    if is_not_an_object::<K>(object) {
         return None;
     }
     // SAFETY: an object that was made once stays readable; its state is there until it is destroyed.
@@ -86,8 +86,8 @@ pub unsafe fn state<'a, K: Kind>(object: *mut K::Abi) -> Option<&'a K> {
 ///
 /// # Safety
 /// As [`state`].
-pub unsafe fn destroy<K: Kind>(object: *mut K::Abi) -> Option<Box<K>> {
-    if is_foreign::<K>(object) {
+pub unsafe fn destroy<K: ObjectKind>(object: *mut K::Abi) -> Option<Box<K>> {
+    if is_not_an_object::<K>(object) {
         return None;
     }
     // SAFETY: as in `state`.
@@ -96,7 +96,7 @@ pub unsafe fn destroy<K: Kind>(object: *mut K::Abi) -> Option<Box<K>> {
         return None;
     }
     // SAFETY: every structure begins with the pointer to its context.
-    unsafe { *object.cast::<*mut ibv_context>() = dead::context() };
+    unsafe { *object.cast::<*mut ibv_context>() = destroyed_context::context() };
     K::destroyed().lock().push_back(object as usize);
     // SAFETY: it came from a box, and the swap made it ours.
     Some(unsafe { Box::from_raw(state) })

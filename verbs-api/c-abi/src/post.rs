@@ -7,31 +7,31 @@ use crate::queue_pair::{self, Qp};
 use crate::{errno, object};
 use core::ffi::{c_int, c_uint};
 use softhca::{
-    Access, Batch, BindWindow, Error, LocalKey, Operation, QpKind, Qpn, QueueKey, ReceiveRequest,
-    RemoteAddress, RemoteKey, SendFlags, SendRequest, SendTrailer, Sge,
+    AccessFlags, Error, LocalKey, MemoryWindowBind, Operation, QpType, Qpn, QueueKey, ReceiveRequest,
+    RemoteAddress, RemoteKey, SendBatch, SendFlags, SendImmOrInvalidate, SendRequest, Sge,
 };
 
 /// The most scatter/gather entries that a work request can have.
-pub const ENTRIES: usize = 32;
+pub const MAX_SGE: usize = 32;
 /// The most inline bytes that a work request can have.
-const INLINE: usize = 1024;
+const MAX_INLINE_DATA: usize = 1024;
 
 /// The entries of a list.
 ///
 /// # Safety
 /// `list` has `count` entries.
-pub unsafe fn entries(list: *const ibv_sge, count: c_int, into: &mut [Sge; ENTRIES]) -> Option<&[Sge]> {
-    let count = usize::try_from(count).ok().filter(|count| *count <= ENTRIES)?;
+pub unsafe fn read_sge_list(list: *const ibv_sge, count: c_int, into: &mut [Sge; MAX_SGE]) -> Option<&[Sge]> {
+    let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SGE)?;
     for (index, entry) in into[..count].iter_mut().enumerate() {
         // SAFETY: as the caller says.
         let ibv_sge { addr, length, lkey } = unsafe { *list.add(index) };
-        *entry = Sge { address: addr, length, key: LocalKey(lkey) };
+        *entry = Sge { address: addr, length, lkey: LocalKey(lkey) };
     }
     Some(&into[..count])
 }
 
 /// The flags of a request; `None` if one is not known.
-pub fn flags(bits: c_uint) -> Option<SendFlags> {
+pub fn send_flags(bits: c_uint) -> Option<SendFlags> {
     u8::try_from(bits).ok().and_then(SendFlags::from_bits)
 }
 
@@ -39,7 +39,7 @@ pub fn flags(bits: c_uint) -> Option<SendFlags> {
 ///
 /// # Safety
 /// The pointers are objects of ours.
-pub unsafe fn bind(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Option<Operation> {
+pub unsafe fn bind_operation(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Option<Operation> {
     // SAFETY: as the caller says.
     let window = unsafe { object::state::<Mw>(mw) }?;
     let region = match info.length {
@@ -48,13 +48,13 @@ pub unsafe fn bind(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Op
         _ => LocalKey(unsafe { info.mr.as_ref() }?.lkey),
     };
     let present = window.replace_key(new_key);
-    Some(Operation::BindWindow(BindWindow {
-        window: RemoteKey(present),
-        new_key: RemoteKey(new_key),
-        region,
+    Some(Operation::BindMemoryWindow(MemoryWindowBind {
+        mw_rkey: RemoteKey(present),
+        new_rkey: RemoteKey(new_key),
+        mr_lkey: region,
         address: info.addr,
         length: info.length,
-        access: Access::from_bits_truncate(info.mw_access_flags),
+        access: AccessFlags::from_bits_truncate(info.mw_access_flags),
     }))
 }
 
@@ -62,45 +62,45 @@ pub unsafe fn bind(mw: *mut ibv_mw, new_key: u32, info: &ibv_mw_bind_info) -> Op
 unsafe fn operation(wr: &ibv_send_wr) -> Result<Operation, c_int> {
     // SAFETY: the operation says which part of the union is set.
     let remote = |wr: &ibv_send_wr| unsafe {
-        RemoteAddress { address: wr.wr.rdma.remote_addr, key: RemoteKey(wr.wr.rdma.rkey) }
+        RemoteAddress { address: wr.wr.rdma.remote_addr, rkey: RemoteKey(wr.wr.rdma.rkey) }
     };
     let immediate = u32::from_be(wr.imm_data);
     Ok(match wr.opcode {
-        IBV_WR_SEND => Operation::Send(SendTrailer::None),
-        IBV_WR_SEND_WITH_IMM => Operation::Send(SendTrailer::Immediate(immediate)),
-        IBV_WR_SEND_WITH_INV => Operation::Send(SendTrailer::Invalidate(RemoteKey(wr.imm_data))),
-        IBV_WR_RDMA_WRITE => Operation::Write { remote: remote(wr), immediate: None },
-        IBV_WR_RDMA_WRITE_WITH_IMM => Operation::Write { remote: remote(wr), immediate: Some(immediate) },
+        IBV_WR_SEND => Operation::Send(SendImmOrInvalidate::None),
+        IBV_WR_SEND_WITH_IMM => Operation::Send(SendImmOrInvalidate::Immediate(immediate)),
+        IBV_WR_SEND_WITH_INV => Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(wr.imm_data))),
+        IBV_WR_RDMA_WRITE => Operation::Write { remote: remote(wr), imm_data: None },
+        IBV_WR_RDMA_WRITE_WITH_IMM => Operation::Write { remote: remote(wr), imm_data: Some(immediate) },
         IBV_WR_RDMA_READ => Operation::Read { remote: remote(wr) },
         IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
             // SAFETY: as above.
             let atomic = unsafe { wr.wr.atomic };
-            let remote = RemoteAddress { address: atomic.remote_addr, key: RemoteKey(atomic.rkey) };
+            let remote = RemoteAddress { address: atomic.remote_addr, rkey: RemoteKey(atomic.rkey) };
             if wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP {
                 Operation::CompareSwap { remote, compare: atomic.compare_add, swap: atomic.swap }
             } else {
                 Operation::FetchAdd { remote, add: atomic.compare_add }
             }
         }
-        IBV_WR_LOCAL_INV => Operation::LocalInvalidate { key: RemoteKey(wr.imm_data) },
+        IBV_WR_LOCAL_INV => Operation::LocalInvalidate { rkey: RemoteKey(wr.imm_data) },
         IBV_WR_BIND_MW => {
             let info = &wr.bind_mw.bind_info;
             // SAFETY: as the caller says.
-            unsafe { bind(wr.bind_mw.mw, wr.bind_mw.rkey, info) }.ok_or(libc::EINVAL)?
+            unsafe { bind_operation(wr.bind_mw.mw, wr.bind_mw.rkey, info) }.ok_or(libc::EINVAL)?
         }
         _ => return Err(libc::EOPNOTSUPP),
     })
 }
 
 /// Adds one work request to a batch.
-unsafe fn add(state: &Qp, batch: &mut Batch<'_>, wr: &ibv_send_wr) -> Result<(), c_int> {
-    let flags = flags(wr.send_flags).ok_or(libc::EINVAL)?;
+unsafe fn add_to_batch(state: &Qp, batch: &mut SendBatch<'_>, wr: &ibv_send_wr) -> Result<(), c_int> {
+    let flags = send_flags(wr.send_flags).ok_or(libc::EINVAL)?;
     // SAFETY: as the caller says.
     let operation = unsafe { operation(wr) }?;
-    let mut gather = [Sge::default(); ENTRIES];
-    let mut inline = [0; INLINE];
+    let mut gather = [Sge::default(); MAX_SGE];
+    let mut inline = [0; MAX_INLINE_DATA];
     // SAFETY: as the caller says.
-    let list = unsafe { entries(wr.sg_list, wr.num_sge, &mut gather) }.ok_or(libc::EINVAL)?;
+    let list = unsafe { read_sge_list(wr.sg_list, wr.num_sge, &mut gather) }.ok_or(libc::EINVAL)?;
     let mut request = SendRequest::new(wr.wr_id, operation, list).flags(flags);
     if flags.contains(SendFlags::INLINE) {
         let mut length = 0;
@@ -111,20 +111,20 @@ unsafe fn add(state: &Qp, batch: &mut Batch<'_>, wr: &ibv_send_wr) -> Result<(),
             unsafe { core::ptr::copy_nonoverlapping(entry.address as *const u8, room.as_mut_ptr(), size) };
             length += size;
         }
-        request = request.inline(&inline[..length]);
+        request = request.inline_data(&inline[..length]);
     }
     match state.kind {
-        QpKind::Ud => {
+        QpType::Ud => {
             // SAFETY: datagrams set this part of the union.
             let ud = unsafe { wr.wr.ud };
             // SAFETY: a handle of ours.
             let ah = unsafe { object::state::<Ah>(ud.ah) }.ok_or(libc::EINVAL)?;
-            request = request.to(&ah.handle, Qpn::new(ud.remote_qpn), QueueKey(ud.remote_qkey));
+            request = request.ud_address(&ah.handle, Qpn::new(ud.remote_qpn), QueueKey(ud.remote_qkey));
         }
-        QpKind::XrcInitiator => request = request.to_shared_receive_queue(wr.qp_type.xrc.remote_srqn),
+        QpType::XrcInitiator => request = request.xrc_srqn(wr.qp_type.xrc.remote_srqn),
         _ => {}
     }
-    batch.add(&request).map_err(|error| errno::of("ibv_post_send", &error))
+    batch.add(&request).map_err(|error| errno::report("ibv_post_send", &error))
 }
 
 pub unsafe extern "C" fn post_send(
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn post_send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     // SAFETY: a queue pair of ours.
-    let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::takes_sends(qp) });
-    let batch = ready.map(|state| (state, state.pair.batch()));
+    let ready = unsafe { queue_pair::of(qp) }.filter(|_| unsafe { queue_pair::can_post_send(qp) });
+    let batch = ready.map(|state| (state, state.pair.send_batch()));
     let Some((state, Ok(mut batch))) = batch else {
         // SAFETY: the caller's own.
         unsafe { *bad = wr };
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn post_send(
     // SAFETY: the caller's list, to its end.
     while let Some(request) = unsafe { wr.as_ref() } {
         // SAFETY: as the caller says.
-        if let Err(errno) = unsafe { add(state, &mut batch, request) } {
+        if let Err(errno) = unsafe { add_to_batch(state, &mut batch, request) } {
             // SAFETY: the caller's own.
             unsafe { *bad = wr };
             code = errno;
@@ -158,20 +158,20 @@ pub unsafe extern "C" fn post_send(
 }
 
 /// Posts a list of receives with `post`.
-pub unsafe fn post_receives(
+pub unsafe fn post_recv_list(
     mut wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&ReceiveRequest<'_>) -> Result<(), Error>,
 ) -> c_int {
     // SAFETY: the caller's list, to its end.
     while let Some(request) = unsafe { wr.as_ref() } {
-        let mut scatter = [Sge::default(); ENTRIES];
+        let mut scatter = [Sge::default(); MAX_SGE];
         // SAFETY: as the caller says.
-        let code = match unsafe { entries(request.sg_list, request.num_sge, &mut scatter) } {
+        let code = match unsafe { read_sge_list(request.sg_list, request.num_sge, &mut scatter) } {
             None => libc::EINVAL,
-            Some(scatter) => match post(&ReceiveRequest { id: request.wr_id, scatter }) {
+            Some(scatter) => match post(&ReceiveRequest { wr_id: request.wr_id, sg_list: scatter }) {
                 Ok(()) => 0,
-                Err(error) => errno::of("ibv_post_recv", &error),
+                Err(error) => errno::report("ibv_post_recv", &error),
             },
         };
         if code != 0 {
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn post_recv(
         return libc::EINVAL;
     };
     // SAFETY: as the caller says.
-    unsafe { post_receives(wr, bad, |receive| state.pair.post_receive(receive)) }
+    unsafe { post_recv_list(wr, bad, |receive| state.pair.post_recv(receive)) }
 }
 
 /// Binds a window of type 1: the card chooses its next key, which is the one behind the present.
@@ -205,12 +205,12 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ib
     let (Some(state), info) = (unsafe { queue_pair::of(qp) }, unsafe { &*info }) else { return libc::EINVAL };
     // SAFETY: as above.
     let Some(window) = (unsafe { object::state::<Mw>(mw) }) else { return libc::EINVAL };
-    let Some(flags) = flags(info.send_flags) else { return libc::EINVAL };
-    let present = window.key();
+    let Some(flags) = send_flags(info.send_flags) else { return libc::EINVAL };
+    let present = window.rkey();
     let next = present & !0xff | present.wrapping_add(1) & 0xff;
     // SAFETY: as above.
-    let Some(operation) = (unsafe { bind(mw, next, &info.bind_info) }) else { return libc::EINVAL };
-    match state.pair.post(&SendRequest::new(info.wr_id, operation, &[]).flags(flags)) {
+    let Some(operation) = (unsafe { bind_operation(mw, next, &info.bind_info) }) else { return libc::EINVAL };
+    match state.pair.post_send(&SendRequest::new(info.wr_id, operation, &[]).flags(flags)) {
         Ok(()) => {
             // SAFETY: a window of ours.
             unsafe { (*mw).rkey = next };
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, info: *mut ib
         }
         Err(error) => {
             window.replace_key(present);
-            errno::code("ibv_bind_mw", Err(error))
+            errno::from_result("ibv_bind_mw", Err(error))
         }
     }
 }

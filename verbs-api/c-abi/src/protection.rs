@@ -5,24 +5,24 @@ use crate::{context, errno, object};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::NonNull;
 use parking_lot::Mutex;
-use softhca::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, WindowKind};
+use softhca::{AccessFlags, MemoryRegion, MemoryWindow, MemoryWindowType, ProtectionDomain};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What is behind an `ibv_pd`. A parent domain is another handle of its domain.
 pub struct Pd {
     pub domain: ProtectionDomain,
-    users: Hold,
+    in_use: UseCount,
     /// Of a parent domain: the one that it was made of.
-    _parent: Option<Hold>,
+    _parent: Option<UseCount>,
 }
 
 /// What everything that was made in a domain keeps until it is destroyed.
-pub type Hold = Arc<()>;
+pub type UseCount = Arc<()>;
 
 impl Pd {
-    pub fn hold(&self) -> Hold {
-        self.users.clone()
+    pub fn add_user(&self) -> UseCount {
+        self.in_use.clone()
     }
 }
 
@@ -30,7 +30,7 @@ struct Td;
 
 pub struct Mr {
     region: MemoryRegion,
-    domain: Mutex<Hold>,
+    domain: Mutex<UseCount>,
 }
 
 pub struct Mw {
@@ -38,11 +38,11 @@ pub struct Mw {
     _window: MemoryWindow,
     /// The key that the card knows it by once everything that was posted is done.
     key: AtomicU32,
-    _domain: Hold,
+    _domain: UseCount,
 }
 
 impl Mw {
-    pub fn key(&self) -> u32 {
+    pub fn rkey(&self) -> u32 {
         self.key.load(Ordering::Acquire)
     }
 
@@ -62,12 +62,15 @@ object::kinds! {
 pub unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    match open.card.allocate_domain() {
+    match open.context.allocate_protection_domain() {
         Ok(domain) => {
-            let handle = domain.number();
-            object::create(ibv_pd { context, handle }, Pd { domain, users: Hold::default(), _parent: None })
+            let handle = domain.handle();
+            object::create(
+                ibv_pd { context, handle },
+                Pd { domain, in_use: UseCount::default(), _parent: None },
+            )
         }
-        Err(error) => errno::null(errno::of("ibv_alloc_pd", &error)),
+        Err(error) => errno::null(errno::report("ibv_alloc_pd", &error)),
     }
 }
 
@@ -75,7 +78,7 @@ pub unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     // SAFETY: a domain of ours.
     match unsafe { object::state::<Pd>(pd) } {
         None => libc::EINVAL,
-        Some(state) if Arc::strong_count(&state.users) > 1 => libc::EBUSY,
+        Some(state) if Arc::strong_count(&state.in_use) > 1 => libc::EBUSY,
         Some(_) => {
             // SAFETY: as above.
             drop(unsafe { object::destroy::<Pd>(pd) });
@@ -114,13 +117,13 @@ pub unsafe extern "C" fn alloc_parent_domain(
     let Some(state) = (unsafe { object::state::<Pd>(attr.pd) }) else { return errno::null(libc::EINVAL) };
     // SAFETY: a domain of ours.
     let handle = unsafe { (*attr.pd).handle };
-    let (domain, users) = (state.domain.clone(), Hold::default());
-    object::create(ibv_pd { context, handle }, Pd { domain, users, _parent: Some(state.hold()) })
+    let (domain, users) = (state.domain.clone(), UseCount::default());
+    object::create(ibv_pd { context, handle }, Pd { domain, in_use: users, _parent: Some(state.add_user()) })
 }
 
 /// The rights in a mask; none if it asks for something that is not there.
-fn rights(mask: c_uint) -> Option<Access> {
-    Access::from_bits(mask & !(IBV_ACCESS_OPTIONAL_RANGE & !Access::all().bits()))
+fn rights(mask: c_uint) -> Option<AccessFlags> {
+    AccessFlags::from_bits(mask & !(IBV_ACCESS_OPTIONAL_RANGE & !AccessFlags::all().bits()))
 }
 
 unsafe fn register(
@@ -138,15 +141,15 @@ unsafe fn register(
         return errno::null(libc::EINVAL);
     };
     // SAFETY: the card is a daemon's: it reaches the memory through the kernel, which refuses what is not there.
-    match unsafe { state.domain.register_foreign_at(base, length, address, access) } {
+    match unsafe { state.domain.register_memory_iova(base, length, address, access) } {
         Ok(region) => {
-            let key = region.remote_key().0;
+            let key = region.rkey().0;
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
             let abi = ibv_mr { context, pd, addr: at, length, handle: key >> 8, lkey: key, rkey: key };
-            object::create(abi, Mr { region, domain: Mutex::new(state.hold()) })
+            object::create(abi, Mr { region, domain: Mutex::new(state.add_user()) })
         }
-        Err(error) => errno::null(errno::of(verb, &error)),
+        Err(error) => errno::null(errno::report(verb, &error)),
     }
 }
 
@@ -233,11 +236,11 @@ pub unsafe extern "C" fn rereg_mr(
         }
     }
     // SAFETY: as in `register`.
-    if let Err(error) = unsafe { state.region.reregister_foreign(domain.map(|pd| &pd.domain), memory, new) } {
-        errno::set(errno::of("ibv_rereg_mr", &error));
+    if let Err(error) = unsafe { state.region.reregister_memory(domain.map(|pd| &pd.domain), memory, new) } {
+        errno::set(errno::report("ibv_rereg_mr", &error));
         return IBV_REREG_MR_ERR_CMD;
     }
-    let key = state.region.remote_key().0;
+    let key = state.region.rkey().0;
     // SAFETY: a region of ours, which the caller lets nobody else change meanwhile.
     let abi = unsafe { &mut *mr };
     (abi.lkey, abi.rkey) = (key, key);
@@ -246,7 +249,7 @@ pub unsafe extern "C" fn rereg_mr(
     }
     if let Some(domain) = domain {
         abi.pd = pd;
-        *state.domain.lock() = domain.hold();
+        *state.domain.lock() = domain.add_user();
     }
     0
 }
@@ -256,7 +259,7 @@ pub unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let Some(state) = (unsafe { object::state::<Mr>(mr) }) else { return libc::EINVAL };
     match state.region.deregister() {
         // A card that is gone has let go of everything.
-        Err(error) if !error.is_gone() => errno::code("ibv_dereg_mr", Err(error)),
+        Err(error) if !error.is_device_gone() => errno::from_result("ibv_dereg_mr", Err(error)),
         _ => {
             // SAFETY: as above.
             drop(unsafe { object::destroy::<Mr>(mr) });
@@ -269,19 +272,19 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
     // SAFETY: a domain of ours.
     let Some(state) = (unsafe { object::state::<Pd>(pd) }) else { return errno::null(libc::EINVAL) };
     let window_kind = match kind {
-        IBV_MW_TYPE_1 => WindowKind::Type1,
-        IBV_MW_TYPE_2 => WindowKind::Type2,
+        IBV_MW_TYPE_1 => MemoryWindowType::Type1,
+        IBV_MW_TYPE_2 => MemoryWindowType::Type2,
         _ => return errno::null(libc::EINVAL),
     };
-    match state.domain.allocate_window(window_kind) {
+    match state.domain.allocate_memory_window(window_kind) {
         Ok(window) => {
-            let rkey = window.key().0;
+            let rkey = window.rkey().0;
             // SAFETY: a domain of ours.
             let context = unsafe { (*pd).context };
-            let state = Mw { _window: window, key: rkey.into(), _domain: state.hold() };
+            let state = Mw { _window: window, key: rkey.into(), _domain: state.add_user() };
             object::create(ibv_mw { context, pd, rkey, handle: rkey >> 8, r#type: kind }, state)
         }
-        Err(error) => errno::null(errno::of("ibv_alloc_mw", &error)),
+        Err(error) => errno::null(errno::report("ibv_alloc_mw", &error)),
     }
 }
 

@@ -7,13 +7,13 @@ use core::mem::zeroed;
 use softhca::{Gid, PortState};
 
 /// The only partition: the default one, with full membership.
-const PARTITION: u16 = 0xffff;
+const DEFAULT_PKEY: u16 = 0xffff;
 
-fn number(value: usize) -> c_int {
+fn to_c_int(value: usize) -> c_int {
     value.min(c_int::MAX as usize) as c_int
 }
 
-fn attributes(open: &context::Open) -> ibv_device_attr {
+fn device_attr(open: &context::ContextState) -> ibv_device_attr {
     let limits = &open.attributes.limits;
     // SAFETY: zero is valid for every field.
     let mut attr: ibv_device_attr = unsafe { zeroed() };
@@ -26,8 +26,8 @@ fn attributes(open: &context::Open) -> ibv_device_attr {
     attr.page_size_cap = 0xffff_f000;
     // No assigned vendor.
     attr.vendor_id = 0x00ff_ffff;
-    attr.max_qp = number(limits.queue_pairs);
-    attr.max_qp_wr = number(limits.work_requests as usize);
+    attr.max_qp = to_c_int(limits.max_qp);
+    attr.max_qp_wr = to_c_int(limits.max_qp_wr as usize);
     attr.device_cap_flags = IBV_DEVICE_PORT_ACTIVE_EVENT
         | IBV_DEVICE_SYS_IMAGE_GUID
         | IBV_DEVICE_RC_RNR_NAK_GEN
@@ -35,24 +35,24 @@ fn attributes(open: &context::Open) -> ibv_device_attr {
         | IBV_DEVICE_XRC
         | IBV_DEVICE_MEM_MGT_EXTENSIONS
         | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
-    attr.max_sge = number(limits.entries);
-    attr.max_sge_rd = number(limits.entries);
-    attr.max_cq = number(limits.completion_queues);
-    attr.max_cqe = number(limits.completions as usize);
-    attr.max_mr = number(limits.keys);
-    attr.max_mw = number(limits.keys);
-    attr.max_pd = number(limits.protection_domains);
-    attr.max_qp_rd_atom = c_int::from(limits.reads);
-    attr.max_qp_init_rd_atom = c_int::from(limits.reads);
-    attr.max_res_rd_atom = number(usize::from(limits.reads) * limits.queue_pairs);
+    attr.max_sge = to_c_int(limits.max_sge);
+    attr.max_sge_rd = to_c_int(limits.max_sge);
+    attr.max_cq = to_c_int(limits.max_cq);
+    attr.max_cqe = to_c_int(limits.max_cqe as usize);
+    attr.max_mr = to_c_int(limits.max_mr);
+    attr.max_mw = to_c_int(limits.max_mr);
+    attr.max_pd = to_c_int(limits.max_pd);
+    attr.max_qp_rd_atom = c_int::from(limits.max_qp_rd_atom);
+    attr.max_qp_init_rd_atom = c_int::from(limits.max_qp_rd_atom);
+    attr.max_res_rd_atom = to_c_int(usize::from(limits.max_qp_rd_atom) * limits.max_qp);
     attr.atomic_cap = IBV_ATOMIC_HCA;
-    attr.max_mcast_grp = number(limits.multicast_groups);
-    attr.max_mcast_qp_attach = number(limits.multicast_attachments);
-    attr.max_total_mcast_qp_attach = number(limits.multicast_groups * limits.multicast_attachments);
-    attr.max_ah = number(limits.address_handles);
-    attr.max_srq = number(limits.shared_receive_queues);
-    attr.max_srq_wr = number(limits.work_requests as usize);
-    attr.max_srq_sge = number(limits.entries);
+    attr.max_mcast_grp = to_c_int(limits.max_mcast_grp);
+    attr.max_mcast_qp_attach = to_c_int(limits.max_mcast_qp_attach);
+    attr.max_total_mcast_qp_attach = to_c_int(limits.max_mcast_grp * limits.max_mcast_qp_attach);
+    attr.max_ah = to_c_int(limits.max_ah);
+    attr.max_srq = to_c_int(limits.max_srq);
+    attr.max_srq_wr = to_c_int(limits.max_qp_wr as usize);
+    attr.max_srq_sge = to_c_int(limits.max_sge);
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;
     attr.phys_port_cnt = 1;
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn query_device(context: *mut ibv_context, attr: *mut ibv_
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return libc::EINVAL };
     // SAFETY: the caller's own.
-    unsafe { *attr = attributes(open) };
+    unsafe { *attr = device_attr(open) };
     0
 }
 
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn query_device_ex(
     }
     // SAFETY: zero is valid for every field, and means that there is nothing of the kind.
     let mut all: ibv_device_attr_ex = unsafe { zeroed() };
-    all.orig_attr = attributes(open);
+    all.orig_attr = device_attr(open);
     all.device_cap_flags_ex = u64::from(all.orig_attr.device_cap_flags);
     // Completions carry the card's nanoseconds.
     all.completion_timestamp_mask = u64::MAX;
@@ -112,15 +112,15 @@ pub unsafe extern "C" fn query_port_sized(
     let Some(open) = (unsafe { context::of(context) }).filter(|_| port == 1) else { return libc::EINVAL };
     // SAFETY: zero is valid for every field.
     let mut all: ibv_port_attr = unsafe { zeroed() };
-    (all.state, all.phys_state) = match open.card.port_state() {
+    (all.state, all.phys_state) = match open.context.port_state() {
         PortState::Active => (IBV_PORT_ACTIVE, IBV_PHYSICAL_STATE_LINK_UP),
         PortState::Down => (IBV_PORT_DOWN, IBV_PHYSICAL_STATE_DISABLED),
     };
     all.max_mtu = c_int::from(open.port.max_mtu.code());
     all.active_mtu = c_int::from(open.port.active_mtu.code());
-    all.gid_tbl_len = number(open.card.gids());
+    all.gid_tbl_len = to_c_int(open.context.gid_table_len());
     all.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
-    all.max_msg_sz = open.attributes.limits.message;
+    all.max_msg_sz = open.attributes.limits.max_msg_sz;
     all.pkey_tbl_len = 1;
     all.max_vl_num = 1;
     all.active_width = IBV_WIDTH_4X;
@@ -139,11 +139,11 @@ pub unsafe extern "C" fn query_port(context: *mut ibv_context, port: u8, attr: *
     unsafe { query_port_sized(context, port, attr, core::mem::offset_of!(ibv_port_attr, link_layer)) }
 }
 
-fn gid(open: &context::Open, port: u32, index: i64) -> Option<Gid> {
+fn gid(open: &context::ContextState, port: u32, index: i64) -> Option<Gid> {
     if port != 1 {
         return None;
     }
-    open.card.gid(usize::try_from(index).ok()?)
+    open.context.gid(usize::try_from(index).ok()?)
 }
 
 pub unsafe extern "C" fn query_gid(
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn query_gid(
     0
 }
 
-fn entry(gid: Gid, index: u32) -> ibv_gid_entry {
+fn gid_entry(gid: Gid, index: u32) -> ibv_gid_entry {
     let [high, low] = [0, 8].map(|at| u64::from_ne_bytes(gid.0[at..at + 8].try_into().expect("eight bytes")));
     ibv_gid_entry {
         gid: [high, low],
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn query_gid_ex(
     let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else { return libc::EINVAL };
     let Some(gid) = gid(open, port, index.into()) else { return libc::EINVAL };
     // SAFETY: the caller's own, of the size that it says.
-    unsafe { copy_sized(&entry(gid, index), into, size) };
+    unsafe { copy_sized(&gid_entry(gid, index), into, size) };
     0
 }
 
@@ -226,14 +226,14 @@ pub unsafe extern "C" fn query_gid_table(
     let Some(open) = (unsafe { context::of(context) }).filter(|_| flags == 0) else {
         return -(libc::EINVAL as isize);
     };
-    let count = open.card.gids();
+    let count = open.context.gid_table_len();
     if count > most {
         return -(libc::EINVAL as isize);
     }
     for index in 0..count {
-        let gid = open.card.gid(index).unwrap_or_default();
+        let gid = open.context.gid(index).unwrap_or_default();
         // SAFETY: the caller's array has `most` entries of `size` bytes.
-        unsafe { copy_sized(&entry(gid, index as u32), into.byte_add(index * size), size) };
+        unsafe { copy_sized(&gid_entry(gid, index as u32), into.byte_add(index * size), size) };
     }
     count as isize
 }
@@ -265,13 +265,13 @@ pub unsafe extern "C" fn query_pkey(
         return errno::minus(libc::EINVAL);
     }
     // SAFETY: the caller's own.
-    unsafe { *into = PARTITION.to_be() };
+    unsafe { *into = DEFAULT_PKEY.to_be() };
     0
 }
 
 pub unsafe extern "C" fn get_pkey_index(context: *mut ibv_context, port: u8, key: u16) -> c_int {
     // SAFETY: a context of ours.
-    if unsafe { context::of(context) }.is_none() || port != 1 || u16::from_be(key) != PARTITION {
+    if unsafe { context::of(context) }.is_none() || port != 1 || u16::from_be(key) != DEFAULT_PKEY {
         return errno::minus(libc::EINVAL);
     }
     0

@@ -2,23 +2,23 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
-use crate::protection::{self, Hold};
-use crate::work_builder::{self, Builder};
+use crate::protection::{self, UseCount};
+use crate::work_builder::{self, WorkRequestBuilder};
 use crate::{completion_queue, context, errno, object, rdma_cm, shared_receive};
 use core::ffi::{c_int, c_uint};
-use softhca::{Error, Gid, QpKind, QueuePair, QueuePairBuilder, State};
+use softhca::{Error, Gid, QpState, QpType, QueuePair, QueuePairBuilder};
 
 /// What is behind an `ibv_qp`, extended or not.
 pub struct Qp {
     pub pair: QueuePair,
-    pub kind: QpKind,
+    pub kind: QpType,
     pub init: ibv_qp_init_attr,
     pub events: Unacknowledged,
     /// The operations of the extended interface; zero if it was not asked for.
     operations: u64,
-    pub builder: Builder,
+    pub builder: WorkRequestBuilder,
     /// An XRC target has none.
-    _domain: Option<Hold>,
+    _domain: Option<UseCount>,
 }
 
 // SAFETY: the pointers of `init` are only given back to the program.
@@ -44,21 +44,21 @@ pub unsafe fn of<'a>(qp: *mut ibv_qp) -> Option<&'a Qp> {
 ///
 /// # Safety
 /// `qp` is a queue pair of ours.
-pub unsafe fn takes_sends(qp: *mut ibv_qp) -> bool {
+pub unsafe fn can_post_send(qp: *mut ibv_qp) -> bool {
     // SAFETY: as the caller says.
-    unsafe { (*qp).state > State::ReadyToReceive as c_int }
+    unsafe { (*qp).state > QpState::ReadyToReceive as c_int }
 }
 
 /// The operations that a service has, as the extended interface asks for them.
-fn operations_of(kind: QpKind) -> u64 {
+fn send_ops(kind: QpType) -> u64 {
     const SENDS: u64 = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     const WRITES: u64 = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
     const WINDOWS: u64 = IBV_QP_EX_WITH_LOCAL_INV | IBV_QP_EX_WITH_BIND_MW;
     match kind {
-        QpKind::Ud | QpKind::Gsi => SENDS,
-        QpKind::Uc => SENDS | WRITES | WINDOWS,
-        QpKind::XrcTarget => 0,
-        QpKind::Rc | QpKind::XrcInitiator => {
+        QpType::Ud | QpType::Gsi => SENDS,
+        QpType::Uc => SENDS | WRITES | WINDOWS,
+        QpType::XrcTarget => 0,
+        QpType::Rc | QpType::XrcInitiator => {
             SENDS
                 | WRITES
                 | WINDOWS
@@ -105,12 +105,12 @@ pub unsafe extern "C" fn create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr)
 }
 
 /// The entries that a queue pair has room for, of which at least one.
-fn entries(cap: &ibv_qp_cap) -> u32 {
+fn max_sge(cap: &ibv_qp_cap) -> u32 {
     cap.max_send_sge.max(cap.max_recv_sge).max(1)
 }
 
 /// The inline bytes that a queue pair has room for: some, even if none were asked for, as on most cards.
-fn inline(cap: &ibv_qp_cap) -> u32 {
+fn max_inline_data(cap: &ibv_qp_cap) -> u32 {
     cap.max_inline_data.max(64)
 }
 
@@ -119,26 +119,26 @@ fn inline(cap: &ibv_qp_cap) -> u32 {
 /// # Safety
 /// The pointers are objects of ours or null.
 unsafe fn builder(
-    open: &context::Open,
+    open: &context::ContextState,
     attr: &ibv_qp_init_attr_ex,
-    kind: QpKind,
+    kind: QpType,
 ) -> Result<QueuePairBuilder, c_int> {
     let cap = &attr.cap;
     let limits = &open.attributes.limits;
-    let within = cap.max_send_wr <= limits.work_requests
-        && cap.max_recv_wr <= limits.work_requests
-        && entries(cap) as usize <= limits.entries
-        && cap.max_inline_data as usize <= limits.inline;
+    let within = cap.max_send_wr <= limits.max_qp_wr
+        && cap.max_recv_wr <= limits.max_qp_wr
+        && max_sge(cap) as usize <= limits.max_sge
+        && cap.max_inline_data as usize <= limits.max_inline_data;
     if !within {
         return Err(libc::EINVAL);
     }
-    if kind == QpKind::XrcTarget {
+    if kind == QpType::XrcTarget {
         if attr.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 {
             return Err(libc::EINVAL);
         }
         // SAFETY: as the caller says.
         let domain = unsafe { shared_receive::xrc_domain_of(attr.xrcd) }.ok_or(libc::EINVAL)?;
-        return Ok(domain.target());
+        return Ok(domain.target_builder());
     }
     // SAFETY: as the caller says.
     let domain = unsafe { protection::of(attr.pd) }.ok_or(libc::EINVAL)?;
@@ -146,15 +146,15 @@ unsafe fn builder(
     let sends = unsafe { completion_queue::of(attr.send_cq) }.ok_or(libc::EINVAL)?;
     let mut builder = domain
         .domain
-        .queue_pair(kind, &sends.queue)
-        .sends(cap.max_send_wr.max(1))
-        .receives(cap.max_recv_wr.max(1))
-        .entries(entries(cap) as usize)
-        .inline(inline(cap) as usize);
-    if kind != QpKind::XrcInitiator {
+        .create_queue_pair(kind, &sends.queue)
+        .max_send_wr(cap.max_send_wr.max(1))
+        .max_recv_wr(cap.max_recv_wr.max(1))
+        .max_sge(max_sge(cap) as usize)
+        .max_inline_data(max_inline_data(cap) as usize);
+    if kind != QpType::XrcInitiator {
         // SAFETY: as the caller says.
         let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;
-        builder = builder.receives_complete_to(&receives.queue);
+        builder = builder.recv_cq(&receives.queue);
     }
     if !attr.srq.is_null() {
         // SAFETY: as the caller says.
@@ -162,7 +162,7 @@ unsafe fn builder(
         builder = builder.shared_receive_queue(&shared.queue);
     }
     if attr.sq_sig_all != 0 {
-        builder = builder.signal_all();
+        builder = builder.sq_sig_all();
     }
     Ok(builder)
 }
@@ -180,32 +180,32 @@ pub unsafe extern "C" fn create_qp_ex(
     // SAFETY: the caller's attributes.
     let attr = unsafe { &mut *attr };
     let kind = match attr.qp_type {
-        IBV_QPT_RC => QpKind::Rc,
-        IBV_QPT_UC => QpKind::Uc,
-        IBV_QPT_UD => QpKind::Ud,
-        IBV_QPT_XRC_SEND => QpKind::XrcInitiator,
-        IBV_QPT_XRC_RECV => QpKind::XrcTarget,
+        IBV_QPT_RC => QpType::Rc,
+        IBV_QPT_UC => QpType::Uc,
+        IBV_QPT_UD => QpType::Ud,
+        IBV_QPT_XRC_SEND => QpType::XrcInitiator,
+        IBV_QPT_XRC_RECV => QpType::XrcTarget,
         _ => return errno::null(libc::EOPNOTSUPP),
     };
     let asked = |bit| attr.comp_mask & bit != 0;
     let operations = if asked(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) { attr.send_ops_flags } else { 0 };
     if attr.comp_mask & !KNOWN != 0
         || asked(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
-        || operations & !operations_of(kind) != 0
+        || operations & !send_ops(kind) != 0
     {
         return errno::null(libc::EOPNOTSUPP);
     }
     // SAFETY: as the caller says.
     let pair = match unsafe { builder(open, attr, kind) } {
         Err(code) => return errno::null(code),
-        Ok(builder) => match builder.create() {
+        Ok(builder) => match builder.build() {
             Ok(pair) => pair,
-            Err(error) => return errno::null(errno::of("ibv_create_qp", &error)),
+            Err(error) => return errno::null(errno::report("ibv_create_qp", &error)),
         },
     };
-    given(&mut attr.cap, kind, !attr.srq.is_null());
-    let number = pair.number().value();
-    let is_target = kind == QpKind::XrcTarget;
+    report_capabilities(&mut attr.cap, kind, !attr.srq.is_null());
+    let number = pair.qpn().value();
+    let is_target = kind == QpType::XrcTarget;
     let qp = ibv_qp {
         context,
         qp_context: attr.qp_context,
@@ -230,20 +230,20 @@ pub unsafe extern "C" fn create_qp_ex(
         qp_type: attr.qp_type,
         sq_sig_all: attr.sq_sig_all,
     };
-    let builder = Builder::default();
+    let builder = WorkRequestBuilder::default();
     // SAFETY: as the caller says.
-    let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::hold);
+    let domain = unsafe { protection::of(qp.pd) }.map(protection::Pd::add_user);
     let state =
         Qp { pair, kind, init, events: Unacknowledged::default(), operations, builder, _domain: domain };
-    let qp = object::create(work_builder::structure(qp), state);
-    open.named.lock().queue_pairs.insert(number, qp as usize);
+    let qp = object::create(work_builder::new_qp_ex(qp), state);
+    open.objects.lock().queue_pairs.insert(number, qp as usize);
     qp.cast()
 }
 
 /// What a new queue pair has, as far as it is more than was asked for.
-fn given(cap: &mut ibv_qp_cap, kind: QpKind, has_shared: bool) {
+fn report_capabilities(cap: &mut ibv_qp_cap, kind: QpType, has_shared: bool) {
     match kind {
-        QpKind::XrcTarget => {
+        QpType::XrcTarget => {
             *cap = ibv_qp_cap {
                 max_send_wr: 0,
                 max_recv_wr: 0,
@@ -253,10 +253,10 @@ fn given(cap: &mut ibv_qp_cap, kind: QpKind, has_shared: bool) {
             };
         }
         _ => {
-            let entries = entries(cap);
+            let entries = max_sge(cap);
             (cap.max_send_wr, cap.max_send_sge) = (cap.max_send_wr.max(1), entries);
-            cap.max_inline_data = inline(cap);
-            if kind == QpKind::XrcInitiator || has_shared {
+            cap.max_inline_data = max_inline_data(cap);
+            if kind == QpType::XrcInitiator || has_shared {
                 (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
             } else {
                 (cap.max_recv_wr, cap.max_recv_sge) = (cap.max_recv_wr.max(1), entries);
@@ -270,11 +270,11 @@ pub unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(state) = (unsafe { of(qp) }) else { return libc::EINVAL };
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*qp).context) } {
-        open.named.lock().queue_pairs.remove(&state.pair.number().value());
+        open.objects.lock().queue_pairs.remove(&state.pair.qpn().value());
     }
     state.events.wait();
     // SAFETY: as above.
-    unsafe { rdma_cm::forget_queue_pair(qp) };
+    unsafe { rdma_cm::detach_queue_pair(qp) };
     // SAFETY: as above.
     drop(unsafe { object::destroy::<Qp>(qp.cast()) });
     0
@@ -288,7 +288,7 @@ pub unsafe extern "C" fn qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     }
 }
 
-unsafe fn multicast(
+unsafe fn change_multicast(
     verb: &str,
     qp: *mut ibv_qp,
     gid: *const [u8; 16],
@@ -297,17 +297,17 @@ unsafe fn multicast(
     // SAFETY: a queue pair of ours.
     let Some(state) = (unsafe { of(qp) }).filter(|_| !gid.is_null()) else { return libc::EINVAL };
     // SAFETY: the caller's own.
-    errno::code(verb, act(&state.pair, Gid(unsafe { *gid })))
+    errno::from_result(verb, act(&state.pair, Gid(unsafe { *gid })))
 }
 
 pub unsafe extern "C" fn attach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
     // SAFETY: as the caller says.
-    unsafe { multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast) }
+    unsafe { change_multicast("ibv_attach_mcast", qp, gid, QueuePair::attach_multicast) }
 }
 
 pub unsafe extern "C" fn detach_mcast(qp: *mut ibv_qp, gid: *const [u8; 16], _: u16) -> c_int {
     // SAFETY: as the caller says.
-    unsafe { multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast) }
+    unsafe { change_multicast("ibv_detach_mcast", qp, gid, QueuePair::detach_multicast) }
 }
 
 /// Packets are placed in the order of their PSNs, and the last bytes of each after all others.

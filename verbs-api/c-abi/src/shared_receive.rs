@@ -2,7 +2,7 @@
 
 use crate::abi::*;
 use crate::channel::Unacknowledged;
-use crate::protection::{self, Hold, Pd};
+use crate::protection::{self, Pd, UseCount};
 use crate::{completion_queue, context, errno, object, post};
 use core::ffi::{c_int, c_void};
 use softhca::{Error, SharedReceiveQueue, XrcDomain};
@@ -12,7 +12,7 @@ pub struct Srq {
     pub queue: SharedReceiveQueue,
     pub events: Unacknowledged,
     is_extended: bool,
-    _domain: Hold,
+    _domain: UseCount,
 }
 
 /// What is behind an `ibv_xrcd`.
@@ -44,7 +44,7 @@ pub unsafe fn xrc_domain_of<'a>(xrcd: *mut ibv_xrcd) -> Option<&'a XrcDomain> {
 }
 
 /// Gives a new queue out.
-fn give(
+fn new_srq(
     context: *mut ibv_context,
     srq_context: *mut c_void,
     pd: *mut ibv_pd,
@@ -54,9 +54,9 @@ fn give(
 ) -> *mut ibv_srq {
     let queue = match result {
         Ok(queue) => queue,
-        Err(error) => return errno::null(errno::of("ibv_create_srq", &error)),
+        Err(error) => return errno::null(errno::report("ibv_create_srq", &error)),
     };
-    let number = queue.number();
+    let number = queue.srqn();
     let abi = ibv_srq {
         context,
         srq_context,
@@ -68,18 +68,18 @@ fn give(
     };
     let srq = object::create(
         abi,
-        Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.hold() },
+        Srq { queue, events: Unacknowledged::default(), is_extended, _domain: domain.add_user() },
     );
     // SAFETY: a context of ours.
     if let Some(open) = unsafe { context::of(context) } {
-        open.named.lock().shared_receive_queues.insert(number, srq as usize);
+        open.objects.lock().shared_receive_queues.insert(number, srq as usize);
     }
     srq
 }
 
-fn is_within(open: &context::Open, attr: &ibv_srq_attr) -> bool {
+fn is_within_limits(open: &context::ContextState, attr: &ibv_srq_attr) -> bool {
     let limits = &open.attributes.limits;
-    attr.max_wr > 0 && attr.max_wr <= limits.work_requests && attr.max_sge as usize <= limits.entries
+    attr.max_wr > 0 && attr.max_wr <= limits.max_qp_wr && attr.max_sge as usize <= limits.max_sge
 }
 
 pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
@@ -91,12 +91,12 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
     let attr = unsafe { &mut *attr };
     // SAFETY: a context of ours.
     let Some(open) = (unsafe { context::of(context) }) else { return errno::null(libc::EINVAL) };
-    if !is_within(open, &attr.attr) {
+    if !is_within_limits(open, &attr.attr) {
         return errno::null(libc::EINVAL);
     }
     attr.attr.max_sge = attr.attr.max_sge.max(1);
     let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
-    give(context, attr.srq_context, pd, domain, false, result)
+    new_srq(context, attr.srq_context, pd, domain, false, result)
 }
 
 pub unsafe extern "C" fn create_srq_ex(
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn create_srq_ex(
     let kind = if asked(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
     // SAFETY: a domain of ours.
     let domain = unsafe { protection::of(attr.pd) }.filter(|_| asked(IBV_SRQ_INIT_ATTR_PD));
-    let Some(domain) = domain.filter(|_| is_within(open, &attr.attr)) else {
+    let Some(domain) = domain.filter(|_| is_within_limits(open, &attr.attr)) else {
         return errno::null(libc::EINVAL);
     };
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn create_srq_ex(
         IBV_SRQT_BASIC => {
             let result = domain.domain.create_shared_receive_queue(receives, entries as usize);
             attr.attr.max_sge = entries;
-            give(context, attr.srq_context, attr.pd, domain, false, result)
+            new_srq(context, attr.srq_context, attr.pd, domain, false, result)
         }
         IBV_SRQT_XRC => {
             // SAFETY: objects of ours.
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn create_srq_ex(
                 entries as usize,
             );
             attr.attr.max_sge = entries;
-            give(context, attr.srq_context, attr.pd, domain, true, result)
+            new_srq(context, attr.srq_context, attr.pd, domain, true, result)
         }
         _ => errno::null(libc::EOPNOTSUPP),
     }
@@ -157,7 +157,11 @@ pub unsafe extern "C" fn modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, 
     }
     // SAFETY: the caller's attributes.
     let limit = unsafe { (*attr).srq_limit };
-    if mask & IBV_SRQ_LIMIT != 0 { errno::code("ibv_modify_srq", state.queue.arm(limit)) } else { 0 }
+    if mask & IBV_SRQ_LIMIT != 0 {
+        errno::from_result("ibv_modify_srq", state.queue.set_limit(limit))
+    } else {
+        0
+    }
 }
 
 pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
@@ -165,12 +169,12 @@ pub unsafe extern "C" fn query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -
     let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
     match state.queue.query() {
         Ok(view) => {
-            let told = ibv_srq_attr { max_wr: view.slots, max_sge: view.entries, srq_limit: view.limit };
+            let told = ibv_srq_attr { max_wr: view.max_wr, max_sge: view.max_sge, srq_limit: view.srq_limit };
             // SAFETY: the caller's own.
             unsafe { *attr = told };
             0
         }
-        Err(error) => errno::code("ibv_query_srq", Err(error)),
+        Err(error) => errno::from_result("ibv_query_srq", Err(error)),
     }
 }
 
@@ -178,19 +182,19 @@ pub unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, into: *mut u32) -> c_int
     // SAFETY: a queue of ours.
     let Some(state) = (unsafe { of(srq) }).filter(|state| state.is_extended) else { return libc::EINVAL };
     // SAFETY: the caller's own.
-    unsafe { *into = state.queue.number() };
+    unsafe { *into = state.queue.srqn() };
     0
 }
 
 pub unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
     // SAFETY: a queue of ours.
     let Some(state) = (unsafe { of(srq) }) else { return libc::EINVAL };
-    if state.queue.is_shared() {
+    if state.queue.is_in_use() {
         return libc::EBUSY;
     }
     // SAFETY: as above.
     if let Some(open) = unsafe { context::of((*srq).context) } {
-        open.named.lock().shared_receive_queues.remove(&state.queue.number());
+        open.objects.lock().shared_receive_queues.remove(&state.queue.srqn());
     }
     state.events.wait();
     // SAFETY: as above.
@@ -210,7 +214,7 @@ pub unsafe extern "C" fn post_srq_recv(
         return libc::EINVAL;
     };
     // SAFETY: as the caller says.
-    unsafe { post::post_receives(wr, bad, |receive| state.queue.post(receive)) }
+    unsafe { post::post_recv_list(wr, bad, |receive| state.queue.post_recv(receive)) }
 }
 
 /// A domain is of one open device: a file does not make it another's too.
@@ -225,9 +229,9 @@ pub unsafe extern "C" fn open_xrcd(
     if unsafe { (*attr).comp_mask } != NEEDED {
         return errno::null(libc::EINVAL);
     }
-    match open.card.open_xrc_domain() {
+    match open.context.open_xrc_domain() {
         Ok(domain) => object::create(ibv_xrcd { context }, Xrcd { domain }),
-        Err(error) => errno::null(errno::of("ibv_open_xrcd", &error)),
+        Err(error) => errno::null(errno::report("ibv_open_xrcd", &error)),
     }
 }
 
@@ -235,7 +239,7 @@ pub unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
     // SAFETY: a domain of ours.
     match unsafe { object::state::<Xrcd>(xrcd) } {
         None => libc::EINVAL,
-        Some(state) if state.domain.is_shared() => libc::EBUSY,
+        Some(state) if state.domain.is_in_use() => libc::EBUSY,
         Some(_) => {
             // SAFETY: as above.
             drop(unsafe { object::destroy::<Xrcd>(xrcd) });

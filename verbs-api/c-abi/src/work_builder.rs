@@ -9,38 +9,38 @@ use core::ptr::null;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use softhca::{
-    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags, SendRequest,
-    SendTrailer, Sge,
+    AddressHandle, LocalKey, Operation, Qpn, QueueKey, RemoteAddress, RemoteKey, SendFlags,
+    SendImmOrInvalidate, SendRequest, Sge,
 };
 use std::cell::UnsafeCell;
 
 /// Requests between `wr_start` and `wr_complete`.
-pub struct Builder {
+pub struct WorkRequestBuilder {
     /// Held in between.
-    turn: RawMutex,
-    batch: UnsafeCell<Requests>,
+    lock: RawMutex,
+    batch: UnsafeCell<StartedRequests>,
 }
 
-impl Default for Builder {
-    fn default() -> Builder {
-        Builder { turn: RawMutex::INIT, batch: UnsafeCell::default() }
+impl Default for WorkRequestBuilder {
+    fn default() -> WorkRequestBuilder {
+        WorkRequestBuilder { lock: RawMutex::INIT, batch: UnsafeCell::default() }
     }
 }
 
 // SAFETY: the requests are reached by whoever has the turn.
-unsafe impl Sync for Builder {}
+unsafe impl Sync for WorkRequestBuilder {}
 // SAFETY: nothing in it is of one thread.
-unsafe impl Send for Builder {}
+unsafe impl Send for WorkRequestBuilder {}
 
 #[derive(Default)]
-struct Requests {
-    started: Vec<Request>,
+struct StartedRequests {
+    started: Vec<WorkRequest>,
     /// The first thing that was wrong.
     fault: c_int,
 }
 
 /// A request that is being put together. Inline data is copied at once.
-struct Request {
+struct WorkRequest {
     id: u64,
     flags: Option<SendFlags>,
     operation: Operation,
@@ -51,7 +51,7 @@ struct Request {
 }
 
 /// The structure of a new queue pair.
-pub fn structure(base: ibv_qp) -> ibv_qp_ex {
+pub fn new_qp_ex(base: ibv_qp) -> ibv_qp_ex {
     ibv_qp_ex {
         base,
         comp_mask: 0,
@@ -82,7 +82,7 @@ pub fn structure(base: ibv_qp) -> ibv_qp_ex {
 }
 
 /// The requests of whoever has the turn.
-unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut Requests> {
+unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut StartedRequests> {
     // SAFETY: a queue pair of ours, whose turn the caller has since `wr_start`.
     unsafe { object::state::<Qp>(qp).map(|state| &mut *state.builder.batch.get()) }
 }
@@ -90,7 +90,7 @@ unsafe fn requests<'a>(qp: *mut ibv_qp_ex) -> Option<&'a mut Requests> {
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: a queue pair of ours.
     let Some(state) = (unsafe { object::state::<Qp>(qp) }) else { return };
-    state.builder.turn.lock();
+    state.builder.lock.lock();
     // SAFETY: the turn is ours.
     let requests = unsafe { &mut *state.builder.batch.get() };
     requests.started.clear();
@@ -103,16 +103,16 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller has the turn since `wr_start`.
     let requests = unsafe { &mut *state.builder.batch.get() };
     // SAFETY: a queue pair of ours.
-    let code = if !unsafe { queue_pair::takes_sends(qp.cast()) } {
+    let code = if !unsafe { queue_pair::can_post_send(qp.cast()) } {
         libc::EINVAL
     } else if requests.fault == 0 {
-        place(state, &requests.started)
+        post_all(state, &requests.started)
     } else {
         requests.fault
     };
     requests.started.clear();
     // SAFETY: as above; it is given back.
-    unsafe { state.builder.turn.unlock() };
+    unsafe { state.builder.lock.unlock() };
     code
 }
 
@@ -122,29 +122,29 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller has the turn since `wr_start`, and gives it back.
     unsafe {
         (*state.builder.batch.get()).started.clear();
-        state.builder.turn.unlock();
+        state.builder.lock.unlock();
     }
 }
 
 /// Posts all requests or none.
-fn place(state: &Qp, requests: &[Request]) -> c_int {
-    let mut batch = match state.pair.batch() {
+fn post_all(state: &Qp, requests: &[WorkRequest]) -> c_int {
+    let mut batch = match state.pair.send_batch() {
         Ok(batch) => batch,
-        Err(error) => return errno::of("ibv_wr_complete", &error),
+        Err(error) => return errno::report("ibv_wr_complete", &error),
     };
     for request in requests {
         let Some(flags) = request.flags else { return libc::EINVAL };
         let mut made = SendRequest::new(request.id, request.operation, &request.gather)
             .flags(flags)
-            .to_shared_receive_queue(request.shared_receive_queue);
+            .xrc_srqn(request.shared_receive_queue);
         if let Some(bytes) = &request.inline {
-            made = made.inline(bytes);
+            made = made.inline_data(bytes);
         }
         if let Some((handle, queue_pair, key)) = &request.datagram {
-            made = made.to(handle, *queue_pair, *key);
+            made = made.ud_address(handle, *queue_pair, *key);
         }
         if let Err(error) = batch.add(&made) {
-            return errno::of("ibv_wr_complete", &error);
+            return errno::report("ibv_wr_complete", &error);
         }
     }
     batch.post();
@@ -152,12 +152,12 @@ fn place(state: &Qp, requests: &[Request]) -> c_int {
 }
 
 /// Begins a request.
-unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
+unsafe fn start_request(qp: *mut ibv_qp_ex, operation: Operation) {
     // SAFETY: as the caller says.
     let (Some(requests), qp) = (unsafe { requests(qp) }, unsafe { &*qp }) else { return };
-    requests.started.push(Request {
+    requests.started.push(WorkRequest {
         id: qp.wr_id,
-        flags: post::flags(qp.wr_flags).map(|flags| flags - SendFlags::INLINE),
+        flags: post::send_flags(qp.wr_flags).map(|flags| flags - SendFlags::INLINE),
         operation,
         gather: Vec::new(),
         inline: None,
@@ -167,7 +167,7 @@ unsafe fn begin(qp: *mut ibv_qp_ex, operation: Operation) {
 }
 
 /// Changes the request that was begun last, or notes what is wrong.
-unsafe fn change(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Request) -> Result<(), c_int>) {
+unsafe fn change_last(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut WorkRequest) -> Result<(), c_int>) {
     // SAFETY: as the caller says.
     let Some(requests) = (unsafe { requests(qp) }) else { return };
     let result = requests.started.last_mut().ok_or(libc::EINVAL).and_then(act);
@@ -179,7 +179,7 @@ unsafe fn change(qp: *mut ibv_qp_ex, act: impl FnOnce(&mut Request) -> Result<()
 }
 
 fn remote(key: u32, address: u64) -> RemoteAddress {
-    RemoteAddress { address, key: RemoteKey(key) }
+    RemoteAddress { address, rkey: RemoteKey(key) }
 }
 
 /// Calls that begin a request.
@@ -187,7 +187,7 @@ macro_rules! begins {
     ($($name:ident($($operand:ident: $kind:ty),*) = $operation:expr;)*) => {
         $(unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($operand: $kind),*) {
             // SAFETY: as the caller says.
-            unsafe { begin(qp, $operation) };
+            unsafe { start_request(qp, $operation) };
         })*
     };
 }
@@ -197,15 +197,15 @@ begins! {
         Operation::CompareSwap { remote: remote(key, address), compare, swap };
     wr_atomic_fetch_add(key: u32, address: u64, add: u64) =
         Operation::FetchAdd { remote: remote(key, address), add };
-    wr_local_inv(key: u32) = Operation::LocalInvalidate { key: RemoteKey(key) };
+    wr_local_inv(key: u32) = Operation::LocalInvalidate { rkey: RemoteKey(key) };
     wr_rdma_read(key: u32, address: u64) = Operation::Read { remote: remote(key, address) };
     wr_rdma_write(key: u32, address: u64) =
-        Operation::Write { remote: remote(key, address), immediate: None };
+        Operation::Write { remote: remote(key, address), imm_data: None };
     wr_rdma_write_imm(key: u32, address: u64, immediate: u32) =
-        Operation::Write { remote: remote(key, address), immediate: Some(u32::from_be(immediate)) };
-    wr_send() = Operation::Send(SendTrailer::None);
-    wr_send_imm(immediate: u32) = Operation::Send(SendTrailer::Immediate(u32::from_be(immediate)));
-    wr_send_inv(key: u32) = Operation::Send(SendTrailer::Invalidate(RemoteKey(key)));
+        Operation::Write { remote: remote(key, address), imm_data: Some(u32::from_be(immediate)) };
+    wr_send() = Operation::Send(SendImmOrInvalidate::None);
+    wr_send_imm(immediate: u32) = Operation::Send(SendImmOrInvalidate::Immediate(u32::from_be(immediate)));
+    wr_send_inv(key: u32) = Operation::Send(SendImmOrInvalidate::Invalidate(RemoteKey(key)));
 }
 
 unsafe extern "C" fn wr_bind_mw(
@@ -215,9 +215,9 @@ unsafe extern "C" fn wr_bind_mw(
     info: *const ibv_mw_bind_info,
 ) {
     // SAFETY: as the caller says.
-    match unsafe { post::bind(mw, key, &*info) } {
+    match unsafe { post::bind_operation(mw, key, &*info) } {
         // SAFETY: as the caller says.
-        Some(operation) => unsafe { begin(qp, operation) },
+        Some(operation) => unsafe { start_request(qp, operation) },
         None => {
             // SAFETY: as the caller says.
             if let Some(requests) = unsafe { requests(qp) } {
@@ -230,7 +230,7 @@ unsafe extern "C" fn wr_bind_mw(
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number: u32, key: u32) {
     // SAFETY: as the caller says.
     unsafe {
-        change(qp, |request| {
+        change_last(qp, |request| {
             let ah = object::state::<Ah>(ah).ok_or(libc::EINVAL)?;
             request.datagram = Some((ah.handle.clone(), Qpn::new(number), QueueKey(key)));
             Ok(())
@@ -241,7 +241,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, number:
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     // SAFETY: as the caller says.
     unsafe {
-        change(qp, |request| {
+        change_last(qp, |request| {
             request.shared_receive_queue = number;
             Ok(())
         });
@@ -257,7 +257,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, at: *mut c_void, len
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: as the caller says.
     unsafe {
-        change(qp, |request| {
+        change_last(qp, |request| {
             let mut bytes = Vec::new();
             for index in 0..count {
                 let ibv_data_buf { addr, length } = *list.add(index);
@@ -274,8 +274,8 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
 unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, length: u32) {
     // SAFETY: as the caller says.
     unsafe {
-        change(qp, |request| {
-            request.gather = vec![Sge { address, length, key: LocalKey(key) }];
+        change_last(qp, |request| {
+            request.gather = vec![Sge { address, length, lkey: LocalKey(key) }];
             Ok(())
         });
     }
@@ -284,10 +284,10 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, key: u32, address: u64, leng
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
     // SAFETY: as the caller says.
     unsafe {
-        change(qp, |request| {
-            let mut gather = [Sge::default(); post::ENTRIES];
+        change_last(qp, |request| {
+            let mut gather = [Sge::default(); post::MAX_SGE];
             let count = c_int::try_from(count).map_err(|_| libc::EINVAL)?;
-            request.gather = post::entries(list, count, &mut gather).ok_or(libc::EINVAL)?.to_vec();
+            request.gather = post::read_sge_list(list, count, &mut gather).ok_or(libc::EINVAL)?.to_vec();
             Ok(())
         });
     }

@@ -15,8 +15,8 @@ pub type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 const LISTENING: &str = "the server listens";
 
 /// Tells a client in the same process, or in the same `World`, that the server listens.
-pub fn listening(device: &Device) {
-    device.rendezvous().publish(LISTENING, ());
+pub fn announce_listening(device: &Device) {
+    device.endpoint_exchange().publish(LISTENING, ());
 }
 
 /// Options of one letter, some with a value.
@@ -95,7 +95,7 @@ where
     let address = there.address().to_string();
     block_on(async {
         let serving = spawn(server(there));
-        here.rendezvous().lookup::<()>(LISTENING).await;
+        here.endpoint_exchange().lookup::<()>(LISTENING).await;
         client(here, address).await?;
         serving.await
     })
@@ -115,7 +115,7 @@ pub struct Settings {
 
 impl Settings {
     /// What `-c`, `-C`, `-S` and `-p` say.
-    pub fn of(options: &Options, port: u16) -> Result<Settings, String> {
+    pub fn from_options(options: &Options, port: u16) -> Result<Settings, String> {
         Ok(Settings {
             connections: options.number('c', 1)?,
             messages: options.number('C', 10)?,

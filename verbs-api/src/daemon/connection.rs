@@ -6,10 +6,10 @@ use crate::embedded::check_process;
 use crate::memory::spawn_bystander;
 use parking_lot::Mutex;
 use softhca_queue::control::{
-    Call, Folder, Frame, FrameReader, Hello, Message, News, PROTOCOL, Reply, Welcome, decode, encode,
-    send_frame,
+    FramedMessage, Hello, Message, MessageReader, Notification, PROTOCOL_VERSION, Request, Response,
+    RuntimeDir, Welcome, decode, encode, send_message,
 };
-use softhca_udp::ProcessMark;
+use softhca_udp::ProcessIdentity;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// A greeted socket that nobody reads yet.
-pub(crate) struct Greeted {
+pub(crate) struct ControlSocket {
     stream: UnixStream,
-    reader: FrameReader,
-    process: ProcessMark,
+    reader: MessageReader,
+    process: ProcessIdentity,
     pub welcome: Welcome,
 }
 
-impl Greeted {
+impl ControlSocket {
     /// Connects to the daemon with this name.
-    pub fn connect(name: &str) -> Result<Greeted> {
-        let folder = Folder::of_user();
+    pub fn connect(name: &str) -> Result<ControlSocket> {
+        let folder = RuntimeDir::for_user();
         let path = folder.socket(name);
         let missing =
             |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
@@ -49,117 +49,127 @@ impl Greeted {
             }
             result => result.map_err(|error| missing(error.to_string()))?,
         };
-        Greeted::greet(stream, &path)
+        ControlSocket::handshake(stream, &path)
     }
 
-    fn greet(stream: UnixStream, path: &Path) -> Result<Greeted> {
+    fn handshake(stream: UnixStream, path: &Path) -> Result<ControlSocket> {
         let missing =
             |why: String| Error::NoDaemon { path: path.display().to_string(), why, is_absent: false };
         let fault = |error: io::Error| missing(error.to_string());
-        match send(stream.as_fd(), &encode(&Hello::ours()), &[]) {
+        match send(stream.as_fd(), &encode(&Hello::current()), &[]) {
             // It may have said why before it closed.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
             result => result.map_err(fault)?,
         }
-        let mut reader = FrameReader::default();
-        let Some(frame) = reader.next(stream.as_fd()).map_err(fault)? else {
+        let mut reader = MessageReader::default();
+        let Some(frame) = reader.read(stream.as_fd()).map_err(fault)? else {
             return Err(missing("it closed the connection: it may have as many clients as it allows".into()));
         };
         let answer: std::result::Result<Welcome, String> =
             decode(&frame.bytes).map_err(|error| missing(error.to_string()))?;
         let welcome = answer.map_err(missing)?;
-        if welcome.protocol != PROTOCOL {
-            let text = format!("it speaks protocol {}, this library {PROTOCOL}", welcome.protocol);
+        if welcome.protocol != PROTOCOL_VERSION {
+            let text = format!("it speaks protocol {}, this library {PROTOCOL_VERSION}", welcome.protocol);
             return Err(missing(text));
         }
-        Ok(Greeted { stream, reader, process: ProcessMark::current(), welcome })
+        Ok(ControlSocket { stream, reader, process: ProcessIdentity::current(), welcome })
     }
 
     /// Asks one thing, and skips news.
-    pub fn ask(&mut self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
+    pub fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         check_process(&self.process)?;
-        send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
+        send(self.stream.as_fd(), &encode(call), passed).map_err(device_gone)?;
         loop {
-            if let (Message::Reply(reply), descriptors) = self.next()? {
-                return accepted(reply, descriptors);
+            if let (Message::Response(reply), descriptors) = self.next_message()? {
+                return check_reply(reply, descriptors);
             }
         }
     }
 
     /// The next message.
-    pub fn next(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
+    pub fn next_message(&mut self) -> Result<(Message, Vec<OwnedFd>)> {
         check_process(&self.process)?;
-        receive(&mut self.reader, self.stream.as_fd()).map_err(gone)
+        receive(&mut self.reader, self.stream.as_fd()).map_err(device_gone)
     }
 
     /// Has a thread read `news` from now on, which gives them to `listener`.
-    pub fn listen(self, news: UnixStream, listener: Arc<dyn Listener>) -> Result<Line> {
-        let Greeted { stream, reader, process, .. } = self;
+    pub fn start_notification_thread(
+        self,
+        news: UnixStream,
+        listener: Arc<dyn NotificationHandler>,
+    ) -> Result<ControlConnection> {
+        let ControlSocket { stream, reader, process, .. } = self;
         let system =
             |source| Error::System { what: "starting the thread that reads the daemon's news", source };
         let thread = spawn_bystander("softhca news", {
             let news = news.try_clone().map_err(system)?;
             move || {
-                let mut reader = FrameReader::default();
+                let mut reader = MessageReader::default();
                 while let Ok((message, _)) = receive(&mut reader, news.as_fd()) {
-                    if let Message::News(news) = message {
-                        listener.news(news);
+                    if let Message::Notification(news) = message {
+                        listener.on_notification(news);
                     }
                 }
-                listener.gone();
+                listener.on_disconnect();
             }
         })
         .map_err(system)?;
-        Ok(Line { stream, reader: Mutex::new(reader), news, process, thread: Some(thread) })
+        Ok(ControlConnection {
+            stream,
+            reader: Mutex::new(reader),
+            notifications: news,
+            process,
+            thread: Some(thread),
+        })
     }
 }
 
 /// Hears what the daemon tells unasked.
-pub(crate) trait Listener: Send + Sync {
-    fn news(&self, news: News);
+pub(crate) trait NotificationHandler: Send + Sync {
+    fn on_notification(&self, on_notification: Notification);
     /// The daemon is gone, or let us go.
-    fn gone(&self);
+    fn on_disconnect(&self);
 }
 
 /// A connection that any thread may call over.
-pub(crate) struct Line {
+pub(crate) struct ControlConnection {
     stream: UnixStream,
     /// One call at a time: whoever calls reads the answer.
-    reader: Mutex<FrameReader>,
-    news: UnixStream,
-    process: ProcessMark,
+    reader: Mutex<MessageReader>,
+    notifications: UnixStream,
+    process: ProcessIdentity,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Line {
+impl ControlConnection {
     /// Refuses in a child: the connection is the parent's.
     pub fn check_process(&self) -> Result<()> {
         check_process(&self.process)
     }
 
     /// Asks one thing.
-    pub fn call(&self, call: &Call, passed: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>)> {
+    pub fn call(&self, call: &Request, passed: &[BorrowedFd<'_>]) -> Result<(Response, Vec<OwnedFd>)> {
         self.check_process()?;
         let mut reader = self.reader.lock();
-        send(self.stream.as_fd(), &encode(call), passed).map_err(gone)?;
+        send(self.stream.as_fd(), &encode(call), passed).map_err(device_gone)?;
         loop {
-            if let (Message::Reply(reply), descriptors) =
-                receive(&mut reader, self.stream.as_fd()).map_err(gone)?
+            if let (Message::Response(reply), descriptors) =
+                receive(&mut reader, self.stream.as_fd()).map_err(device_gone)?
             {
-                return accepted(reply, descriptors);
+                return check_reply(reply, descriptors);
             }
         }
     }
 }
 
-impl Drop for Line {
+impl Drop for ControlConnection {
     fn drop(&mut self) {
-        if !self.process.is_here() {
+        if !self.process.is_current() {
             // The parent's connection, and a thread that does not exist here.
             std::mem::forget(self.thread.take());
             return;
         }
-        for stream in [&self.stream, &self.news] {
+        for stream in [&self.stream, &self.notifications] {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         if let Some(thread) = self.thread.take()
@@ -170,29 +180,29 @@ impl Drop for Line {
     }
 }
 
-fn gone(error: io::Error) -> Error {
+fn device_gone(error: io::Error) -> Error {
     Error::DeviceGone { why: error.to_string() }
 }
 
-fn accepted(reply: Reply, descriptors: Vec<OwnedFd>) -> Result<(Reply, Vec<OwnedFd>)> {
+fn check_reply(reply: Response, descriptors: Vec<OwnedFd>) -> Result<(Response, Vec<OwnedFd>)> {
     match reply {
-        Reply::Refused { errno, message } => Err(Error::Refused { errno, message }),
+        Response::Error { errno, message } => Err(Error::DaemonRejected { errno, message }),
         reply => Ok((reply, descriptors)),
     }
 }
 
-fn receive(reader: &mut FrameReader, stream: BorrowedFd<'_>) -> io::Result<(Message, Vec<OwnedFd>)> {
-    match reader.next(stream)? {
-        Some(Frame { bytes, descriptors }) => Ok((decode(&bytes)?, descriptors)),
+fn receive(reader: &mut MessageReader, stream: BorrowedFd<'_>) -> io::Result<(Message, Vec<OwnedFd>)> {
+    match reader.read(stream)? {
+        Some(FramedMessage { bytes, descriptors }) => Ok((decode(&bytes)?, descriptors)),
         None => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
     }
 }
 
 fn send(stream: BorrowedFd<'_>, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let frame = Frame::lay_out(message, descriptors.len());
+    let frame = FramedMessage::frame(message, descriptors.len());
     let mut done = 0;
     while done < frame.len() {
-        match send_frame(stream, &frame, done, descriptors) {
+        match send_message(stream, &frame, done, descriptors) {
             Ok(count) => done += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

@@ -1,18 +1,18 @@
 //! Asking a daemon about itself.
 
 use crate::backend::Result;
-use crate::daemon::connection::Greeted;
-use crate::{Counters, Error, QpKind, Role, Rule, Tally};
+use crate::daemon::connection::ControlSocket;
+use crate::{Counters, Error, FlowId, QpType, Rule, RuleCounters};
 use softhca_queue::control::{
-    Call, DEFAULT_NAME, FabricPort, HostCard, Message, NAME_VARIABLE, News, ProcessWatch, Reply, Status,
-    decode, encode,
+    DEFAULT_NAME, DaemonStatus, FabricPort, HostDevice, Message, NAME_VARIABLE, Notification, ProcessWatch,
+    Request, Response, decode, encode,
 };
 use softhca_queue::{AsyncEvent, PortState};
 use std::os::fd::BorrowedFd;
 
 /// An asynchronous event of some client of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeenEvent {
+pub struct HostAsyncEvent {
     /// The host.
     pub host: String,
     /// The process that it is for; `None` if it is for all.
@@ -23,7 +23,7 @@ pub struct SeenEvent {
 
 /// A connection to a daemon that asks about it, without a device.
 pub struct DaemonControl {
-    line: Greeted,
+    socket: ControlSocket,
 }
 
 /// The daemon to use: the given one, or `SOFTHCA_DAEMON`, or the one without a name.
@@ -37,107 +37,113 @@ pub(crate) fn daemon_name(name: Option<&str>) -> String {
 impl DaemonControl {
     /// Connects to a daemon; without a name, to the one in `SOFTHCA_DAEMON` or the default one.
     pub fn connect(name: Option<&str>) -> Result<DaemonControl> {
-        Ok(DaemonControl { line: Greeted::connect(&daemon_name(name))? })
+        Ok(DaemonControl { socket: ControlSocket::connect(&daemon_name(name))? })
     }
 
     /// The hosts and the device of each.
-    pub fn hosts(&self) -> &[HostCard] {
-        &self.line.welcome.hosts
+    pub fn hosts(&self) -> &[HostDevice] {
+        &self.socket.welcome.hosts
     }
 
     /// The daemon's process.
-    pub fn process(&self) -> u32 {
-        self.line.welcome.process
+    pub fn process_id(&self) -> u32 {
+        self.socket.welcome.pid
     }
 
     /// What runs there.
-    pub fn status(&mut self) -> Result<Status> {
-        match self.line.ask(&Call::Status, &[])?.0 {
-            Reply::Status(status) => Ok(status),
-            other => Err(unexpected(&other)),
+    pub fn status(&mut self) -> Result<DaemonStatus> {
+        match self.socket.call(&Request::Status, &[])?.0 {
+            Response::Status(status) => Ok(status),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
     /// What the card of a host counted; without a name, of the first.
     pub fn counters(&mut self, host: Option<&str>) -> Result<Counters> {
-        match self.line.ask(&Call::Counters { host: host.map(Into::into) }, &[])?.0 {
-            Reply::Counters(counters) => Ok(counters),
-            other => Err(unexpected(&other)),
+        match self.socket.call(&Request::Counters { host: host.map(Into::into) }, &[])?.0 {
+            Response::Counters(counters) => Ok(counters),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
     /// What the ports of the network between the hosts counted; nothing if the daemon has none.
     pub fn ports(&mut self) -> Result<Vec<FabricPort>> {
-        match self.line.ask(&Call::Ports, &[])?.0 {
-            Reply::Ports(ports) => Ok(ports),
-            other => Err(unexpected(&other)),
+        match self.socket.call(&Request::PortCounters, &[])?.0 {
+            Response::PortCounters(ports) => Ok(ports),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
     /// Hears every asynchronous event of every host from now on.
-    pub fn watch(&mut self) -> Result<()> {
-        self.line.ask(&Call::Watch, &[]).map(|_| ())
+    pub fn subscribe_async_events(&mut self) -> Result<()> {
+        self.socket.call(&Request::WatchAsyncEvents, &[]).map(|_| ())
     }
 
     /// Waits for the next event, after [`DaemonControl::watch`].
-    pub fn next_event(&mut self) -> Result<SeenEvent> {
+    pub fn next_async_event(&mut self) -> Result<HostAsyncEvent> {
         loop {
-            if let Message::News(News::Seen { host, process, event }) = self.line.next()?.0 {
-                return Ok(SeenEvent { host, process, event });
+            if let Message::Notification(Notification::AsyncEventObserved { host, pid: process, event }) =
+                self.socket.next_message()?.0
+            {
+                return Ok(HostAsyncEvent { host, process, event });
             }
         }
     }
 
     /// Puts fault rules, with names for records, on the cable of a host. `seed` decides their draws.
     pub fn add_rules(&mut self, host: &str, seed: u64, rules: &[(Rule, &str)]) -> Result<()> {
-        let call = Call::AddRules { host: Some(host.into()), seed, rules: encode(&rules) };
-        self.line.ask(&call, &[]).map(|_| ())
+        let call = Request::AddFaultRules { host: Some(host.into()), seed, rules: encode(&rules) };
+        self.socket.call(&call, &[]).map(|_| ())
     }
 
     /// Gives roles, which rules speak of, to the next queue pairs of a host that become ready to receive: each to
     /// the first of its kind. PSNs count from the first that it is told to send.
-    pub fn name_flows(&mut self, host: &str, seed: u64, roles: &[(QpKind, Role)]) -> Result<()> {
+    pub fn assign_roles(&mut self, host: &str, seed: u64, roles: &[(QpType, FlowId)]) -> Result<()> {
         let roles = roles.iter().map(|(kind, role)| (*kind, role.0)).collect();
-        self.line.ask(&Call::NameFlows { host: Some(host.into()), seed, roles }, &[]).map(|_| ())
+        self.socket.call(&Request::AssignRoles { host: Some(host.into()), seed, roles }, &[]).map(|_| ())
     }
 
     /// The rules of a host, and how often each fired.
-    pub fn rules(&mut self, host: &str) -> Result<Vec<(Rule, Tally)>> {
-        read_rules(self.line.ask(&Call::Rules { host: Some(host.into()) }, &[])?.0)
+    pub fn rules(&mut self, host: &str) -> Result<Vec<(Rule, RuleCounters)>> {
+        decode_rules(self.socket.call(&Request::QueryFaultRules { host: Some(host.into()) }, &[])?.0)
     }
 
     /// Takes all rules and roles of a host away. What they hold back still arrives. The end of this connection does
     /// the same for the hosts that it gave rules or roles to.
     pub fn clear_rules(&mut self, host: &str) -> Result<()> {
-        self.line.ask(&Call::ClearRules { host: Some(host.into()) }, &[]).map(|_| ())
+        self.socket.call(&Request::ClearFaultRules { host: Some(host.into()) }, &[]).map(|_| ())
     }
 
     /// Takes the port of a host down, or brings it up. It is up again at the end of this connection at the latest.
-    pub fn set_port(&mut self, host: &str, state: PortState) -> Result<()> {
-        self.line.ask(&Call::SetPort { host: host.into(), state }, &[]).map(|_| ())
+    pub fn set_port_state(&mut self, host: &str, state: PortState) -> Result<()> {
+        self.socket.call(&Request::SetPortState { host: host.into(), state }, &[]).map(|_| ())
     }
 
     /// Has the daemon write what its cards do from now on: a capture, an event log, or both. They end with
     /// [`DaemonControl::end_records`], or with this connection.
-    pub fn record(&mut self, capture: Option<BorrowedFd<'_>>, log: Option<BorrowedFd<'_>>) -> Result<()> {
-        let call = Call::Record { capture: capture.is_some(), log: log.is_some() };
+    pub fn start_recording(
+        &mut self,
+        capture: Option<BorrowedFd<'_>>,
+        log: Option<BorrowedFd<'_>>,
+    ) -> Result<()> {
+        let call = Request::StartRecording { capture: capture.is_some(), log: log.is_some() };
         let passed: Vec<BorrowedFd<'_>> = [capture, log].into_iter().flatten().collect();
-        self.line.ask(&call, &passed).map(|_| ())
+        self.socket.call(&call, &passed).map(|_| ())
     }
 
     /// Ends the records of this connection. When it returns, they are complete, or the error says what is missing.
-    pub fn end_records(&mut self) -> Result<()> {
-        self.line.ask(&Call::EndRecords, &[]).map(|_| ())
+    pub fn stop_recording(&mut self) -> Result<()> {
+        self.socket.call(&Request::StopRecordings, &[]).map(|_| ())
     }
 
     /// Ends the daemon, and waits until it is gone.
     pub fn stop(mut self) -> Result<()> {
-        let watch = ProcessWatch::new(self.process());
-        self.line.ask(&Call::Stop, &[])?;
-        while self.line.next().is_ok() {}
+        let watch = ProcessWatch::new(self.process_id());
+        self.socket.call(&Request::Stop, &[])?;
+        while self.socket.next_message().is_ok() {}
         // Its addresses and its name are free when its process is gone.
         if let Ok(watch) = watch
-            && self.process() != std::process::id()
+            && self.process_id() != std::process::id()
         {
             watch.wait();
         }
@@ -146,16 +152,16 @@ impl DaemonControl {
 }
 
 /// The rules in a reply.
-pub(crate) fn read_rules(reply: Reply) -> Result<Vec<(Rule, Tally)>> {
+pub(crate) fn decode_rules(reply: Response) -> Result<Vec<(Rule, RuleCounters)>> {
     match reply {
-        Reply::Rules(bytes) => {
-            decode(&bytes).map_err(|error| Error::Refused { errno: 71, message: error.to_string() })
+        Response::FaultRules(bytes) => {
+            decode(&bytes).map_err(|error| Error::DaemonRejected { errno: 71, message: error.to_string() })
         }
-        other => Err(unexpected(&other)),
+        other => Err(unexpected_reply(&other)),
     }
 }
 
 /// A reply that does not belong to its call: only a broken daemon sends it.
-pub(crate) fn unexpected(reply: &Reply) -> Error {
-    Error::Refused { errno: 71, message: format!("the daemon answered something else: {reply:?}") }
+pub(crate) fn unexpected_reply(reply: &Response) -> Error {
+    Error::DaemonRejected { errno: 71, message: format!("the daemon answered something else: {reply:?}") }
 }

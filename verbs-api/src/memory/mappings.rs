@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 pub(super) struct Mapping<'a> {
     pub range: Range<usize>,
     /// Such as `rw-p`.
-    pub rights: &'a str,
+    pub permissions: &'a str,
     /// Where in its file it begins.
     pub offset: u64,
     pub inode: u64,
@@ -26,7 +26,7 @@ impl<'a> Mapping<'a> {
         let (inode, name) = rest.split_once(' ').unwrap_or((rest, ""));
         Some(Mapping {
             range: usize::from_str_radix(from, 16).ok()?..usize::from_str_radix(to, 16).ok()?,
-            rights,
+            permissions: rights,
             offset: u64::from_str_radix(offset, 16).ok()?,
             inode: inode.parse().ok()?,
             name: name.trim_start(),
@@ -36,7 +36,7 @@ impl<'a> Mapping<'a> {
     /// Whether it is the process's own, to read and write, behind no file, and not a stack.
     fn is_private(&self) -> bool {
         let is_plain = self.name.is_empty() || self.name == "[heap]" || self.name.starts_with("[anon");
-        self.rights == "rw-p" && self.inode == 0 && is_plain
+        self.permissions == "rw-p" && self.inode == 0 && is_plain
     }
 }
 
@@ -49,15 +49,15 @@ impl Mappings {
     }
 
     /// Those that have a part in `range`.
-    pub fn within<'a>(&'a self, range: &'a Range<usize>) -> impl Iterator<Item = Mapping<'a>> {
+    pub fn overlapping<'a>(&'a self, range: &'a Range<usize>) -> impl Iterator<Item = Mapping<'a>> {
         let found = self.0.lines().filter_map(Mapping::parse);
         found.filter(|mapping| mapping.range.start < range.end && range.start < mapping.range.end)
     }
 
     /// Whether all of `range` is private memory.
-    pub fn are_private(&self, range: &Range<usize>) -> bool {
+    pub fn is_private(&self, range: &Range<usize>) -> bool {
         let mut at = range.start;
-        for mapping in self.within(range) {
+        for mapping in self.overlapping(range) {
             if mapping.range.start > at || !mapping.is_private() {
                 return false;
             }
@@ -76,7 +76,7 @@ impl PageMap {
     }
 
     /// For each page of `range`, whether it has anything, in memory or swapped out.
-    pub fn are_used(&self, range: &Range<usize>, page: usize) -> io::Result<Vec<bool>> {
+    pub fn pages_in_use(&self, range: &Range<usize>, page: usize) -> io::Result<Vec<bool>> {
         /// In memory, or swapped out.
         const USED: u64 = 0b11 << 62;
         let mut words = vec![0; range.len() / page * 8];
@@ -103,7 +103,7 @@ mod tests {
     fn only_private_memory_behind_no_file_is_private() {
         let maps = Mappings(MAPS.into());
         for range in [0xe03000..0xe04000, 0xe03000..0xf24000, 0xf25000..0xf26000] {
-            assert!(maps.are_private(&range), "{range:x?}");
+            assert!(maps.is_private(&range), "{range:x?}");
         }
         let none = [
             0x400000..0x401000,
@@ -114,7 +114,7 @@ mod tests {
             0x10..0x20,
         ];
         for range in none {
-            assert!(!maps.are_private(&range), "{range:x?}");
+            assert!(!maps.is_private(&range), "{range:x?}");
         }
     }
 
@@ -122,9 +122,9 @@ mod tests {
     fn a_mapping_of_a_file_says_where_it_begins() {
         let maps = Mappings(MAPS.into());
         let range = 0xf24000..0xf25000;
-        let found: Vec<_> = maps.within(&range).collect();
+        let found: Vec<_> = maps.overlapping(&range).collect();
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].offset, found[0].inode, found[0].rights), (0x1000, 42, "rw-s"));
+        assert_eq!((found[0].offset, found[0].inode, found[0].permissions), (0x1000, 42, "rw-s"));
     }
 
     #[test]
@@ -134,10 +134,10 @@ mod tests {
         let first = memory.as_ptr().align_offset(page);
         let start = memory.as_ptr() as usize + first;
         let (range, map) = (start..start + 100 * page, PageMap::open().unwrap());
-        let before = map.are_used(&range, page).unwrap();
+        let before = map.pages_in_use(&range, page).unwrap();
         assert_eq!(before.len(), 100);
         assert!(!before.iter().all(|used| *used), "nothing was written yet");
         std::hint::black_box(&mut memory)[first + 3 * page] = 1;
-        assert!(map.are_used(&range, page).unwrap()[3]);
+        assert!(map.pages_in_use(&range, page).unwrap()[3]);
     }
 }

@@ -1,28 +1,28 @@
 //! The memory behind regions, by the numbers that a card knows it by.
 
 #[cfg(target_os = "linux")]
-mod bystanders;
-#[cfg(target_os = "linux")]
-mod in_place;
+mod library_threads;
 #[cfg(target_os = "linux")]
 mod mappings;
+#[cfg(target_os = "linux")]
+mod page_sharing;
 
 #[cfg(target_os = "linux")]
-pub(crate) use {bystanders::spawn as spawn_bystander, in_place::Tenure};
+pub(crate) use {library_threads::spawn as spawn_bystander, page_sharing::RegisteredRange};
 
-use softhca_engine::{Atomic, Memory, MemoryFault, MemoryId};
-pub(crate) use softhca_queue::Block;
+use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
+pub(crate) use softhca_queue::MemoryBlock;
 use std::sync::Arc;
 
 /// The blocks that a card knows by number.
 #[derive(Default)]
-pub(crate) struct HostMemory {
-    blocks: Vec<Option<Arc<Block>>>,
+pub(crate) struct MemoryTable {
+    blocks: Vec<Option<Arc<MemoryBlock>>>,
     free: Vec<u32>,
 }
 
-impl HostMemory {
-    pub fn add(&mut self, block: Arc<Block>) -> MemoryId {
+impl MemoryTable {
+    pub fn add(&mut self, block: Arc<MemoryBlock>) -> MemoryId {
         match self.free.pop() {
             Some(index) => {
                 self.blocks[index as usize] = Some(block);
@@ -43,12 +43,12 @@ impl HostMemory {
         }
     }
 
-    fn block(&self, memory: MemoryId) -> Result<&Block, MemoryFault> {
+    fn block(&self, memory: MemoryId) -> Result<&MemoryBlock, MemoryFault> {
         self.blocks.get(memory.0 as usize).and_then(Option::as_deref).ok_or(MemoryFault)
     }
 }
 
-impl Memory for HostMemory {
+impl Memory for MemoryTable {
     fn read(&self, memory: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         self.block(memory)?.read(offset, into)
     }
@@ -57,15 +57,20 @@ impl Memory for HostMemory {
         self.block(memory)?.write(offset, from)
     }
 
-    fn atomic(&mut self, memory: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+    fn atomic(
+        &mut self,
+        memory: MemoryId,
+        offset: u64,
+        operation: AtomicOperation,
+    ) -> Result<u64, MemoryFault> {
         self.block(memory)?.atomic(offset, operation)
     }
 }
 
 /// A block that a world's host has adopted.
-pub(crate) struct Adopted(pub Arc<Block>);
+pub(crate) struct AdoptedBlock(pub Arc<MemoryBlock>);
 
-impl Memory for Adopted {
+impl Memory for AdoptedBlock {
     fn read(&self, _: MemoryId, offset: u64, into: &mut [u8]) -> Result<(), MemoryFault> {
         self.0.read(offset, into)
     }
@@ -74,7 +79,7 @@ impl Memory for Adopted {
         self.0.write(offset, from)
     }
 
-    fn atomic(&mut self, _: MemoryId, offset: u64, operation: Atomic) -> Result<u64, MemoryFault> {
+    fn atomic(&mut self, _: MemoryId, offset: u64, operation: AtomicOperation) -> Result<u64, MemoryFault> {
         self.0.atomic(offset, operation)
     }
 }

@@ -46,7 +46,7 @@ pub fn address_info(
     })?;
     let wants_ipv4 = hints.ipv4.unwrap_or(true);
     let ip = match (node, hints.passive, wants_ipv4) {
-        (Some(node), ..) => host(context, node, hints.ipv4)?,
+        (Some(node), ..) => resolve_host(context, node, hints.ipv4)?,
         (None, true, true) => Ipv4Addr::UNSPECIFIED.into(),
         (None, true, false) => Ipv6Addr::UNSPECIFIED.into(),
         (None, false, true) => Ipv4Addr::LOCALHOST.into(),
@@ -70,11 +70,14 @@ pub fn resolve(context: &Context, peer: &str) -> Result<SocketAddr, Error> {
         name: peer.into(),
         why: "it has to be a host and a port, separated by a colon".into(),
     })?;
-    Ok(SocketAddr::new(host(context, node.trim_start_matches('[').trim_end_matches(']'), None)?, port))
+    Ok(SocketAddr::new(
+        resolve_host(context, node.trim_start_matches('[').trim_end_matches(']'), None)?,
+        port,
+    ))
 }
 
 /// The address of a host: a number, a name that the card's host knows, or one that the system knows.
-fn host(context: &Context, node: &str, ipv4: Option<bool>) -> Result<IpAddr, Error> {
+fn resolve_host(context: &Context, node: &str, ipv4: Option<bool>) -> Result<IpAddr, Error> {
     let fits = |ip: &IpAddr| ipv4.is_none_or(|ipv4| ip.is_ipv4() == ipv4);
     let unknown = |why: String| Error::UnknownHost { name: node.into(), why };
     if let Ok(ip) = node.parse() {
@@ -83,7 +86,7 @@ fn host(context: &Context, node: &str, ipv4: Option<bool>) -> Result<IpAddr, Err
     if node == "localhost" {
         return Ok(context.address());
     }
-    if let Some(ip) = context.backend.host_named(node) {
+    if let Some(ip) = context.backend.resolve_host(node) {
         return Ok(ip);
     }
     let found = (node, 0).to_socket_addrs().map_err(|error| unknown(error.to_string()))?;

@@ -1,6 +1,9 @@
 //! Connections in async code.
 
-use super::{Event, EventChannel, EventKind, Id, Offer, Parameters, PortSpace, RejectReason, resolve};
+use super::{
+    ConnectionParameters, Event, EventChannel, EventType, Id, PeerParameters, PortSpace, RejectReason,
+    resolve,
+};
 use crate::{Context, Error, QueuePair};
 use std::net::SocketAddr;
 
@@ -32,10 +35,10 @@ impl Listener {
     }
 
     /// The next request.
-    pub async fn next(&self) -> Result<Request, Error> {
+    pub async fn next(&self) -> Result<ConnectRequest, Error> {
         loop {
             let event = self.channel.next().await?;
-            if let Some(request) = self.read(event)? {
+            if let Some(request) = self.accept_event(event)? {
                 return Ok(request);
             }
         }
@@ -45,37 +48,37 @@ impl Listener {
     ///
     /// # Panics
     /// In the host code of a `World`, where [`Listener::next`] is to be awaited.
-    pub fn wait(&self) -> Result<Request, Error> {
+    pub fn wait(&self) -> Result<ConnectRequest, Error> {
         loop {
-            if let Some(request) = self.read(self.channel.wait()?)? {
+            if let Some(request) = self.accept_event(self.channel.wait()?)? {
                 return Ok(request);
             }
         }
     }
 
     /// A request, unless its peer has given up meanwhile.
-    fn read(&self, event: Event) -> Result<Option<Request>, Error> {
-        if event.kind != EventKind::ConnectRequest {
+    fn accept_event(&self, event: Event) -> Result<Option<ConnectRequest>, Error> {
+        if event.kind != EventType::ConnectRequest {
             return Ok(None);
         }
         let offer = event.offer();
         let Event { id, private_data, .. } = event;
         let channel = EventChannel::new(self.channel.context())?;
         id.migrate(&channel)?;
-        Ok(offer.map(|offer| Request { id, channel, private_data, offer }))
+        Ok(offer.map(|offer| ConnectRequest { id, channel, private_data, offer }))
     }
 }
 
 /// A request for a connection. It is refused when it is dropped.
 #[derive(Debug)]
-pub struct Request {
+pub struct ConnectRequest {
     id: Id,
     channel: EventChannel,
     private_data: Vec<u8>,
-    offer: Offer,
+    offer: PeerParameters,
 }
 
-impl Request {
+impl ConnectRequest {
     /// The peer's address and port.
     pub fn peer_address(&self) -> Option<SocketAddr> {
         self.id.peer_address()
@@ -87,23 +90,28 @@ impl Request {
     }
 
     /// What the peer offers and asks for.
-    pub fn offer(&self) -> Offer {
+    pub fn offer(&self) -> PeerParameters {
         self.offer
     }
 
     /// Accepts with a queue pair, for as many reads as the peer asks for.
     pub async fn accept(self, pair: &QueuePair) -> Result<Connection, Error> {
-        let Offer { responder_resources, initiator_depth, .. } = self.offer;
-        let parameters = Parameters { responder_resources, initiator_depth, ..Parameters::default() };
+        let PeerParameters { responder_resources, initiator_depth, .. } = self.offer;
+        let parameters =
+            ConnectionParameters { responder_resources, initiator_depth, ..ConnectionParameters::default() };
         self.accept_with(pair, &parameters).await
     }
 
     /// Accepts with a queue pair and these parameters.
-    pub async fn accept_with(self, pair: &QueuePair, parameters: &Parameters) -> Result<Connection, Error> {
-        self.id.attach(pair)?;
+    pub async fn accept_with(
+        self,
+        pair: &QueuePair,
+        parameters: &ConnectionParameters,
+    ) -> Result<Connection, Error> {
+        self.id.attach_queue_pair(pair)?;
         self.id.accept(parameters)?;
-        self.channel.next().await?.expect(EventKind::Established)?;
-        let Request { id, channel, private_data, .. } = self;
+        self.channel.next().await?.expect(EventType::Established)?;
+        let ConnectRequest { id, channel, private_data, .. } = self;
         Ok(Connection { id, channel, private_data })
     }
 
@@ -113,23 +121,23 @@ impl Request {
     }
 
     /// Refuses, for a reason of the specification's list.
-    pub fn reject_for(self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
-        self.id.reject_for(reason, private_data)
+    pub fn reject_with_reason(self, reason: RejectReason, private_data: &[u8]) -> Result<(), Error> {
+        self.id.reject_with_reason(reason, private_data)
     }
 }
 
 /// Asks for connections.
 #[derive(Clone, Debug)]
 pub struct Connector {
-    context: ContextOf,
-    parameters: Parameters,
+    context: DebugContext,
+    parameters: ConnectionParameters,
 }
 
 /// A context that has nothing to show.
 #[derive(Clone)]
-struct ContextOf(Context);
+struct DebugContext(Context);
 
-impl std::fmt::Debug for ContextOf {
+impl std::fmt::Debug for DebugContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.0.address())
     }
@@ -138,7 +146,7 @@ impl std::fmt::Debug for ContextOf {
 impl Connector {
     /// Asks from this device, with the default parameters.
     pub fn new(context: &Context) -> Connector {
-        Connector { context: ContextOf(context.clone()), parameters: Parameters::default() }
+        Connector { context: DebugContext(context.clone()), parameters: ConnectionParameters::default() }
     }
 
     /// Sends this to the listener's application: up to [`REQUEST_DATA`](super::REQUEST_DATA) bytes.
@@ -148,14 +156,14 @@ impl Connector {
     }
 
     /// How many reads and atomics may be outstanding, each way.
-    pub fn reads(mut self, reads: u8) -> Connector {
-        self.parameters.responder_resources = reads;
-        self.parameters.initiator_depth = reads;
+    pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Connector {
+        self.parameters.responder_resources = max_rd_atomic;
+        self.parameters.initiator_depth = max_rd_atomic;
         self
     }
 
     /// Every parameter.
-    pub fn parameters(mut self, parameters: Parameters) -> Connector {
+    pub fn parameters(mut self, parameters: ConnectionParameters) -> Connector {
         self.parameters = parameters;
         self
     }
@@ -164,10 +172,10 @@ impl Connector {
     pub async fn connect(&self, pair: &QueuePair, peer: &str) -> Result<Connection, Error> {
         let channel = EventChannel::new(&self.context.0)?;
         let id = channel.create_id(PortSpace::Tcp)?;
-        id.reach(peer).await?;
-        id.attach(pair)?;
+        id.resolve_peer(peer).await?;
+        id.attach_queue_pair(pair)?;
         id.connect(&self.parameters)?;
-        let Event { private_data, .. } = channel.next().await?.expect(EventKind::Established)?;
+        let Event { private_data, .. } = channel.next().await?.expect(EventType::Established)?;
         Ok(Connection { id, channel, private_data })
     }
 }
@@ -204,13 +212,13 @@ impl Connection {
     /// Ends the connection, and waits until the peer knows.
     pub async fn disconnect(self) -> Result<(), Error> {
         self.id.disconnect()?;
-        self.channel.next().await?.expect(EventKind::Disconnected)?;
+        self.channel.next().await?.expect(EventType::Disconnected)?;
         Ok(())
     }
 
     /// Waits until the peer ends the connection, and agrees.
-    pub async fn closed(self) -> Result<(), Error> {
-        self.channel.next().await?.expect(EventKind::Disconnected)?;
+    pub async fn wait_disconnected(self) -> Result<(), Error> {
+        self.channel.next().await?.expect(EventType::Disconnected)?;
         self.id.disconnect()
     }
 }

@@ -1,18 +1,18 @@
 //! Endpoints: an identifier with everything that belongs to it, made in one call.
 
 use super::{AddressInfo, Id};
-use crate::{CompletionQueue, Context, Error, ProtectionDomain, QpKind, QueuePair};
+use crate::{CompletionQueue, Context, Error, ProtectionDomain, QpType, QueuePair};
 
 /// A synchronous identifier with its domain, queues and queue pair.
 pub struct Endpoint {
     /// The identifier. An endpoint that listens is asked for requests with [`Id::get_request`].
     pub id: Id,
     /// The domain.
-    pub domain: ProtectionDomain,
+    pub protection_domain: ProtectionDomain,
     /// Where sends complete.
-    pub sends: CompletionQueue,
+    pub send_cq: CompletionQueue,
     /// Where receives complete.
-    pub receives: CompletionQueue,
+    pub recv_cq: CompletionQueue,
     /// The queue pair; an endpoint that listens has none.
     pub queue_pair: Option<QueuePair>,
 }
@@ -20,10 +20,11 @@ pub struct Endpoint {
 impl Endpoint {
     /// The domain and queues of an endpoint of this device, and the queue pair of a connection.
     fn new(context: &Context, id: Id, slots: u32, connects: bool) -> Result<Endpoint, Error> {
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let [sends, receives] =
             [context.create_completion_queue(slots)?, context.create_completion_queue(slots)?];
-        let mut endpoint = Endpoint { id, domain, sends, receives, queue_pair: None };
+        let mut endpoint =
+            Endpoint { id, protection_domain: domain, send_cq: sends, recv_cq: receives, queue_pair: None };
         if connects {
             endpoint.create_queue_pair(slots)?;
         }
@@ -31,16 +32,16 @@ impl Endpoint {
     }
 
     fn create_queue_pair(&mut self, slots: u32) -> Result<(), Error> {
-        let kind = self.id.view()?.kind;
-        let pair = self.domain.queue_pair(kind, &self.sends).receives_complete_to(&self.receives);
-        let pair = pair.sends(slots).receives(slots).create()?;
-        self.id.attach(&pair)?;
+        let kind = self.id.query()?.qp_type;
+        let pair = self.protection_domain.create_queue_pair(kind, &self.send_cq).recv_cq(&self.recv_cq);
+        let pair = pair.max_send_wr(slots).max_recv_wr(slots).build()?;
+        self.id.attach_queue_pair(&pair)?;
         self.queue_pair = Some(pair);
         Ok(())
     }
 
     /// The endpoint of a request to a synchronous listener.
-    pub fn of_request(id: Id, slots: u32) -> Result<Endpoint, Error> {
+    pub fn from_request(id: Id, slots: u32) -> Result<Endpoint, Error> {
         Endpoint::new(&id.context(), id, slots, true)
     }
 }
@@ -68,7 +69,7 @@ pub fn create_endpoint(context: &Context, info: &AddressInfo, slots: u32) -> Res
 
 impl Endpoint {
     /// The transport.
-    pub fn kind(&self) -> Option<QpKind> {
+    pub fn kind(&self) -> Option<QpType> {
         self.queue_pair.as_ref().map(QueuePair::kind)
     }
 }

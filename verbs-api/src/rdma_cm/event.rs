@@ -1,6 +1,6 @@
 //! Events of connection management.
 
-use super::{DatagramTarget, Detail, EventKind, Id, Offer};
+use super::{EventParameters, EventType, Id, PeerParameters, UdParameters};
 use crate::Error;
 
 /// Something happened to an identifier. There is nothing to acknowledge: what an event tells is in it.
@@ -11,36 +11,36 @@ pub struct Event {
     /// The listener that a connect request came to.
     pub listener: Option<Id>,
     /// What happened.
-    pub kind: EventKind,
+    pub kind: EventType,
     /// Zero; a negative errno; or, of a refusal, its reason.
     pub status: i32,
     /// What the peer's application sent, filled up with zeros: messages have a fixed size.
     pub private_data: Vec<u8>,
     /// What else there is.
-    pub detail: Detail,
+    pub detail: EventParameters,
 }
 
 impl Event {
     /// What the peer of a connection offers and asks for.
-    pub fn offer(&self) -> Option<Offer> {
+    pub fn offer(&self) -> Option<PeerParameters> {
         match self.detail {
-            Detail::Connection(offer) => Some(offer),
+            EventParameters::Connection(offer) => Some(offer),
             _ => None,
         }
     }
 
     /// Where datagrams go.
-    pub fn target(&self) -> Option<DatagramTarget> {
+    pub fn target(&self) -> Option<UdParameters> {
         match self.detail {
-            Detail::Datagram(target) => Some(target),
+            EventParameters::Ud(target) => Some(target),
             _ => None,
         }
     }
 
     /// The event, if it is of this kind; else the error that it stands for. A connection that is over is over,
     /// whether or not the peer had a word to say.
-    pub fn expect(self, kind: EventKind) -> Result<Event, Error> {
-        if self.kind == kind && (self.status == 0 || kind == EventKind::Disconnected) {
+    pub fn expect(self, kind: EventType) -> Result<Event, Error> {
+        if self.kind == kind && (self.status == 0 || kind == EventType::Disconnected) {
             return Ok(self);
         }
         Err(Error::Connection { kind: self.kind, status: self.status })

@@ -40,20 +40,21 @@
 //! another machine's SoftHCA or rxe may be. A real RDMA device is never used.
 
 mod address;
-mod channel;
 mod connection;
 mod endpoint;
 mod event;
+mod event_channel;
 mod id;
 
 pub use address::{AddressInfo, Hints, address_info, resolve};
-pub use channel::EventChannel;
-pub use connection::{Connection, Connector, Listener, Request};
+pub use connection::{ConnectRequest, Connection, Connector, Listener};
 pub use endpoint::{Endpoint, create_endpoint};
 pub use event::Event;
+pub use event_channel::EventChannel;
 pub use id::Id;
 
 pub use softhca_queue::cm::{
-    CmOption, CmState, DATAGRAM_KEY, DatagramTarget, Detail, EventKind, Offer, Parameters, PortSpace,
-    REJECT_DATA, REPLY_DATA, REQUEST_DATA, RejectReason, SERVICE_REPLY_DATA, SERVICE_REQUEST_DATA, View,
+    CmOption, CmState, ConnectionParameters, EventParameters, EventType, IdSnapshot, MAX_REJ_PRIVATE_DATA,
+    MAX_REP_PRIVATE_DATA, MAX_REQ_PRIVATE_DATA, MAX_SIDR_REP_PRIVATE_DATA, MAX_SIDR_REQ_PRIVATE_DATA,
+    PeerParameters, PortSpace, RDMA_UDP_QKEY, RejectReason, UdParameters,
 };

@@ -2,9 +2,10 @@
 
 use crate::{pair, resolve};
 use softhca::rdma_cm::{
-    CmOption, CmState, Connector, EventChannel, EventKind, Listener, Parameters, PortSpace, REQUEST_DATA,
+    CmOption, CmState, ConnectionParameters, Connector, EventChannel, EventType, Listener,
+    MAX_REQ_PRIVATE_DATA, PortSpace,
 };
-use softhca::{Access, Mtu, QpKind, ReceiveRequest, SendRequest, Settings, World, spawn};
+use softhca::{AccessFlags, Mtu, QpType, ReceiveRequest, SendRequest, Settings, World, spawn};
 
 #[test]
 fn hosts_that_connect_to_each_other_at_once_get_a_connection_each_way() {
@@ -15,7 +16,7 @@ fn hosts_that_connect_to_each_other_at_once_get_a_connection_each_way() {
             let listener = Listener::bind(&context, "0.0.0.0:9")?;
             let answering = spawn({
                 let context = context.clone();
-                async move { listener.next().await?.accept(&pair(&context)?).await?.closed().await }
+                async move { listener.next().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
             });
             let connection = Connector::new(&context).connect(&pair(&context)?, peer).await?;
             connection.disconnect().await?;
@@ -35,7 +36,7 @@ fn a_host_connects_to_itself_as_127_0_0_1() {
         assert!(port >= 32_768, "any port is one of the dynamic ones: {port}");
         let answering = spawn({
             let context = context.clone();
-            async move { listener.next().await?.accept(&pair(&context)?).await?.closed().await }
+            async move { listener.next().await?.accept(&pair(&context)?).await?.wait_disconnected().await }
         });
         let peer = format!("127.0.0.1:{port}");
         let connection = Connector::new(&context).connect(&pair(&context)?, &peer).await?;
@@ -55,43 +56,43 @@ fn both_sides_agree_on_what_each_can_do() {
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         let request = listener.next().await?;
         assert_eq!(&request.private_data()[..4], b"ping");
-        assert_eq!(request.private_data().len(), REQUEST_DATA);
+        assert_eq!(request.private_data().len(), MAX_REQ_PRIVATE_DATA);
         let offer = request.offer();
         assert_eq!((offer.responder_resources, offer.initiator_depth), (3, 9));
         let pair = pair(&context)?;
-        let parameters = Parameters {
+        let parameters = ConnectionParameters {
             private_data: b"pong".to_vec(),
             responder_resources: 2,
             initiator_depth: 200,
             rnr_retry_count: 3,
-            ..Parameters::default()
+            ..ConnectionParameters::default()
         };
         let connection = request.accept_with(&pair, &parameters).await?;
         let own = pair.query()?.attributes;
-        assert_eq!((own.max_reads_in, own.max_reads_out), (2, 9), "no more than the peer serves");
-        assert_eq!((own.retry_count, own.rnr_retry, own.mtu), (5, 6, Mtu::B1024));
-        device.rendezvous().publish("server", (own.send_psn, own.receive_psn));
-        connection.closed().await
+        assert_eq!((own.max_dest_rd_atomic, own.max_rd_atomic), (2, 9), "no more than the peer serves");
+        assert_eq!((own.retry_count, own.rnr_retry, own.path_mtu), (5, 6, Mtu::B1024));
+        device.endpoint_exchange().publish("server", (own.sq_psn, own.rq_psn));
+        connection.wait_disconnected().await
     });
     world.host("client", |device| async move {
         let context = device.open();
         let pair = pair(&context)?;
-        let parameters = Parameters {
+        let parameters = ConnectionParameters {
             private_data: b"ping".to_vec(),
             responder_resources: 9,
             initiator_depth: 3,
             retry_count: 5,
             rnr_retry_count: 6,
-            ..Parameters::default()
+            ..ConnectionParameters::default()
         };
         let connector = Connector::new(&context).parameters(parameters);
         let connection = connector.connect(&pair, "server:7174").await?;
         assert_eq!(&connection.private_data()[..4], b"pong");
         let own = pair.query()?.attributes;
-        assert_eq!((own.max_reads_in, own.max_reads_out), (9, 2), "no more than the peer serves");
-        assert_eq!((own.retry_count, own.rnr_retry, own.mtu), (5, 3, Mtu::B1024));
-        let (send, receive) = device.rendezvous().lookup("server").await;
-        assert_eq!((own.receive_psn, own.send_psn), (send, receive));
+        assert_eq!((own.max_dest_rd_atomic, own.max_rd_atomic), (9, 2), "no more than the peer serves");
+        assert_eq!((own.retry_count, own.rnr_retry, own.path_mtu), (5, 3, Mtu::B1024));
+        let (send, receive) = device.endpoint_exchange().lookup("server").await;
+        assert_eq!((own.rq_psn, own.sq_psn), (send, receive));
         connection.disconnect().await
     });
     world.run().unwrap();
@@ -104,22 +105,22 @@ fn data_flows_over_a_connection() {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         let request = listener.next().await?;
-        let domain = context.allocate_domain()?;
+        let domain = context.allocate_protection_domain()?;
         let queue = context.create_completion_queue(16)?;
-        let region = domain.register(64, Access::LOCAL_WRITE)?;
-        let pair = domain.queue_pair(QpKind::Rc, &queue).create()?;
-        pair.post_receive(&ReceiveRequest { id: 1, scatter: &[region.entry(0, 64)] })?;
+        let region = domain.allocate_region(64, AccessFlags::LOCAL_WRITE)?;
+        let pair = domain.create_queue_pair(QpType::Rc, &queue).build()?;
+        pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &[region.sge(0, 64)] })?;
         let connection = request.accept(&pair).await?;
-        assert_eq!(queue.next().await.bytes, 5);
+        assert_eq!(queue.next().await.byte_len, 5);
         assert_eq!(region.read_at(0, 5), b"hello");
-        connection.closed().await
+        connection.wait_disconnected().await
     });
     world.host("client", |device| async move {
         let context = device.open();
         let queue = context.create_completion_queue(16)?;
-        let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+        let pair = context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()?;
         let connection = Connector::new(&context).connect(&pair, "server:7174").await?;
-        pair.post(&SendRequest::send(1, &[]).inline(b"hello"))?;
+        pair.post_send(&SendRequest::send(1, &[]).inline_data(b"hello"))?;
         assert!(queue.next().await.status.is_success());
         connection.disconnect().await
     });
@@ -135,8 +136,8 @@ fn options_reach_the_packets_and_the_queue_pair() {
         let pair = pair(&context)?;
         let connection = listener.next().await?.accept(&pair).await?;
         let own = pair.query()?.attributes;
-        assert_eq!((own.path.traffic_class, own.timeout), (104, 17));
-        connection.closed().await
+        assert_eq!((own.address_vector.traffic_class, own.timeout), (104, 17));
+        connection.wait_disconnected().await
     });
     world.host("client", |device| async move {
         let context = device.open();
@@ -145,13 +146,13 @@ fn options_reach_the_packets_and_the_queue_pair() {
         id.set_option(CmOption::TypeOfService(104))?;
         id.set_option(CmOption::AckTimeout(17))?;
         let pair = pair(&context)?;
-        id.attach(&pair)?;
+        id.attach_queue_pair(&pair)?;
         resolve(&id, "10.0.0.1:7174").await?;
-        id.connect(&Parameters::default())?;
-        channel.next().await?.expect(EventKind::Established)?;
+        id.connect(&ConnectionParameters::default())?;
+        channel.next().await?.expect(EventType::Established)?;
         let own = pair.query()?.attributes;
-        assert_eq!((own.path.traffic_class, own.timeout), (104, 17));
-        assert_eq!(id.view()?.state, CmState::Established);
+        assert_eq!((own.address_vector.traffic_class, own.timeout), (104, 17));
+        assert_eq!(id.query()?.state, CmState::Established);
         id.disconnect()
     });
     world.run().unwrap();

@@ -2,14 +2,14 @@
 //! twice.
 
 use crate::{connect_and_leave, only, pair, serve_one, story};
-use softhca::rdma_cm::{CmState, Connector, EventChannel, EventKind, Parameters, PortSpace};
+use softhca::rdma_cm::{CmState, ConnectionParameters, Connector, EventChannel, EventType, PortSpace};
 use softhca::{Action, CmMessage, Error, Repeat, Report, World, sleep};
 use std::time::Duration;
 
 /// Runs a server and a client that connect and part, with a fault on the way.
 fn with_fault(message: CmMessage, from_client: bool, repeat: Repeat, action: Action) -> (Report, u64) {
     let mut world = World::new(11);
-    world.record().limit(Duration::from_secs(3600));
+    world.record_log().time_limit(Duration::from_secs(3600));
     world.service("server", |device| async move {
         let _ = serve_one(device).await;
     });
@@ -20,7 +20,7 @@ fn with_fault(message: CmMessage, from_client: bool, repeat: Repeat, action: Act
     let ends = if from_client { ["client", "server"] } else { ["server", "client"] };
     let rule = world.fault(ends[0], ends[1], only(message), repeat, action);
     let report = world.run().unwrap();
-    let fired = report.tally(rule).fired;
+    let fired = report.rule_counters(rule).fired;
     (report, fired)
 }
 
@@ -40,17 +40,17 @@ const GOOD: [&str; 5] = [
 
 /// The messages of the dialogue, and whether the client sends them.
 const DIALOGUE: [(CmMessage, bool); 5] = [
-    (CmMessage::ConnectRequest, true),
-    (CmMessage::ConnectReply, false),
-    (CmMessage::ReadyToUse, true),
-    (CmMessage::DisconnectRequest, true),
-    (CmMessage::DisconnectReply, false),
+    (CmMessage::Req, true),
+    (CmMessage::Rep, false),
+    (CmMessage::Rtu, true),
+    (CmMessage::Dreq, true),
+    (CmMessage::Drep, false),
 ];
 
 #[test]
 fn a_connection_is_made_and_ended_in_five_messages() {
     let mut world = World::new(3);
-    world.record();
+    world.record_log();
     world.host("server", serve_one).host("client", connect_and_leave);
     let report = world.run().unwrap();
     assert_eq!(
@@ -81,14 +81,14 @@ fn every_message_may_be_lost_once_and_the_connection_is_made_and_ended_all_the_s
         let told = heard(&report);
         // Where the RTU is lost the DREQ comes first: who hears that the connection is over knows that it stood.
         let expected: Vec<&str> = match message {
-            CmMessage::ReadyToUse => vec![GOOD[0], GOOD[1], "server hears DISCONNECTED 0"],
+            CmMessage::Rtu => vec![GOOD[0], GOOD[1], "server hears DISCONNECTED 0"],
             _ => GOOD[..5].to_vec(),
         };
         assert_eq!(told[..expected.len()], expected[..], "{message:?}: {told:?}");
         let again = story(&report).iter().filter(|line| line.contains("again")).count();
         match message {
-            CmMessage::ReadyToUse => assert_eq!(again, 0),
-            CmMessage::DisconnectRequest | CmMessage::DisconnectReply => assert_eq!(again, 1),
+            CmMessage::Rtu => assert_eq!(again, 0),
+            CmMessage::Dreq | CmMessage::Drep => assert_eq!(again, 1),
             // A REP that is lost is sent again by its own timer, or because the REQ comes again.
             _ => assert!(again >= 1, "{message:?}"),
         }
@@ -113,7 +113,7 @@ fn every_message_may_be_late_and_nothing_happens_twice() {
         assert_eq!(fired, 1, "{message:?}");
         let mut told = heard(&report);
         let mut expected = GOOD.to_vec();
-        if message == CmMessage::ReadyToUse {
+        if message == CmMessage::Rtu {
             // The DREQ overtakes it.
             expected.remove(2);
         }
@@ -132,17 +132,17 @@ fn a_connection_that_is_over_waits_until_its_packets_are_gone() {
         let listener = channel.create_id(PortSpace::Tcp)?;
         listener.bind("0.0.0.0:7174".parse().unwrap())?;
         listener.listen(0)?;
-        let id = channel.next().await?.expect(EventKind::ConnectRequest)?.id;
-        id.attach(&pair(&context)?)?;
-        id.accept(&Parameters::default())?;
-        channel.next().await?.expect(EventKind::Established)?;
-        channel.next().await?.expect(EventKind::Disconnected)?;
+        let id = channel.next().await?.expect(EventType::ConnectRequest)?.id;
+        id.attach_queue_pair(&pair(&context)?)?;
+        id.accept(&ConnectionParameters::default())?;
+        channel.next().await?.expect(EventType::Established)?;
+        channel.next().await?.expect(EventType::Disconnected)?;
         id.disconnect()?;
-        assert_eq!(id.view()?.state, CmState::TimeWait);
+        assert_eq!(id.query()?.state, CmState::TimeWait);
         let before = softhca::now();
-        assert_eq!(channel.next().await?.expect(EventKind::TimewaitExit)?.id, id);
+        assert_eq!(channel.next().await?.expect(EventType::TimewaitExit)?.id, id);
         assert_eq!(softhca::now().since(before), Duration::from_nanos(4096 << 19));
-        assert_eq!(id.view()?.state, CmState::Closed);
+        assert_eq!(id.query()?.state, CmState::Closed);
         Ok::<(), Error>(())
     });
     world.host("client", connect_and_leave);
@@ -152,9 +152,9 @@ fn a_connection_that_is_over_waits_until_its_packets_are_gone() {
 #[test]
 fn a_message_that_is_always_lost_ends_in_a_status_that_says_so() {
     let cases: [(CmMessage, bool, &[&str]); 4] = [
-        (CmMessage::ConnectRequest, true, &["client hears UNREACHABLE -110"]),
+        (CmMessage::Req, true, &["client hears UNREACHABLE -110"]),
         (
-            CmMessage::ConnectReply,
+            CmMessage::Rep,
             false,
             &[
                 "server hears CONNECT_REQUEST 0",
@@ -162,12 +162,8 @@ fn a_message_that_is_always_lost_ends_in_a_status_that_says_so() {
                 "server hears UNREACHABLE -110",
             ],
         ),
-        (CmMessage::DisconnectRequest, true, &[GOOD[0], GOOD[1], GOOD[2], "client hears DISCONNECTED -110"]),
-        (
-            CmMessage::DisconnectReply,
-            false,
-            &[GOOD[0], GOOD[1], GOOD[2], GOOD[3], "client hears DISCONNECTED -110"],
-        ),
+        (CmMessage::Dreq, true, &[GOOD[0], GOOD[1], GOOD[2], "client hears DISCONNECTED -110"]),
+        (CmMessage::Drep, false, &[GOOD[0], GOOD[1], GOOD[2], GOOD[3], "client hears DISCONNECTED -110"]),
     ];
     for (message, from_client, expected) in cases {
         let always = Repeat::default();
@@ -180,16 +176,16 @@ fn a_message_that_is_always_lost_ends_in_a_status_that_says_so() {
 #[test]
 fn without_an_rtu_the_server_gives_up_and_the_client_hears_that_it_is_over() {
     let mut world = World::new(5);
-    world.record().limit(Duration::from_secs(3600));
+    world.record_log().time_limit(Duration::from_secs(3600));
     world.service("server", |device| async move {
         let _ = serve_one(device).await;
     });
     world.host("client", |device| async move {
         let context = device.open();
         let connection = Connector::new(&context).connect(&pair(&context)?, "server:7174").await?;
-        connection.closed().await
+        connection.wait_disconnected().await
     });
-    world.fault("client", "server", only(CmMessage::ReadyToUse), Repeat::default(), Action::Drop);
+    world.fault("client", "server", only(CmMessage::Rtu), Repeat::default(), Action::Drop);
     let report = world.run().unwrap();
     let told = heard(&report);
     assert_eq!(told[2..4], ["server hears UNREACHABLE -110", "client hears DISCONNECTED 0"], "{told:?}");

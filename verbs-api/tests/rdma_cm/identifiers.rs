@@ -1,7 +1,7 @@
 //! Identifiers and the ports that they are bound to.
 
 use softhca::World;
-use softhca::rdma_cm::{EventChannel, EventKind, Parameters, PortSpace};
+use softhca::rdma_cm::{ConnectionParameters, EventChannel, EventType, PortSpace};
 
 #[test]
 fn ports_belong_to_the_host() {
@@ -21,7 +21,7 @@ fn ports_belong_to_the_host() {
     let foreign = channel.create_id(PortSpace::Tcp).unwrap();
     assert_eq!(foreign.bind("10.9.9.9:1".parse().unwrap()).unwrap_err().errno(), 99);
     assert_eq!(foreign.resolve_address(None, "[fd00::1]:1".parse().unwrap()).unwrap_err().errno(), 101);
-    assert_eq!(foreign.connect(&Parameters::default()).unwrap_err().errno(), 22);
+    assert_eq!(foreign.connect(&ConnectionParameters::default()).unwrap_err().errno(), 22);
 }
 
 #[test]
@@ -34,5 +34,5 @@ fn an_identifier_moves_to_another_channel_with_its_events() {
     id.migrate(&second).unwrap();
     assert!(first.poll().unwrap().is_none());
     let event = second.poll().unwrap().unwrap();
-    assert_eq!((event.kind, event.id), (EventKind::AddressResolved, id));
+    assert_eq!((event.kind, event.id), (EventType::AddressResolved, id));
 }

@@ -7,14 +7,17 @@ mod identifiers;
 mod real;
 mod requests;
 
-use softhca::rdma_cm::{Connector, EventKind, Id, Listener};
-use softhca::{Class, Classes, CmMessage, Context, Device, Error, QpKind, QueuePair, Report, Selector, What};
+use softhca::rdma_cm::{Connector, EventType, Id, Listener};
+use softhca::{
+    CmMessage, Context, Device, Error, LogEntryKind, PacketClass, PacketClasses, QpType, QueuePair, Report,
+    Selector,
+};
 
 type Outcome = Result<(), Error>;
 
 fn pair(context: &Context) -> Result<QueuePair, Error> {
     let queue = context.create_completion_queue(16)?;
-    context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()
+    context.allocate_protection_domain()?.create_queue_pair(QpType::Rc, &queue).build()
 }
 
 /// Accepts one connection, and waits until the peer ends it.
@@ -22,7 +25,7 @@ async fn serve_one(device: Device) -> Outcome {
     let context = device.open();
     let listener = Listener::bind(&context, "0.0.0.0:7174")?;
     let connection = listener.next().await?.accept(&pair(&context)?).await?;
-    connection.closed().await
+    connection.wait_disconnected().await
 }
 
 async fn connect_and_leave(device: Device) -> Outcome {
@@ -32,17 +35,17 @@ async fn connect_and_leave(device: Device) -> Outcome {
 }
 
 fn only(message: CmMessage) -> Selector {
-    Selector { classes: Some(Classes::Only(Class::Cm(message))), ..Selector::default() }
+    Selector { classes: Some(PacketClasses::Only(PacketClass::Cm(message))), ..Selector::default() }
 }
 
 /// What the two hosts sent and heard of the connection manager, in order.
 fn story(report: &Report) -> Vec<String> {
-    let told = report.record.iter().filter_map(|moment| match moment.what {
-        What::Event(softhca::Event::CmSent { message, again, .. }) => {
+    let told = report.log.iter().filter_map(|moment| match moment.kind {
+        LogEntryKind::Event(softhca::Event::CmSent { message, retransmission: again, .. }) => {
             let again = if again { " again" } else { "" };
             Some(format!("{} sends {}{again}", moment.host, message.name()))
         }
-        What::Event(softhca::Event::CmRaised { kind, status, .. }) => {
+        LogEntryKind::Event(softhca::Event::CmEventRaised { kind, status, .. }) => {
             let kind = kind.name().trim_start_matches("RDMA_CM_EVENT_");
             Some(format!("{} hears {kind} {status}", moment.host))
         }
@@ -54,8 +57,8 @@ fn story(report: &Report) -> Vec<String> {
 /// Finds address and path, and waits for both events.
 async fn resolve(id: &Id, peer: &str) -> Outcome {
     id.resolve_address(None, peer.parse().expect("an address"))?;
-    id.channel().next().await?.expect(EventKind::AddressResolved)?;
+    id.channel().next().await?.expect(EventType::AddressResolved)?;
     id.resolve_route()?;
-    id.channel().next().await?.expect(EventKind::RouteResolved)?;
+    id.channel().next().await?.expect(EventType::RouteResolved)?;
     Ok(())
 }

@@ -1,8 +1,10 @@
 //! Requests that are refused, that wait, or that nobody answers.
 
 use crate::{connect_and_leave, only, pair, resolve, story};
-use softhca::rdma_cm::{Connector, EventChannel, EventKind, Listener, Parameters, PortSpace, RejectReason};
-use softhca::{Action, CmMessage, Error, Repeat, Selector, State, World, sleep, spawn};
+use softhca::rdma_cm::{
+    ConnectionParameters, Connector, EventChannel, EventType, Listener, PortSpace, RejectReason,
+};
+use softhca::{Action, CmMessage, Error, QpState, Repeat, Selector, World, sleep, spawn};
 use std::time::Duration;
 
 #[test]
@@ -12,7 +14,7 @@ fn nobody_listens_and_the_client_hears_reason_8() {
     world.host("client", |device| async move {
         let context = device.open();
         let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-        assert!(matches!(error, Error::Connection { kind: EventKind::Rejected, status: 8 }), "{error}");
+        assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
         assert_eq!(error.to_string(), "the connection was refused: reason 8 (invalid service ID)");
         assert_eq!(error.errno(), 111);
         Ok::<(), Error>(())
@@ -27,10 +29,10 @@ fn a_lost_refusal_is_asked_for_again() {
     world.host("client", |device| async move {
         let context = device.open();
         let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-        assert!(matches!(error, Error::Connection { kind: EventKind::Rejected, status: 8 }), "{error}");
+        assert!(matches!(error, Error::Connection { kind: EventType::Rejected, status: 8 }), "{error}");
         Ok::<(), Error>(())
     });
-    world.fault("server", "client", only(CmMessage::Reject), Repeat::times(1), Action::Drop);
+    world.fault("server", "client", only(CmMessage::Rej), Repeat::times(1), Action::Drop);
     assert!(world.run().unwrap().ended_at.nanos() > 6_000_000_000);
 }
 
@@ -41,7 +43,7 @@ fn a_server_refuses_with_its_own_words_and_any_reason() {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         listener.next().await?.reject(b"not today")?;
-        listener.next().await?.reject_for(RejectReason::NO_RESOURCES, &[])?;
+        listener.next().await?.reject_with_reason(RejectReason::NO_RESOURCES, &[])?;
         drop(listener.next().await?);
         Ok::<(), Error>(())
     });
@@ -50,13 +52,13 @@ fn a_server_refuses_with_its_own_words_and_any_reason() {
         let channel = EventChannel::new(&context)?;
         for (reason, words) in [(28, &b"not today"[..]), (3, b""), (28, b"")] {
             let id = channel.create_id(PortSpace::Tcp)?;
-            id.attach(&pair(&context)?)?;
+            id.attach_queue_pair(&pair(&context)?)?;
             resolve(&id, "10.0.0.1:7174").await?;
-            id.connect(&Parameters::default())?;
+            id.connect(&ConnectionParameters::default())?;
             let event = channel.next().await?;
-            assert_eq!((event.kind, event.status), (EventKind::Rejected, reason));
+            assert_eq!((event.kind, event.status), (EventType::Rejected, reason));
             assert_eq!(&event.private_data[..words.len()], words);
-            assert_eq!(id.queue_pair().unwrap().state()?, State::Error);
+            assert_eq!(id.queue_pair().unwrap().state()?, QpState::Error);
         }
         Ok::<(), Error>(())
     });
@@ -87,7 +89,7 @@ fn a_listener_that_dies_with_requests_refuses_them() {
 #[test]
 fn a_peer_that_dies_while_connecting_is_unreachable() {
     let mut world = World::new(1);
-    world.limit(Duration::from_secs(3600));
+    world.time_limit(Duration::from_secs(3600));
     world.service("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
@@ -100,7 +102,7 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
     world.host("client", |device| async move {
         let context = device.open();
         let error = Connector::new(&context).connect(&pair(&context)?, "server:7174").await.unwrap_err();
-        assert!(matches!(error, Error::Connection { kind: EventKind::Unreachable, status: -110 }), "{error}");
+        assert!(matches!(error, Error::Connection { kind: EventType::Unreachable, status: -110 }), "{error}");
         Ok::<(), Error>(())
     });
     world.fault("server", "client", Selector::default(), Repeat::default(), Action::Drop);
@@ -110,13 +112,13 @@ fn a_peer_that_dies_while_connecting_is_unreachable() {
 #[test]
 fn a_slow_server_asks_for_patience() {
     let mut world = World::new(1);
-    world.record();
+    world.record_log();
     world.host("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind(&context, "0.0.0.0:7174")?;
         let request = listener.next().await?;
         sleep(Duration::from_secs(60)).await;
-        request.accept(&pair(&context)?).await?.closed().await
+        request.accept(&pair(&context)?).await?.wait_disconnected().await
     });
     world.host("client", connect_and_leave);
     let story = story(&world.run().unwrap());
@@ -128,14 +130,14 @@ fn a_slow_server_asks_for_patience() {
 #[test]
 fn more_requests_than_the_backlog_wait_until_there_is_room() {
     let mut world = World::new(1);
-    world.record();
+    world.record_log();
     world.service("server", |device| async move {
         let context = device.open();
         let listener = Listener::bind_with(&context, "0.0.0.0:7174".parse().unwrap(), 2)?;
         sleep(Duration::from_secs(1)).await;
         loop {
             let (request, pair) = (listener.next().await?, pair(&context)?);
-            spawn(async move { request.accept(&pair).await?.closed().await });
+            spawn(async move { request.accept(&pair).await?.wait_disconnected().await });
         }
         #[allow(unreachable_code, reason = "it says what the errors are")]
         Ok::<(), Error>(())

@@ -2,7 +2,7 @@
 
 use crate::Malformed;
 use crate::layout::number_field;
-use crate::malformed::take;
+use crate::malformed::header_bytes;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -84,7 +84,7 @@ impl RdmaCmHeader {
 
     /// Reads the header from the start of `bytes`.
     pub fn parse(bytes: &[u8]) -> Result<RdmaCmHeader, Malformed> {
-        let b = take::<{ Self::LEN }>(bytes, "RDMA CM header")?;
+        let b = header_bytes::<{ Self::LEN }>(bytes, "RDMA CM header")?;
         if b[0] != 0 {
             return Err(Malformed::Version { what: "RDMA CM", version: b[0] });
         }

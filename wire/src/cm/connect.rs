@@ -1,7 +1,7 @@
 //! The messages that make a connection: REQ, MRA, REJ, REP, RTU.
 
-use super::code::Information;
-use super::{CommunicationId, PrivateData, RdmaCmHeader, RejectReason, ServiceId, Subject};
+use super::codes::AdditionalInfo;
+use super::{CommunicationId, MessageType, PrivateData, RdmaCmHeader, RejectReason, ServiceId};
 use crate::layout::layout;
 use crate::{Gid, Malformed, Mtu, PartitionKey, Psn, Qpn, QueueKey};
 use core::fmt;
@@ -42,13 +42,13 @@ layout! {
         /// The vendor whose options the attribute modifier carries.
         vendor_id: u32 = 5 [0..24],
         /// What it wants to be connected to.
-        service: ServiceId = 8,
+        service_id: ServiceId = 8,
         /// The sending card.
-        local_guid: u64 = 16,
+        local_ca_guid: u64 = 16,
         /// The sender's Q_Key, of reliable datagrams only.
-        queue_key: QueueKey = 28,
+        local_qkey: QueueKey = 28,
         /// The sender's queue pair.
-        local_qp: Qpn = 32,
+        local_qpn: Qpn = 32,
         /// How many reads and atomics the sender serves at a time.
         responder_resources: u8 = 35,
         /// The sender's end-to-end context, of reliable datagrams only.
@@ -60,9 +60,9 @@ layout! {
         /// How long the receiver may take to answer, as an exponent of 4.096 µs.
         remote_response_timeout: u8 = 43 [0..5],
         /// 0 for RC, 1 for UC, 2 for RD, 3 for what `extended_transport` says.
-        transport: u8 = 43 [5..7],
+        transport_service_type: u8 = 43 [5..7],
         /// Whether the sender honours AETH credits.
-        flow_control: bool = 43 [7..8],
+        end_to_end_flow_control: bool = 43 [7..8],
         /// The PSN that the receiver must start to send with.
         starting_psn: Psn = 44,
         /// How long the sender may take to answer, as an exponent of 4.096 µs.
@@ -70,23 +70,23 @@ layout! {
         /// How often to retransmit.
         retry_count: u8 = 47 [5..8],
         /// The partition.
-        partition: PartitionKey = 48,
+        pkey: PartitionKey = 48,
         /// The path MTU's code.
-        mtu: u8 = 50 [0..4],
+        path_mtu_code: u8 = 50 [0..4],
         /// Whether a reliable datagram channel stands already.
-        channel_exists: bool = 50 [4..5],
+        rdc_exists: bool = 50 [4..5],
         /// How often to try again when the receiver was not ready; 7 for ever.
         rnr_retry_count: u8 = 50 [5..8],
         /// How often each side sends a message again.
         max_cm_retries: u8 = 51 [0..4],
         /// Whether the sender's queue pair has a shared receive queue.
-        shared_receive_queue: bool = 51 [4..5],
+        srq: bool = 51 [4..5],
         /// 1 for XRC.
-        extended_transport: u8 = 51 [5..8],
+        extended_transport_type: u8 = 51 [5..8],
         /// The path.
-        primary: Path = 52,
+        primary_path: Path = 52,
         /// The path to turn to when that fails; zeros if there is none.
-        alternate: Path = 96,
+        alternate_path: Path = 96,
         /// For the receiver; the RDMA CM's header is its start.
         private_data: PrivateData<92> = 140,
     }
@@ -95,12 +95,12 @@ layout! {
 impl Req {
     /// The path MTU, if its code is valid.
     pub fn path_mtu(&self) -> Option<Mtu> {
-        Mtu::from_code(self.mtu)
+        Mtu::from_code(self.path_mtu_code)
     }
 
     /// The addresses that the RDMA CM puts in front of the private data, if the service is one of its.
-    pub fn addresses(&self) -> Option<Result<RdmaCmHeader, Malformed>> {
-        self.service.port_space().map(|_| RdmaCmHeader::parse(&self.private_data.0))
+    pub fn rdma_cm_header(&self) -> Option<Result<RdmaCmHeader, Malformed>> {
+        self.service_id.port_space().map(|_| RdmaCmHeader::parse(&self.private_data.0))
     }
 }
 
@@ -109,14 +109,14 @@ impl fmt::Display for Req {
         write!(
             f,
             "id={} service={} qp={} psn={}",
-            self.local_id, self.service, self.local_qp, self.starting_psn
+            self.local_id, self.service_id, self.local_qpn, self.starting_psn
         )?;
         match self.path_mtu() {
             Some(mtu) => write!(f, " mtu={}", mtu.bytes())?,
-            None => write!(f, " mtu=code {}", self.mtu)?,
+            None => write!(f, " mtu=code {}", self.path_mtu_code)?,
         }
         write!(f, " reads={}/{}", self.responder_resources, self.initiator_depth)?;
-        match self.addresses() {
+        match self.rdma_cm_header() {
             Some(Ok(header)) => write!(f, " {header}"),
             _ => Ok(()),
         }
@@ -131,7 +131,7 @@ layout! {
         /// The receiver's.
         remote_id: CommunicationId = 4,
         /// The message that will be answered later.
-        subject: Subject = 8,
+        message_mraed: MessageType = 8,
         /// How long that may take, as an exponent of 4.096 µs.
         service_timeout: u8 = 9 [0..5],
         /// For the receiver.
@@ -141,7 +141,7 @@ layout! {
 
 impl fmt::Display for Mra {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mra { local_id, remote_id, subject, service_timeout, .. } = self;
+        let Mra { local_id, remote_id, message_mraed: subject, service_timeout, .. } = self;
         write!(f, "id={local_id} peer={remote_id} of={subject} timeout={service_timeout}")
     }
 }
@@ -154,13 +154,13 @@ layout! {
         /// The receiver's.
         remote_id: CommunicationId = 4,
         /// The message that is refused.
-        subject: Subject = 8,
+        message_rejected: MessageType = 8,
         /// How many bytes of `information` count.
-        information_length: u8 = 9 [0..7],
+        additional_info_length: u8 = 9 [0..7],
         /// Why.
         reason: RejectReason = 10,
         /// What would have been acceptable.
-        information: Information = 12,
+        additional_info: AdditionalInfo = 12,
         /// For the receiver.
         private_data: PrivateData<148> = 84,
     }
@@ -168,7 +168,7 @@ layout! {
 
 impl fmt::Display for Rej {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rej { local_id, remote_id, subject, reason, .. } = self;
+        let Rej { local_id, remote_id, message_rejected: subject, reason, .. } = self;
         write!(f, "id={local_id} peer={remote_id} of={subject} reason={reason}")
     }
 }
@@ -181,9 +181,9 @@ layout! {
         /// The receiver's, from the REQ.
         remote_id: CommunicationId = 4,
         /// The sender's Q_Key, of reliable datagrams only.
-        queue_key: QueueKey = 8,
+        local_qkey: QueueKey = 8,
         /// The sender's queue pair.
-        local_qp: Qpn = 12,
+        local_qpn: Qpn = 12,
         /// The sender's end-to-end context, of reliable datagrams only.
         local_eec: u32 = 16 [0..24],
         /// The PSN that the receiver must start to send with.
@@ -195,15 +195,15 @@ layout! {
         /// How long the sender's card may take to acknowledge, as an exponent of 4.096 µs.
         target_ack_delay: u8 = 26 [0..5],
         /// What became of the alternate path: 0 accepted, 1 not supported, 2 rejected.
-        failover: u8 = 26 [5..7],
+        failover_accepted: u8 = 26 [5..7],
         /// Whether the sender honours AETH credits.
-        flow_control: bool = 26 [7..8],
+        end_to_end_flow_control: bool = 26 [7..8],
         /// How often to try again when the receiver was not ready; 7 for ever.
         rnr_retry_count: u8 = 27 [0..3],
         /// Whether the sender's queue pair has a shared receive queue.
-        shared_receive_queue: bool = 27 [3..4],
+        srq: bool = 27 [3..4],
         /// The sending card.
-        local_guid: u64 = 28,
+        local_ca_guid: u64 = 28,
         /// For the receiver.
         private_data: PrivateData<196> = 36,
     }
@@ -216,7 +216,7 @@ impl fmt::Display for Rep {
             "id={} peer={} qp={} psn={} reads={}/{}",
             self.local_id,
             self.remote_id,
-            self.local_qp,
+            self.local_qpn,
             self.starting_psn,
             self.responder_resources,
             self.initiator_depth

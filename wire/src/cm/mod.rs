@@ -4,18 +4,18 @@
 //! so that what was read can be written again. Which message follows which is the engine's business.
 
 mod address;
-mod code;
+mod alternate_path;
+mod codes;
 mod connect;
-mod datagram;
-mod path;
-mod release;
+mod disconnect;
+mod sidr;
 
 pub use address::{PortSpace, RdmaCmHeader, ServiceId};
-pub use code::{AlternatePathStatus, CommunicationId, PrivateData, RejectReason, SidrStatus, Subject};
+pub use alternate_path::{Apr, Lap};
+pub use codes::{AlternatePathStatus, CommunicationId, MessageType, PrivateData, RejectReason, SidrStatus};
 pub use connect::{Mra, Path, Rej, Rep, Req, Rtu};
-pub use datagram::{SidrRep, SidrReq};
-pub use path::{Apr, Lap};
-pub use release::{Drep, Dreq};
+pub use disconnect::{Drep, Dreq};
+pub use sidr::{SidrRep, SidrReq};
 
 use crate::layout::{Field, START};
 use crate::{MadHeader, Malformed};
@@ -99,11 +99,11 @@ messages! {
 
 impl Message {
     /// How many bytes of additional information the message says it has.
-    fn information(&self) -> usize {
+    fn additional_info_length(&self) -> usize {
         usize::from(match self {
-            Message::Rej(rej) => rej.information_length,
-            Message::SidrRep(rep) => rep.information_length,
-            Message::Apr(apr) => apr.information_length,
+            Message::Rej(rej) => rej.additional_info_length,
+            Message::SidrRep(rep) => rep.additional_info_length,
+            Message::Apr(apr) => apr.additional_info_length,
             _ => 0,
         })
     }
@@ -127,11 +127,11 @@ impl Datagram {
         let message = message.into();
         let header = MadHeader {
             base_version: 1,
-            class: MadHeader::CONNECTION_MANAGER,
+            mgmt_class: MadHeader::CLASS_CM,
             class_version: Self::CLASS_VERSION,
-            method: MadHeader::SEND,
-            transaction,
-            attribute: message.attribute(),
+            method: MadHeader::METHOD_SEND,
+            transaction_id: transaction,
+            attribute_id: message.attribute(),
             ..MadHeader::default()
         };
         Datagram { header, message }
@@ -141,25 +141,25 @@ impl Datagram {
     pub fn parse(bytes: &[u8]) -> Result<Datagram, Malformed> {
         let header = MadHeader::parse(bytes)?;
         let field = |what, value: u16| Err(Malformed::Field { what, value: value.into() });
-        if header.class != MadHeader::CONNECTION_MANAGER {
-            return field("MAD class", header.class.into());
+        if header.mgmt_class != MadHeader::CLASS_CM {
+            return field("MAD class", header.mgmt_class.into());
         }
         if header.class_version != Self::CLASS_VERSION {
             return Err(Malformed::Version { what: "CM class", version: header.class_version });
         }
-        if header.method != MadHeader::SEND {
+        if header.method != MadHeader::METHOD_SEND {
             return field("CM method", header.method.into());
         }
         let Ok(body) = bytes[MadHeader::LEN..].try_into() else {
             let (stated, actual) = (MadHeader::DATAGRAM_LEN, bytes.len());
             return Err(Malformed::Length { what: "management datagram", stated, actual });
         };
-        let Some(message) = Message::read(header.attribute, body) else {
-            return field("CM attribute", header.attribute);
+        let Some(message) = Message::read(header.attribute_id, body) else {
+            return field("CM attribute", header.attribute_id);
         };
-        let stated = message.information();
-        if stated > code::INFORMATION_LEN {
-            let actual = code::INFORMATION_LEN;
+        let stated = message.additional_info_length();
+        if stated > codes::ADDITIONAL_INFO_LEN {
+            let actual = codes::ADDITIONAL_INFO_LEN;
             return Err(Malformed::Length { what: "additional information", stated, actual });
         }
         Ok(Datagram { header, message })
@@ -168,7 +168,7 @@ impl Datagram {
     /// The datagram's bytes.
     pub fn emit(&self) -> [u8; MadHeader::DATAGRAM_LEN] {
         let mut bytes = [0; MadHeader::DATAGRAM_LEN];
-        MadHeader { attribute: self.message.attribute(), ..self.header }.emit(&mut bytes);
+        MadHeader { attribute_id: self.message.attribute(), ..self.header }.emit(&mut bytes);
         self.message.write(bytes.last_chunk_mut().expect("a body behind the header"));
         bytes
     }
@@ -176,6 +176,6 @@ impl Datagram {
 
 impl fmt::Display for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} tid={:#x}", self.message, self.header.transaction)
+        write!(f, "{} tid={:#x}", self.message, self.header.transaction_id)
     }
 }

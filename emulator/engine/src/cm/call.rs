@@ -1,77 +1,82 @@
 //! The calls of applications.
 
-use super::identifier::Identifier;
-use super::{CmState, Detail, EventKind, Manager, words};
-use crate::card::Card;
-use crate::{AddressVector, ClientId, CmId, Context, Error, Hca, Limits, Resource};
+use super::identifier::CmIdentifier;
+use super::{CmState, ConnectionManager, EventParameters, EventType, words};
+use crate::hca_state::HcaState;
+use crate::{AddressVector, ClientId, CmId, Context, DeviceLimits, Hca, Resource, VerbsError};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
 use softhca_wire::{Gid, Qpn};
-use words::{Call, DatagramTarget, Parameters, Reply};
+use words::{Command, ConnectionParameters, Reply, UdParameters};
 
 impl Hca {
     /// Carries out a call of an application to the connection manager.
-    pub fn cm(&mut self, ctx: &mut Context<'_>, client: ClientId, call: Call) -> Result<Reply, Error> {
-        self.known(client)?;
-        self.cm.call(&mut self.card, ctx, client, call)
+    pub fn execute_cm(
+        &mut self,
+        ctx: &mut Context<'_>,
+        client: ClientId,
+        call: Command,
+    ) -> Result<Reply, VerbsError> {
+        self.check_client(client)?;
+        self.cm.call(&mut self.state, ctx, client, call)
     }
 
     /// How many identifiers and channels the connection manager has, and how many ended connections it
     /// remembers.
-    pub fn cm_census(&self) -> [usize; 3] {
-        self.cm.census()
+    pub fn cm_resource_counts(&self) -> [usize; 3] {
+        self.cm.resource_counts()
     }
 }
 
-impl Manager {
+impl ConnectionManager {
     fn call(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
-        call: Call,
-    ) -> Result<Reply, Error> {
+        call: Command,
+    ) -> Result<Reply, VerbsError> {
         match call {
-            Call::CreateChannel => return self.create_channel(client).map(Reply::Channel),
-            Call::DestroyChannel(channel) => self.destroy_channel(client, channel)?,
-            Call::Take(channel) => return self.take(client, channel),
-            Call::Create { channel, space, kind } => {
+            Command::CreateEventChannel => return self.create_channel(client).map(Reply::EventChannel),
+            Command::DestroyEventChannel(channel) => self.destroy_channel(client, channel)?,
+            Command::GetEvent(channel) => return self.next_event(client, channel),
+            Command::CreateId { channel, port_space: space, qp_type: kind } => {
                 return self.create(client, channel, space, kind).map(Reply::Id);
             }
-            Call::Destroy(id) => {
-                self.own(client, id)?;
+            Command::DestroyId(id) => {
+                self.identifier(client, id)?;
                 self.destroy(card, ctx, id);
             }
-            Call::Migrate { id, channel } => self.migrate(ctx, client, id, channel)?,
-            Call::SetOption { id, option } => self.set_option(client, id, option)?,
-            Call::Bind { id, address } => self.bind(card, ctx, client, id, address)?,
-            Call::ResolveAddress { id, source, destination } => {
+            Command::MigrateId { id, channel } => self.migrate(ctx, client, id, channel)?,
+            Command::SetOption { id, option } => self.set_option(client, id, option)?,
+            Command::BindAddress { id, address } => self.bind(card, ctx, client, id, address)?,
+            Command::ResolveAddress { id, source, destination } => {
                 self.resolve_address(card, ctx, client, id, source, destination)?;
             }
-            Call::ResolveRoute { id, mtu } => self.resolve_route(card, ctx, client, id, mtu)?,
-            Call::Listen { id, backlog } => self.listen(card, ctx, client, id, backlog)?,
-            Call::Connect { id, parameters } => self.connect(card, ctx, client, id, &parameters)?,
-            Call::Accept { id, parameters } => self.accept(card, ctx, client, id, &parameters)?,
-            Call::Reject { id, reason, private_data } => {
+            Command::ResolveRoute { id, path_mtu: mtu } => self.resolve_route(card, ctx, client, id, mtu)?,
+            Command::Listen { id, backlog } => self.listen(card, ctx, client, id, backlog)?,
+            Command::Connect { id, parameters } => self.connect(card, ctx, client, id, &parameters)?,
+            Command::Accept { id, parameters } => self.accept(card, ctx, client, id, &parameters)?,
+            Command::Reject { id, reason, private_data } => {
                 self.reject(card, ctx, client, id, reason, &private_data)?;
             }
-            Call::Establish(id) => match self.own(client, id)?.state {
-                CmState::ReplyReceived | CmState::ReplySent => self.establish(card, ctx, id),
+            Command::Establish(id) => match self.identifier(client, id)?.state {
+                CmState::RepReceived | CmState::RepSent => self.establish(card, ctx, id),
                 CmState::Established => {}
-                state => return Err(Error::CmState { id, state, call: "establish" }),
+                state => return Err(VerbsError::InvalidCmState { id, state, call: "establish" }),
             },
-            Call::Disconnect(id) => self.disconnect(card, ctx, client, id)?,
-            Call::Attributes { id, state } => {
-                return self.own(client, id)?.attributes(id, state).map(Reply::Attributes);
+            Command::Disconnect(id) => self.disconnect(card, ctx, client, id)?,
+            Command::InitQpAttributes { id, state } => {
+                return self.identifier(client, id)?.attributes(id, state).map(Reply::QpAttributes);
             }
-            Call::Query(id) => {
-                let identifier = self.own(client, id)?;
-                return Ok(Reply::View(identifier.view(card.gid(identifier.source_index))));
+            Command::QueryId(id) => {
+                let identifier = self.identifier(client, id)?;
+                return Ok(Reply::Query(identifier.view(card.gid(identifier.source_index))));
             }
-            Call::Join { id, group } => self.join(card, ctx, client, id, group)?,
-            Call::Leave { id, group } => {
-                self.own(client, id)?;
+            Command::JoinMulticast { id, group } => self.join(card, ctx, client, id, group)?,
+            Command::LeaveMulticast { id, group } => {
+                self.identifier(client, id)?;
                 check_group(group)?;
             }
         }
@@ -79,160 +84,176 @@ impl Manager {
     }
 
     /// An identifier of the client.
-    pub(super) fn own(&mut self, client: ClientId, id: CmId) -> Result<&mut Identifier, Error> {
+    pub(super) fn identifier(&mut self, client: ClientId, id: CmId) -> Result<&mut CmIdentifier, VerbsError> {
         let found = self.identifiers.get_mut(&id).filter(|identifier| identifier.client == client);
-        found.ok_or(Error::NotFound { resource: Resource::CmIdentifier, number: id.0 })
+        found.ok_or(VerbsError::NotFound { resource: Resource::CmIdentifier, number: id.0 })
     }
 
     fn connect(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
-        parameters: &Parameters,
-    ) -> Result<(), Error> {
-        let (psn, name) = (self.draw() as u32, self.draw_name());
-        let identifier = self.own(client, id)?;
+        parameters: &ConnectionParameters,
+    ) -> Result<(), VerbsError> {
+        let (psn, name) = (self.next_random() as u32, self.allocate_comm_id());
+        let identifier = self.identifier(client, id)?;
         if identifier.state != CmState::RouteResolved {
-            return Err(Error::CmState { id, state: identifier.state, call: "connect" });
+            return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
         }
         let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("it is resolved"));
-        let room = if datagram { words::SERVICE_REQUEST_DATA } else { words::REQUEST_DATA };
-        check_data(&parameters.private_data, room)?;
+        let room = if datagram { words::MAX_SIDR_REQ_PRIVATE_DATA } else { words::MAX_REQ_PRIVATE_DATA };
+        check_private_data(&parameters.private_data, room)?;
         check_queue_pair(datagram, parameters)?;
-        identifier.take(parameters);
-        identifier.name = name;
-        identifier.service = ServiceId::new(identifier.space, peer.port());
-        identifier.transaction = transaction(name);
-        identifier.receive_psn = softhca_wire::Psn::new(psn);
-        self.by_name.insert(name, id);
+        identifier.apply_parameters(parameters);
+        identifier.local_comm_id = name;
+        identifier.service = ServiceId::new(identifier.port_space, peer.port());
+        identifier.transaction_id = transaction_id(name);
+        identifier.rq_psn = softhca_wire::Psn::new(psn);
+        self.by_local_comm_id.insert(name, id);
         if datagram {
-            self.send_service_request(card, ctx, id, &parameters.private_data);
+            self.send_sidr_req(card, ctx, id, &parameters.private_data);
         } else {
-            self.send_request(card, ctx, id, parameters);
+            self.send_req(card, ctx, id, parameters);
         }
         Ok(())
     }
 
     fn accept(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
-        parameters: &Parameters,
-    ) -> Result<(), Error> {
-        let identifier = self.own(client, id)?;
+        parameters: &ConnectionParameters,
+    ) -> Result<(), VerbsError> {
+        let identifier = self.identifier(client, id)?;
         let state = identifier.state;
         match state {
-            CmState::RequestReceived => {
-                check_data(&parameters.private_data, words::REPLY_DATA)?;
+            CmState::ReqReceived => {
+                check_private_data(&parameters.private_data, words::MAX_REP_PRIVATE_DATA)?;
                 check_queue_pair(false, parameters)?;
-                identifier.queue_pair = parameters.queue_pair;
+                identifier.qpn = parameters.qpn;
                 // Neither side does more than both can (IBA 12.7.29, 12.7.30).
-                let most = Limits::CARD.reads;
+                let most = DeviceLimits::HCA.max_qp_rd_atom;
                 identifier.responder_resources = parameters.responder_resources.min(most);
                 let depth = parameters.initiator_depth.min(most);
                 identifier.initiator_depth = identifier.initiator_depth.min(depth);
                 self.release_backlog(id);
-                self.send_reply(card, ctx, id, parameters);
+                self.send_rep(card, ctx, id, parameters);
             }
-            CmState::ServiceRequestReceived => {
-                check_data(&parameters.private_data, words::SERVICE_REPLY_DATA)?;
+            CmState::SidrReqReceived => {
+                check_private_data(&parameters.private_data, words::MAX_SIDR_REP_PRIVATE_DATA)?;
                 check_queue_pair(true, parameters)?;
-                identifier.queue_pair = parameters.queue_pair;
-                identifier.queue_key = parameters.queue_key.unwrap_or(words::DATAGRAM_KEY);
+                identifier.qpn = parameters.qpn;
+                identifier.queue_key = parameters.qkey.unwrap_or(words::RDMA_UDP_QKEY);
                 self.release_backlog(id);
-                self.send_service_reply(card, ctx, id, &parameters.private_data);
+                self.send_sidr_rep(card, ctx, id, &parameters.private_data);
             }
-            state => return Err(Error::CmState { id, state, call: "accept" }),
+            state => return Err(VerbsError::InvalidCmState { id, state, call: "accept" }),
         }
         Ok(())
     }
 
     fn reject(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
-    ) -> Result<(), Error> {
-        let identifier = self.own(client, id)?;
-        let room = if identifier.is_datagram() { words::SERVICE_REPLY_DATA } else { words::REJECT_DATA };
-        check_data(private_data, room)?;
+    ) -> Result<(), VerbsError> {
+        let identifier = self.identifier(client, id)?;
+        let room = if identifier.is_datagram() {
+            words::MAX_SIDR_REP_PRIVATE_DATA
+        } else {
+            words::MAX_REJ_PRIVATE_DATA
+        };
+        check_private_data(private_data, room)?;
         match identifier.state {
-            CmState::RequestReceived | CmState::ServiceRequestReceived => {
+            CmState::ReqReceived | CmState::SidrReqReceived => {
                 self.release_backlog(id);
-                self.refuse(card, ctx, id, reason, private_data);
+                self.reject_and_close(card, ctx, id, reason, private_data);
             }
-            CmState::ReplyReceived => self.refuse(card, ctx, id, reason, private_data),
-            state => return Err(Error::CmState { id, state, call: "reject" }),
+            CmState::RepReceived => self.reject_and_close(card, ctx, id, reason, private_data),
+            state => return Err(VerbsError::InvalidCmState { id, state, call: "reject" }),
         }
         Ok(())
     }
 
     fn disconnect(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
-    ) -> Result<(), Error> {
-        match self.own(client, id)?.state {
-            CmState::Established | CmState::ReplySent | CmState::ReplyReceived => {
-                self.send_disconnect(card, ctx, id);
+    ) -> Result<(), VerbsError> {
+        match self.identifier(client, id)?.state {
+            CmState::Established | CmState::RepSent | CmState::RepReceived => {
+                self.send_dreq(card, ctx, id);
             }
-            CmState::DisconnectReceived => {
-                self.send_disconnect_reply(card, ctx, id);
+            CmState::DreqReceived => {
+                self.send_drep(card, ctx, id);
                 self.enter_time_wait(card, ctx, id);
             }
-            CmState::DisconnectSent | CmState::TimeWait => {}
-            state => return Err(Error::CmState { id, state, call: "disconnect" }),
+            CmState::DreqSent | CmState::TimeWait => {}
+            state => return Err(VerbsError::InvalidCmState { id, state, call: "disconnect" }),
         }
         Ok(())
     }
 
     fn join(
         &mut self,
-        card: &Card,
+        card: &HcaState,
         ctx: &mut Context<'_>,
         client: ClientId,
         id: CmId,
         group: IpAddr,
-    ) -> Result<(), Error> {
-        let identifier = self.own(client, id)?;
+    ) -> Result<(), VerbsError> {
+        let identifier = self.identifier(client, id)?;
         check_group(group)?;
         if !identifier.is_datagram() {
             let why = "only identifiers of the UDP and IPoIB port spaces join groups";
-            return Err(Error::Invalid { what: "multicast", why });
+            return Err(VerbsError::Invalid { what: "multicast", why });
         }
         if !matches!(identifier.state, CmState::Bound | CmState::AddressResolved | CmState::RouteResolved) {
-            return Err(Error::CmState { id, state: identifier.state, call: "join" });
+            return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "join" });
         }
         let fits = |gid: &Gid| gid.ip().is_ipv4() == group.is_ipv4();
-        let index = card.gids.iter().position(fits).ok_or(Error::NetworkUnreachable { address: group })?;
+        let index =
+            card.gids.iter().position(fits).ok_or(VerbsError::NetworkUnreachable { address: group })?;
         let path = AddressVector {
-            source_index: index as u8,
+            sgid_index: index as u8,
             traffic_class: identifier.traffic_class,
             ..AddressVector::to(Gid::from(group))
         };
         let queue_key = identifier.queue_key;
-        let detail = Detail::Datagram(DatagramTarget { path, queue_pair: Qpn::MULTICAST, queue_key });
-        let (kind, private_data) = (EventKind::MulticastJoin, Vec::new());
-        self.raise(ctx, words::Event { id, listener: None, kind, status: 0, private_data, detail });
+        let detail =
+            EventParameters::Ud(UdParameters { address_vector: path, qpn: Qpn::MULTICAST, qkey: queue_key });
+        let (kind, private_data) = (EventType::MulticastJoin, Vec::new());
+        self.raise_event(
+            ctx,
+            words::Event {
+                id,
+                listener: None,
+                event_type: kind,
+                status: 0,
+                private_data,
+                parameters: detail,
+            },
+        );
         Ok(())
     }
 }
 
-impl Identifier {
+impl CmIdentifier {
     /// Takes over what the application offers and asks for.
-    fn take(&mut self, parameters: &Parameters) {
-        let most = Limits::CARD.reads;
-        self.queue_pair = parameters.queue_pair;
-        self.queue_key = parameters.queue_key.unwrap_or(self.queue_key);
+    fn apply_parameters(&mut self, parameters: &ConnectionParameters) {
+        let most = DeviceLimits::HCA.max_qp_rd_atom;
+        self.qpn = parameters.qpn;
+        self.queue_key = parameters.qkey.unwrap_or(self.queue_key);
         self.responder_resources = parameters.responder_resources.min(most);
         self.initiator_depth = parameters.initiator_depth.min(most);
         self.retry_count = parameters.retry_count.min(7);
@@ -241,31 +262,31 @@ impl Identifier {
 }
 
 /// The transaction of the messages that begin with this name, as Linux forms it.
-pub(super) fn transaction(name: softhca_wire::cm::CommunicationId) -> u64 {
+pub(super) fn transaction_id(name: softhca_wire::cm::CommunicationId) -> u64 {
     const AGENT: u64 = 2;
     AGENT << 32 | u64::from(name.0.swap_bytes())
 }
 
-fn check_data(data: &[u8], room: usize) -> Result<(), Error> {
+fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
     if data.len() > room {
         let (value, limit) = (data.len() as u64, room as u64);
-        return Err(Error::TooLarge { what: "private data", value, limit });
+        return Err(VerbsError::TooLarge { what: "private data", value, limit });
     }
     Ok(())
 }
 
-fn check_queue_pair(datagram: bool, parameters: &Parameters) -> Result<(), Error> {
-    let number = parameters.queue_pair;
+fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result<(), VerbsError> {
+    let number = parameters.qpn;
     if number.value() < 2 && !datagram {
         let why = "a connection needs the queue pair that it connects";
-        return Err(Error::Invalid { what: "queue pair", why });
+        return Err(VerbsError::Invalid { what: "queue pair", why });
     }
     Ok(())
 }
 
-fn check_group(group: IpAddr) -> Result<(), Error> {
+fn check_group(group: IpAddr) -> Result<(), VerbsError> {
     if !group.is_multicast() {
-        return Err(Error::Invalid { what: "multicast", why: "the address is not one of a group" });
+        return Err(VerbsError::Invalid { what: "multicast", why: "the address is not one of a group" });
     }
     Ok(())
 }

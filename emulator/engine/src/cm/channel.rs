@@ -1,15 +1,15 @@
 //! Channels, in which events wait until the application takes them.
 
-use super::{Channel, MOST_CHANNELS, Manager, words};
-use crate::{ClientId, CmChannelId, CmId, Context, Error, Event, Resource};
+use super::{Channel, ConnectionManager, MAX_CHANNELS_PER_CLIENT, words};
+use crate::{ClientId, CmChannelId, CmId, Context, Event, Resource, VerbsError};
 use alloc::collections::VecDeque;
 use words::Reply;
 
-impl Manager {
-    pub(super) fn create_channel(&mut self, client: ClientId) -> Result<CmChannelId, Error> {
-        let limit = MOST_CHANNELS;
+impl ConnectionManager {
+    pub(super) fn create_channel(&mut self, client: ClientId) -> Result<CmChannelId, VerbsError> {
+        let limit = MAX_CHANNELS_PER_CLIENT;
         if self.channels.values().filter(|channel| channel.client == client).count() >= limit {
-            return Err(Error::Exhausted { resource: Resource::CmChannel, limit });
+            return Err(VerbsError::Exhausted { resource: Resource::CmChannel, limit });
         }
         let number = CmChannelId(self.next_channel);
         self.next_channel = self.next_channel.wrapping_add(1);
@@ -17,21 +17,29 @@ impl Manager {
         Ok(number)
     }
 
-    pub(super) fn channel(&mut self, client: ClientId, channel: CmChannelId) -> Result<&mut Channel, Error> {
+    pub(super) fn channel(
+        &mut self,
+        client: ClientId,
+        channel: CmChannelId,
+    ) -> Result<&mut Channel, VerbsError> {
         let found = self.channels.get_mut(&channel).filter(|channel| channel.client == client);
-        found.ok_or(Error::NotFound { resource: Resource::CmChannel, number: channel.0 })
+        found.ok_or(VerbsError::NotFound { resource: Resource::CmChannel, number: channel.0 })
     }
 
-    pub(super) fn destroy_channel(&mut self, client: ClientId, number: CmChannelId) -> Result<(), Error> {
+    pub(super) fn destroy_channel(
+        &mut self,
+        client: ClientId,
+        number: CmChannelId,
+    ) -> Result<(), VerbsError> {
         if self.channel(client, number)?.users > 0 {
             let (resource, user) = (Resource::CmChannel, Resource::CmIdentifier);
-            return Err(Error::Busy { resource, number: number.0, user });
+            return Err(VerbsError::Busy { resource, number: number.0, user });
         }
         self.channels.remove(&number);
         Ok(())
     }
 
-    pub(super) fn take(&mut self, client: ClientId, channel: CmChannelId) -> Result<Reply, Error> {
+    pub(super) fn next_event(&mut self, client: ClientId, channel: CmChannelId) -> Result<Reply, VerbsError> {
         let channel = self.channel(client, channel)?;
         let event = channel.events.pop_front();
         let left = channel.events.len() as u32;
@@ -44,9 +52,9 @@ impl Manager {
         client: ClientId,
         id: CmId,
         channel: CmChannelId,
-    ) -> Result<(), Error> {
+    ) -> Result<(), VerbsError> {
         self.channel(client, channel)?;
-        let identifier = self.own(client, id)?;
+        let identifier = self.identifier(client, id)?;
         let old = core::mem::replace(&mut identifier.channel, channel);
         if old == channel {
             return Ok(());
@@ -60,9 +68,9 @@ impl Manager {
         let new = self.channel(client, channel)?;
         new.users += 1;
         for event in moved {
-            let (kind, status) = (event.kind, event.status);
+            let (kind, status) = (event.event_type, event.status);
             self.channel(client, channel)?.events.push_back(event);
-            ctx.tell(Event::CmRaised { client, channel, id, kind, status });
+            ctx.emit(Event::CmEventRaised { client, channel, id, kind, status });
         }
         Ok(())
     }

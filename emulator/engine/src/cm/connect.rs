@@ -1,25 +1,28 @@
 //! Making connections: REQ, MRA, REP, RTU, REJ.
 
-use super::identifier::Identifier;
-use super::outbox::SOURCE_PORT;
+use super::identifier::CmIdentifier;
+use super::mad_queue::SOURCE_PORT;
 use super::{
-    CmFailure, CmIgnored, CmKind, CmState, Detail, EventKind, MOST_PATIENCE, Manager, TARGET_ACK_DELAY,
-    own_gid, words,
+    CmDropReason, CmFailure, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType,
+    MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, find_gid, words,
 };
-use crate::card::Card;
-use crate::{CmId, Context, Event, Limits, QpKind};
+use crate::hca_state::HcaState;
+use crate::{CmId, Context, DeviceLimits, Event, QpType};
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use softhca_wire::cm::{
-    Datagram, Mra, Path, PortSpace, PrivateData, RdmaCmHeader, Rej, RejectReason, Rep, Req, Rtu, SidrStatus,
-    Subject,
+    Datagram, MessageType, Mra, Path, PortSpace, PrivateData, RdmaCmHeader, Rej, RejectReason, Rep, Req, Rtu,
+    SidrStatus,
 };
-use softhca_wire::{Envelope, Gid, PartitionKey, Psn};
-use words::{Offer, Parameters};
+use softhca_wire::{AddressHeaders, Gid, PartitionKey, Psn};
+use words::{ConnectionParameters, PeerParameters};
 
 /// The header of the RDMA CM, and the application's data behind it.
-pub(super) fn with_addresses<const N: usize>(identifier: &Identifier, data: &[u8]) -> PrivateData<N> {
+pub(super) fn private_data_with_addresses<const N: usize>(
+    identifier: &CmIdentifier,
+    data: &[u8],
+) -> PrivateData<N> {
     let header = RdmaCmHeader {
         source: identifier.local_address(),
         source_port: identifier.local.map_or(0, |local| local.port()),
@@ -30,14 +33,14 @@ pub(super) fn with_addresses<const N: usize>(identifier: &Identifier, data: &[u8
     PrivateData::new(&bytes).unwrap_or_default()
 }
 
-impl Manager {
+impl ConnectionManager {
     /// Sends the REQ of an identifier that `connect` prepared.
-    pub(super) fn send_request(
+    pub(super) fn send_req(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
-        parameters: &Parameters,
+        parameters: &ConnectionParameters,
     ) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let primary = Path {
@@ -53,68 +56,71 @@ impl Manager {
         };
         let times = card.settings.cm;
         let request = Req {
-            local_id: identifier.name,
-            service: identifier.service,
-            local_guid: card.gid(0).guid(),
-            local_qp: identifier.queue_pair,
+            local_id: identifier.local_comm_id,
+            service_id: identifier.service,
+            local_ca_guid: card.gid(0).guid(),
+            local_qpn: identifier.qpn,
             responder_resources: identifier.responder_resources,
             initiator_depth: identifier.initiator_depth,
-            remote_response_timeout: times.response,
-            transport: u8::from(identifier.kind == QpKind::Uc),
-            flow_control: parameters.flow_control,
-            starting_psn: identifier.receive_psn,
-            local_response_timeout: times.response,
+            remote_response_timeout: times.response_timeout,
+            transport_service_type: u8::from(identifier.kind == QpType::Uc),
+            end_to_end_flow_control: parameters.flow_control,
+            starting_psn: identifier.rq_psn,
+            local_response_timeout: times.response_timeout,
             retry_count: identifier.retry_count,
-            partition: PartitionKey::DEFAULT,
-            mtu: identifier.mtu.code(),
+            pkey: PartitionKey::DEFAULT,
+            path_mtu_code: identifier.mtu.code(),
             rnr_retry_count: identifier.rnr_retry_count,
-            max_cm_retries: times.retries.min(15),
-            shared_receive_queue: parameters.shared_receive_queue,
-            primary,
-            private_data: with_addresses(identifier, &parameters.private_data),
+            max_cm_retries: times.max_retries.min(15),
+            srq: parameters.srq,
+            primary_path: primary,
+            private_data: private_data_with_addresses(identifier, &parameters.private_data),
             ..Req::default()
         };
-        let transaction = identifier.transaction;
-        self.enter(ctx, id, CmState::RequestSent);
-        self.send_until_answered(card, ctx, id, request, transaction);
+        let transaction = identifier.transaction_id;
+        self.set_state(ctx, id, CmState::ReqSent);
+        self.send_with_retries(card, ctx, id, request, transaction);
     }
 
     /// Takes a REQ.
-    pub(super) fn on_request(
+    pub(super) fn on_req(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         transaction: u64,
         req: &Req,
     ) {
         let peer = envelope.source;
-        if let Some(id) = self.by_peer.get(&(peer, req.local_id)).copied() {
-            return self.on_request_again(card, ctx, id, peer);
+        if let Some(id) = self.by_remote_comm_id.get(&(peer, req.local_id)).copied() {
+            return self.on_duplicate_req(card, ctx, id, peer);
         }
-        let refuse =
-            |this: &mut Manager, card: &mut Card, ctx: &mut Context<'_>, reason, information: &[u8]| {
-                this.refuse_stranger(card, ctx, envelope, transaction, req, reason, information);
-            };
-        let Some(Ok(header)) = req.addresses() else {
+        let refuse = |this: &mut ConnectionManager,
+                      card: &mut HcaState,
+                      ctx: &mut Context<'_>,
+                      reason,
+                      information: &[u8]| {
+            this.reject_unmatched_req(card, ctx, envelope, transaction, req, reason, information);
+        };
+        let Some(Ok(header)) = req.rdma_cm_header() else {
             return refuse(self, card, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let space = req.service.port_space().expect("it has addresses");
-        let listener = self.ports.listener(space, req.service.port(), header.destination);
+        let space = req.service_id.port_space().expect("it has addresses");
+        let listener = self.ports.listener(space, req.service_id.port(), header.destination);
         let Some(listener) = listener.filter(|_| !matches!(space, PortSpace::Udp | PortSpace::IpOverIb))
         else {
             return refuse(self, card, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let Some(source) = own_gid(card, envelope.destination) else {
+        let Some(source) = find_gid(card, envelope.destination) else {
             return refuse(self, card, ctx, RejectReason::PRIMARY_GID, &[]);
         };
-        if req.primary.remote_gid != source.0 || req.primary.local_gid != Gid::from(peer) {
+        if req.primary_path.remote_gid != source.0 || req.primary_path.local_gid != Gid::from(peer) {
             return refuse(self, card, ctx, RejectReason::PRIMARY_GID, &[]);
         }
         let kind = self.identifiers[&listener].kind;
-        let transport = match (req.transport, req.extended_transport) {
-            (0, _) => Some(QpKind::Rc),
-            (1, _) => Some(QpKind::Uc),
+        let transport = match (req.transport_service_type, req.extended_transport_type) {
+            (0, _) => Some(QpType::Rc),
+            (1, _) => Some(QpType::Uc),
             _ => None,
         };
         if transport != Some(kind) {
@@ -126,103 +132,102 @@ impl Manager {
         };
         // The queue pair is known as part of another connection: the peer does not know that one any more, so
         // that it is over here too (IBA 12.9.8.3.1).
-        if let Some(stale) = self.by_peer_queue_pair.get(&(peer, req.local_qp)).copied() {
+        if let Some(stale) = self.by_remote_qpn.get(&(peer, req.local_qpn)).copied() {
             refuse(self, card, ctx, RejectReason::STALE_CONNECTION, &[]);
             if self.identifiers[&stale].state == CmState::Established {
-                self.send_disconnect(card, ctx, stale);
+                self.send_dreq(card, ctx, stale);
             }
             return;
         }
-        if self.identifiers[&listener].is_full() {
-            let limit =
-                self.identifiers[&listener].listening.as_ref().map_or(0, |listening| listening.backlog);
-            let reason = CmIgnored::BacklogFull { limit };
-            return ctx.tell(Event::CmIgnored {
+        if self.identifiers[&listener].is_backlog_full() {
+            let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
+            let reason = CmDropReason::BacklogFull { limit };
+            return ctx.emit(Event::CmDropped {
                 id: Some(listener),
-                message: CmKind::of(&(*req).into()),
+                message: CmMessageKind::new(&(*req).into()),
                 peer,
                 reason,
             });
         }
-        let Some(id) = self.child(listener, envelope, &header, source.1) else {
+        let Some(id) = self.create_child(listener, envelope, &header, source.1) else {
             return refuse(self, card, ctx, RejectReason::NO_RESOURCES, &[]);
         };
-        let (name, psn) = (self.draw_name(), Psn::new(self.draw() as u32));
-        self.by_name.insert(name, id);
-        self.by_peer.insert((peer, req.local_id), id);
-        self.by_peer_queue_pair.insert((peer, req.local_qp), id);
+        let (name, psn) = (self.allocate_comm_id(), Psn::new(self.next_random() as u32));
+        self.by_local_comm_id.insert(name, id);
+        self.by_remote_comm_id.insert((peer, req.local_id), id);
+        self.by_remote_qpn.insert((peer, req.local_qpn), id);
         let identifier = self.identifiers.get_mut(&id).expect("it was just made");
-        identifier.name = name;
-        identifier.remote_name = req.local_id;
-        identifier.transaction = transaction;
-        identifier.service = req.service;
-        identifier.flow_label = req.primary.flow_label;
-        identifier.traffic_class = req.primary.traffic_class;
-        identifier.ack_timeout = req.primary.local_ack_timeout;
+        identifier.local_comm_id = name;
+        identifier.remote_comm_id = req.local_id;
+        identifier.transaction_id = transaction;
+        identifier.service = req.service_id;
+        identifier.flow_label = req.primary_path.flow_label;
+        identifier.traffic_class = req.primary_path.traffic_class;
+        identifier.ack_timeout = req.primary_path.local_ack_timeout;
         identifier.mtu = mtu;
-        identifier.peer_queue_pair = req.local_qp;
-        identifier.receive_psn = psn;
-        identifier.send_psn = req.starting_psn;
+        identifier.remote_qpn = req.local_qpn;
+        identifier.rq_psn = psn;
+        identifier.sq_psn = req.starting_psn;
         // What the peer serves is what this side may have outstanding, and the other way round.
         identifier.initiator_depth = req.responder_resources;
         identifier.responder_resources = req.initiator_depth;
         identifier.retry_count = req.retry_count;
         identifier.rnr_retry_count = req.rnr_retry_count;
-        self.enter(ctx, id, CmState::RequestReceived);
-        let offer = Offer {
+        self.set_state(ctx, id, CmState::ReqReceived);
+        let offer = PeerParameters {
             responder_resources: req.initiator_depth,
             initiator_depth: req.responder_resources,
-            flow_control: req.flow_control,
+            flow_control: req.end_to_end_flow_control,
             retry_count: req.retry_count,
             rnr_retry_count: req.rnr_retry_count,
-            shared_receive_queue: req.shared_receive_queue,
-            queue_pair: req.local_qp,
+            srq: req.srq,
+            qpn: req.local_qpn,
         };
         let private_data = req.private_data.0[RdmaCmHeader::LEN..].to_vec();
-        self.raise(
+        self.raise_event(
             ctx,
             words::Event {
                 id,
                 listener: Some(listener),
-                kind: EventKind::ConnectRequest,
+                event_type: EventType::ConnectRequest,
                 status: 0,
                 private_data,
-                detail: Detail::Connection(offer),
+                parameters: EventParameters::Connection(offer),
             },
         );
     }
 
     /// The peer did not hear an answer to its REQ.
-    fn on_request_again(&mut self, card: &mut Card, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
+    fn on_duplicate_req(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
         let identifier = &self.identifiers[&id];
-        ctx.tell(Event::CmIgnored {
+        ctx.emit(Event::CmDropped {
             id: Some(id),
-            message: CmKind("REQ"),
+            message: CmMessageKind("REQ"),
             peer,
-            reason: CmIgnored::Duplicate,
+            reason: CmDropReason::Duplicate,
         });
         match identifier.state {
-            CmState::RequestReceived => self.ask_for_patience(card, ctx, id, Subject::REQ),
-            CmState::ReplySent => {
-                let Some(unanswered) = &identifier.unanswered else { return };
-                let (envelope, datagram) = (unanswered.message.envelope, unanswered.message.datagram);
-                self.outbox.push(card, ctx, Some(id), envelope, datagram, true);
+            CmState::ReqReceived => self.send_mra(card, ctx, id, MessageType::REQ),
+            CmState::RepSent => {
+                let Some(unanswered) = &identifier.awaited_reply else { return };
+                let (envelope, datagram) = (unanswered.message.addressing, unanswered.message.datagram);
+                self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
             }
-            CmState::TimeWait => self.send_reject(card, ctx, id, RejectReason::STALE_CONNECTION, &[]),
+            CmState::TimeWait => self.send_rej(card, ctx, id, RejectReason::STALE_CONNECTION, &[]),
             _ => {}
         }
     }
 
     /// An identifier for a request that came to `listener`, if there is room.
-    pub(super) fn child(
+    pub(super) fn create_child(
         &mut self,
         listener: CmId,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         header: &RdmaCmHeader,
         source_index: u8,
     ) -> Option<CmId> {
         let parent = &self.identifiers[&listener];
-        let mut child = Identifier::new(parent.client, parent.channel, parent.space, parent.kind);
+        let mut child = CmIdentifier::new(parent.client, parent.channel, parent.port_space, parent.kind);
         let port = parent.local.map_or(0, |local| local.port());
         child.local = Some(SocketAddr::new(envelope.destination, port));
         child.peer = Some(SocketAddr::new(envelope.source, header.source_port));
@@ -230,18 +235,18 @@ impl Manager {
         child.listener = Some(listener);
         let id = self.insert(child).ok()?;
         let parent = self.identifiers.get_mut(&listener);
-        if let Some(listening) = parent.and_then(|parent| parent.listening.as_mut()) {
-            listening.waiting += 1;
+        if let Some(listening) = parent.and_then(|parent| parent.backlog.as_mut()) {
+            listening.pending += 1;
         }
         Some(id)
     }
 
     /// Refuses a REQ that no identifier stands for.
-    fn refuse_stranger(
+    fn reject_unmatched_req(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         transaction: u64,
         req: &Req,
         reason: RejectReason,
@@ -249,198 +254,236 @@ impl Manager {
     ) {
         let rej = Rej {
             remote_id: req.local_id,
-            subject: Subject::REQ,
-            information_length: information.len() as u8,
+            message_rejected: MessageType::REQ,
+            additional_info_length: information.len() as u8,
             reason,
-            information: PrivateData::new(information).unwrap_or_default(),
+            additional_info: PrivateData::new(information).unwrap_or_default(),
             ..Rej::default()
         };
-        self.outbox.push(card, ctx, None, answer_to(envelope), Datagram::new(transaction, rej), false);
+        self.mad_queue.push(
+            card,
+            ctx,
+            None,
+            reply_addressing(envelope),
+            Datagram::new(transaction, rej),
+            false,
+        );
     }
 
     /// Asks the peer to wait: the application has its message.
-    fn ask_for_patience(&mut self, card: &mut Card, ctx: &mut Context<'_>, id: CmId, subject: Subject) {
+    fn send_mra(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, subject: MessageType) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let mra = Mra {
-            local_id: identifier.name,
-            remote_id: identifier.remote_name,
-            subject,
-            service_timeout: card.settings.cm.service,
+            local_id: identifier.local_comm_id,
+            remote_id: identifier.remote_comm_id,
+            message_mraed: subject,
+            service_timeout: card.settings.cm.service_timeout,
             ..Mra::default()
         };
-        self.send(card, ctx, id, mra, identifier.transaction);
+        self.send(card, ctx, id, mra, identifier.transaction_id);
     }
 
     /// Sends the REP of an identifier that `accept` prepared.
-    pub(super) fn send_reply(
+    pub(super) fn send_rep(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
-        parameters: &Parameters,
+        parameters: &ConnectionParameters,
     ) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let rep = Rep {
-            local_id: identifier.name,
-            remote_id: identifier.remote_name,
-            local_qp: identifier.queue_pair,
-            starting_psn: identifier.receive_psn,
+            local_id: identifier.local_comm_id,
+            remote_id: identifier.remote_comm_id,
+            local_qpn: identifier.qpn,
+            starting_psn: identifier.rq_psn,
             responder_resources: identifier.responder_resources,
             initiator_depth: identifier.initiator_depth,
             target_ack_delay: TARGET_ACK_DELAY,
-            flow_control: parameters.flow_control,
+            end_to_end_flow_control: parameters.flow_control,
             rnr_retry_count: parameters.rnr_retry_count.min(7),
-            shared_receive_queue: parameters.shared_receive_queue,
-            local_guid: card.gid(0).guid(),
+            srq: parameters.srq,
+            local_ca_guid: card.gid(0).guid(),
             private_data: PrivateData::new(&parameters.private_data).unwrap_or_default(),
             ..Rep::default()
         };
-        let transaction = identifier.transaction;
-        self.enter(ctx, id, CmState::ReplySent);
-        self.send_until_answered(card, ctx, id, rep, transaction);
+        let transaction = identifier.transaction_id;
+        self.set_state(ctx, id, CmState::RepSent);
+        self.send_with_retries(card, ctx, id, rep, transaction);
     }
 
     /// Takes a REP.
-    pub(super) fn on_reply(
+    pub(super) fn on_rep(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
-        let Some(id) = self.named(rep.remote_id, envelope.source) else {
-            return self.refuse_unknown(card, ctx, envelope, transaction, rep);
+        let Some(id) = self.find_by_comm_id(rep.remote_id, envelope.source) else {
+            return self.reject_unknown_rep(card, ctx, envelope, transaction, rep);
         };
         let identifier = self.identifiers.get_mut(&id).expect("it was just found");
         match identifier.state {
-            CmState::RequestSent => {}
+            CmState::ReqSent => {}
             // The RTU was lost, or the application takes its time.
-            CmState::Established if identifier.remote_name == rep.local_id => {
+            CmState::Established if identifier.remote_comm_id == rep.local_id => {
                 let rtu = Rtu { local_id: rep.remote_id, remote_id: rep.local_id, ..Rtu::default() };
                 return self.send(card, ctx, id, rtu, transaction);
             }
-            CmState::ReplyReceived if identifier.remote_name == rep.local_id => {
-                return self.ask_for_patience(card, ctx, id, Subject::REP);
+            CmState::RepReceived if identifier.remote_comm_id == rep.local_id => {
+                return self.send_mra(card, ctx, id, MessageType::REP);
             }
-            state => return ignore(ctx, Some(id), "REP", envelope.source, CmIgnored::OutOfPlace(state)),
+            state => {
+                return emit_cm_dropped(
+                    ctx,
+                    Some(id),
+                    "REP",
+                    envelope.source,
+                    CmDropReason::UnexpectedInState(state),
+                );
+            }
         }
-        let most = Limits::CARD.reads;
-        identifier.remote_name = rep.local_id;
-        identifier.peer_queue_pair = rep.local_qp;
-        identifier.send_psn = rep.starting_psn;
+        let most = DeviceLimits::HCA.max_qp_rd_atom;
+        identifier.remote_comm_id = rep.local_id;
+        identifier.remote_qpn = rep.local_qpn;
+        identifier.sq_psn = rep.starting_psn;
         identifier.initiator_depth = rep.responder_resources.min(identifier.initiator_depth).min(most);
         identifier.responder_resources = rep.initiator_depth.min(most);
         identifier.rnr_retry_count = rep.rnr_retry_count;
-        self.by_peer.insert((envelope.source, rep.local_id), id);
-        self.by_peer_queue_pair.insert((envelope.source, rep.local_qp), id);
-        self.answered(card, id);
-        self.enter(ctx, id, CmState::ReplyReceived);
-        let offer = Offer {
+        self.by_remote_comm_id.insert((envelope.source, rep.local_id), id);
+        self.by_remote_qpn.insert((envelope.source, rep.local_qpn), id);
+        self.stop_retries(card, id);
+        self.set_state(ctx, id, CmState::RepReceived);
+        let offer = PeerParameters {
             responder_resources: rep.initiator_depth,
             initiator_depth: rep.responder_resources,
-            flow_control: rep.flow_control,
+            flow_control: rep.end_to_end_flow_control,
             retry_count: 0,
             rnr_retry_count: rep.rnr_retry_count,
-            shared_receive_queue: rep.shared_receive_queue,
-            queue_pair: rep.local_qp,
+            srq: rep.srq,
+            qpn: rep.local_qpn,
         };
-        let kind = EventKind::ConnectResponse;
-        let (private_data, detail) = (rep.private_data.0.to_vec(), Detail::Connection(offer));
-        self.raise(ctx, words::Event { id, listener: None, kind, status: 0, private_data, detail });
+        let kind = EventType::ConnectResponse;
+        let (private_data, detail) = (rep.private_data.0.to_vec(), EventParameters::Connection(offer));
+        self.raise_event(
+            ctx,
+            words::Event {
+                id,
+                listener: None,
+                event_type: kind,
+                status: 0,
+                private_data,
+                parameters: detail,
+            },
+        );
     }
 
     /// Nobody asked for this connection, or nobody does any more.
-    fn refuse_unknown(
+    fn reject_unknown_rep(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &Envelope,
+        envelope: &AddressHeaders,
         transaction: u64,
         rep: &Rep,
     ) {
-        ignore(ctx, None, "REP", envelope.source, CmIgnored::NoSuchConnection);
+        emit_cm_dropped(ctx, None, "REP", envelope.source, CmDropReason::NoSuchConnection);
         let rej = Rej {
             local_id: rep.remote_id,
             remote_id: rep.local_id,
-            subject: Subject::REP,
+            message_rejected: MessageType::REP,
             reason: RejectReason::INVALID_COMMUNICATION_ID,
             ..Rej::default()
         };
-        self.outbox.push(card, ctx, None, answer_to(envelope), Datagram::new(transaction, rej), false);
+        self.mad_queue.push(
+            card,
+            ctx,
+            None,
+            reply_addressing(envelope),
+            Datagram::new(transaction, rej),
+            false,
+        );
     }
 
     /// The connection stands: the asking side says so, the asked side was told or heard its peer. An event
     /// tells it to the asked side; the asking side has heard it from the REP.
-    pub(super) fn establish(&mut self, card: &mut Card, ctx: &mut Context<'_>, id: CmId) {
+    pub(super) fn establish(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
-        let asking = identifier.state == CmState::ReplyReceived;
+        let asking = identifier.state == CmState::RepReceived;
         if asking {
-            let (local_id, remote_id) = (identifier.name, identifier.remote_name);
-            let transaction = identifier.transaction;
+            let (local_id, remote_id) = (identifier.local_comm_id, identifier.remote_comm_id);
+            let transaction = identifier.transaction_id;
             let rtu = Rtu { local_id, remote_id, ..Rtu::default() };
             self.send(card, ctx, id, rtu, transaction);
         }
-        self.answered(card, id);
-        self.enter(ctx, id, CmState::Established);
+        self.stop_retries(card, id);
+        self.set_state(ctx, id, CmState::Established);
         if !asking {
-            self.raise_plain(ctx, id, EventKind::Established, 0);
+            self.raise_simple_event(ctx, id, EventType::Established, 0);
         }
     }
 
     /// Takes an RTU.
-    pub(super) fn on_ready(&mut self, card: &mut Card, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
-        let Some(id) = self.named(rtu.remote_id, peer) else {
-            return ignore(ctx, None, "RTU", peer, CmIgnored::NoSuchConnection);
+    pub(super) fn on_rtu(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
+        let Some(id) = self.find_by_comm_id(rtu.remote_id, peer) else {
+            return emit_cm_dropped(ctx, None, "RTU", peer, CmDropReason::NoSuchConnection);
         };
         match self.identifiers[&id].state {
-            CmState::ReplySent => self.establish(card, ctx, id),
-            CmState::Established => ignore(ctx, Some(id), "RTU", peer, CmIgnored::Duplicate),
-            state => ignore(ctx, Some(id), "RTU", peer, CmIgnored::OutOfPlace(state)),
+            CmState::RepSent => self.establish(card, ctx, id),
+            CmState::Established => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::Duplicate),
+            state => emit_cm_dropped(ctx, Some(id), "RTU", peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
     /// Takes an MRA: the answer comes later.
-    pub(super) fn on_patience(&mut self, card: &mut Card, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
-        let Some(id) = self.named(mra.remote_id, peer) else {
-            return ignore(ctx, None, "MRA", peer, CmIgnored::NoSuchConnection);
+    pub(super) fn on_mra(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
+        let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
+            return emit_cm_dropped(ctx, None, "MRA", peer, CmDropReason::NoSuchConnection);
         };
         let identifier = self.identifiers.get_mut(&id).expect("it was just found");
         let fits = matches!(
-            (identifier.state, mra.subject),
-            (CmState::RequestSent, Subject::REQ) | (CmState::ReplySent, Subject::REP)
+            (identifier.state, mra.message_mraed),
+            (CmState::ReqSent, MessageType::REQ) | (CmState::RepSent, MessageType::REP)
         );
         if !fits {
-            return ignore(ctx, Some(id), "MRA", peer, CmIgnored::OutOfPlace(identifier.state));
+            return emit_cm_dropped(
+                ctx,
+                Some(id),
+                "MRA",
+                peer,
+                CmDropReason::UnexpectedInState(identifier.state),
+            );
         }
-        let wait = Duration::from_nanos(4096 << mra.service_timeout.min(MOST_PATIENCE));
-        let at = ctx.now.plus(card.settings.cm.answer()).plus(wait);
-        self.arm(card, id, Some(at));
+        let wait = Duration::from_nanos(4096 << mra.service_timeout.min(MAX_MRA_TIMEOUT));
+        let at = ctx.now.plus(card.settings.cm.reply_timeout()).plus(wait);
+        self.set_deadline(card, id, Some(at));
     }
 
     /// Refuses what an identifier waits with, and closes it.
-    pub(super) fn refuse(
+    pub(super) fn reject_and_close(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         reason: RejectReason,
         private_data: &[u8],
     ) {
         if self.identifiers.get(&id).is_some_and(|identifier| identifier.is_datagram()) {
-            self.refuse_service(card, ctx, id, SidrStatus::REJECTED, private_data);
+            self.reject_sidr(card, ctx, id, SidrStatus::REJECTED, private_data);
         } else {
-            self.send_reject(card, ctx, id, reason, private_data);
+            self.send_rej(card, ctx, id, reason, private_data);
         }
-        self.answered(card, id);
-        self.enter(ctx, id, CmState::Closed);
-        self.forget_connection(id);
+        self.stop_retries(card, id);
+        self.set_state(ctx, id, CmState::Closed);
+        self.remove_connection(id);
     }
 
     /// Sends a REJ of an identifier.
-    pub(super) fn send_reject(
+    pub(super) fn send_rej(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         reason: RejectReason,
@@ -448,85 +491,99 @@ impl Manager {
     ) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let subject = match identifier.state {
-            CmState::RequestReceived | CmState::TimeWait => Subject::REQ,
-            CmState::ReplyReceived => Subject::REP,
-            _ => Subject::OTHER,
+            CmState::ReqReceived | CmState::TimeWait => MessageType::REQ,
+            CmState::RepReceived => MessageType::REP,
+            _ => MessageType::OTHER,
         };
         // Linux names itself only where the peer knows the name.
         let local_id = match subject {
-            Subject::REQ => Default::default(),
-            _ => identifier.name,
+            MessageType::REQ => Default::default(),
+            _ => identifier.local_comm_id,
         };
         let rej = Rej {
             local_id,
-            remote_id: identifier.remote_name,
-            subject,
+            remote_id: identifier.remote_comm_id,
+            message_rejected: subject,
             reason,
             private_data: PrivateData::new(private_data).unwrap_or_default(),
             ..Rej::default()
         };
-        let transaction = identifier.transaction;
+        let transaction = identifier.transaction_id;
         self.send(card, ctx, id, rej, transaction);
     }
 
     /// Takes a REJ.
-    pub(super) fn on_reject(&mut self, card: &mut Card, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
+    pub(super) fn on_rej(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
         // Who gives up while it waits for an answer does not know our name yet.
-        let found = self.named(rej.remote_id, peer);
-        let found = found.or_else(|| self.by_peer.get(&(peer, rej.local_id)).copied());
+        let found = self.find_by_comm_id(rej.remote_id, peer);
+        let found = found.or_else(|| self.by_remote_comm_id.get(&(peer, rej.local_id)).copied());
         let Some(id) = found else {
-            return ignore(ctx, None, "REJ", peer, CmIgnored::NoSuchConnection);
+            return emit_cm_dropped(ctx, None, "REJ", peer, CmDropReason::NoSuchConnection);
         };
         let state = self.identifiers[&id].state;
         match state {
-            CmState::RequestSent | CmState::ReplySent | CmState::RequestReceived | CmState::ReplyReceived => {
+            CmState::ReqSent | CmState::RepSent | CmState::ReqReceived | CmState::RepReceived => {
                 self.release_backlog(id);
-                self.answered(card, id);
-                self.enter(ctx, id, CmState::Closed);
-                self.forget_connection(id);
-                let (kind, status) = (EventKind::Rejected, i32::from(rej.reason.0));
+                self.stop_retries(card, id);
+                self.set_state(ctx, id, CmState::Closed);
+                self.remove_connection(id);
+                let (kind, status) = (EventType::Rejected, i32::from(rej.reason.0));
                 let private_data: Vec<u8> = rej.private_data.0.to_vec();
-                let detail = Detail::None;
-                self.raise(ctx, words::Event { id, listener: None, kind, status, private_data, detail });
+                let detail = EventParameters::None;
+                self.raise_event(
+                    ctx,
+                    words::Event {
+                        id,
+                        listener: None,
+                        event_type: kind,
+                        status,
+                        private_data,
+                        parameters: detail,
+                    },
+                );
             }
             CmState::Established => {
                 self.enter_time_wait(card, ctx, id);
-                self.raise_plain(ctx, id, EventKind::Disconnected, 0);
+                self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            CmState::DisconnectSent => self.give_up(card, ctx, id, CmFailure::LinkDead),
-            state => ignore(ctx, Some(id), "REJ", peer, CmIgnored::OutOfPlace(state)),
+            CmState::DreqSent => self.fail_connection(card, ctx, id, CmFailure::PeerUnreachable),
+            state => emit_cm_dropped(ctx, Some(id), "REJ", peer, CmDropReason::UnexpectedInState(state)),
         }
     }
 
     /// The identifier with this name, if the message about it comes from its peer.
-    pub(super) fn named(&self, name: softhca_wire::cm::CommunicationId, peer: IpAddr) -> Option<CmId> {
-        let id = self.by_name.get(&name)?;
+    pub(super) fn find_by_comm_id(
+        &self,
+        name: softhca_wire::cm::CommunicationId,
+        peer: IpAddr,
+    ) -> Option<CmId> {
+        let id = self.by_local_comm_id.get(&name)?;
         self.identifiers.get(id).filter(|identifier| identifier.peer_address() == peer).map(|_| *id)
     }
 }
 
-impl Identifier {
-    pub(super) fn is_full(&self) -> bool {
-        self.listening.as_ref().is_none_or(|listening| listening.waiting >= listening.backlog)
+impl CmIdentifier {
+    pub(super) fn is_backlog_full(&self) -> bool {
+        self.backlog.as_ref().is_none_or(|listening| listening.pending >= listening.limit)
     }
 }
 
 /// The envelope of an answer.
-pub(super) fn answer_to(envelope: &Envelope) -> Envelope {
-    Envelope {
+pub(super) fn reply_addressing(envelope: &AddressHeaders) -> AddressHeaders {
+    AddressHeaders {
         source_port: SOURCE_PORT,
         traffic_class: envelope.traffic_class & !3,
-        ..Envelope::between(envelope.destination, envelope.source)
+        ..AddressHeaders::between(envelope.destination, envelope.source)
     }
 }
 
 /// Tells that a message was not acted on.
-pub(super) fn ignore(
+pub(super) fn emit_cm_dropped(
     ctx: &mut Context<'_>,
     id: Option<CmId>,
     message: &'static str,
     peer: IpAddr,
-    reason: CmIgnored,
+    reason: CmDropReason,
 ) {
-    ctx.tell(Event::CmIgnored { id, message: CmKind(message), peer, reason });
+    ctx.emit(Event::CmDropped { id, message: CmMessageKind(message), peer, reason });
 }

@@ -1,39 +1,39 @@
 //! One identifier: a listener, or one end of a connection.
 
-use super::outbox::SOURCE_PORT;
+use super::mad_queue::SOURCE_PORT;
 use super::ports::Scope;
-use super::{ACK_TIMEOUT, CmState, words};
-use crate::{AddressVector, ClientId, CmChannelId, CmId, Error, Instant, Modify, QpKind, State};
+use super::{CmState, DEFAULT_ACK_TIMEOUT, words};
+use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, Modify, QpState, QpType, VerbsError};
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use softhca_queue::Access;
+use softhca_queue::AccessFlags;
 use softhca_wire::cm::{CommunicationId, Datagram, PortSpace, ServiceId};
-use softhca_wire::{Envelope, Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
+use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
 
 /// A message as it was sent.
-pub(super) struct Sent {
-    pub envelope: Envelope,
+pub(super) struct SentMad {
+    pub addressing: AddressHeaders,
     pub datagram: Datagram,
 }
 
 /// A message that is sent again until its answer comes.
-pub(super) struct Unanswered {
-    pub message: Box<Sent>,
+pub(super) struct AwaitedReply {
+    pub message: Box<SentMad>,
     pub retries_left: u8,
 }
 
 /// What a listener keeps.
-pub(super) struct Listening {
-    pub backlog: u32,
+pub(super) struct ListenBacklog {
+    pub limit: u32,
     /// Requests that the application has neither accepted nor refused.
-    pub waiting: u32,
+    pub pending: u32,
 }
 
-pub(super) struct Identifier {
+pub(super) struct CmIdentifier {
     pub client: ClientId,
     pub channel: CmChannelId,
-    pub space: PortSpace,
-    pub kind: QpKind,
+    pub port_space: PortSpace,
+    pub kind: QpType,
     pub state: CmState,
     // Options.
     pub traffic_class: u8,
@@ -46,79 +46,79 @@ pub(super) struct Identifier {
     pub is_bound: bool,
     pub peer: Option<SocketAddr>,
     pub source_index: u8,
-    pub listening: Option<Listening>,
+    pub backlog: Option<ListenBacklog>,
     /// The listener that a request came to, for as long as it counts against its backlog.
     pub listener: Option<CmId>,
     // The connection.
-    pub name: CommunicationId,
-    pub remote_name: CommunicationId,
+    pub local_comm_id: CommunicationId,
+    pub remote_comm_id: CommunicationId,
     /// The identifier of the messages of the connect dialogue: the one of its REQ.
-    pub transaction: u64,
+    pub transaction_id: u64,
     /// The transaction of the DREQ that waits for an answer.
-    pub release_transaction: u64,
+    pub dreq_transaction_id: u64,
     pub service: ServiceId,
     pub flow_label: u32,
     pub mtu: Mtu,
-    pub queue_pair: Qpn,
+    pub qpn: Qpn,
     pub queue_key: QueueKey,
-    pub peer_queue_pair: Qpn,
+    pub remote_qpn: Qpn,
     /// The PSN that the peer sends first.
-    pub receive_psn: Psn,
+    pub rq_psn: Psn,
     /// The PSN that this side sends first.
-    pub send_psn: Psn,
+    pub sq_psn: Psn,
     pub responder_resources: u8,
     pub initiator_depth: u8,
     pub retry_count: u8,
     pub rnr_retry_count: u8,
-    pub unanswered: Option<Unanswered>,
+    pub awaited_reply: Option<AwaitedReply>,
     /// The answer to a SIDR_REQ, in case that it is asked for again.
-    pub answer: Option<Box<Sent>>,
+    pub sidr_reply: Option<Box<SentMad>>,
     pub deadline: Option<Instant>,
 }
 
-impl Identifier {
-    pub fn new(client: ClientId, channel: CmChannelId, space: PortSpace, kind: QpKind) -> Identifier {
-        Identifier {
+impl CmIdentifier {
+    pub fn new(client: ClientId, channel: CmChannelId, space: PortSpace, kind: QpType) -> CmIdentifier {
+        CmIdentifier {
             client,
             channel,
-            space,
+            port_space: space,
             kind,
             state: CmState::Idle,
             traffic_class: 0,
             reuse_address: false,
             only_ipv6: false,
-            ack_timeout: ACK_TIMEOUT,
+            ack_timeout: DEFAULT_ACK_TIMEOUT,
             local: None,
             is_bound: false,
             peer: None,
             source_index: 0,
-            listening: None,
+            backlog: None,
             listener: None,
-            name: CommunicationId::default(),
-            remote_name: CommunicationId::default(),
-            transaction: 0,
-            release_transaction: 0,
+            local_comm_id: CommunicationId::default(),
+            remote_comm_id: CommunicationId::default(),
+            transaction_id: 0,
+            dreq_transaction_id: 0,
             service: ServiceId::default(),
             flow_label: 0,
             mtu: Mtu::B1024,
-            queue_pair: Qpn::default(),
-            queue_key: words::DATAGRAM_KEY,
-            peer_queue_pair: Qpn::default(),
-            receive_psn: Psn::default(),
-            send_psn: Psn::default(),
+            qpn: Qpn::default(),
+            queue_key: words::RDMA_UDP_QKEY,
+            remote_qpn: Qpn::default(),
+            rq_psn: Psn::default(),
+            sq_psn: Psn::default(),
             responder_resources: 0,
             initiator_depth: 0,
             retry_count: 0,
             rnr_retry_count: 0,
-            unanswered: None,
-            answer: None,
+            awaited_reply: None,
+            sidr_reply: None,
             deadline: None,
         }
     }
 
     /// Whether it is of datagrams, which are resolved and not connected.
     pub fn is_datagram(&self) -> bool {
-        self.kind == QpKind::Ud
+        self.kind == QpType::Ud
     }
 
     pub fn peer_address(&self) -> IpAddr {
@@ -130,19 +130,19 @@ impl Identifier {
     }
 
     /// The envelope of its messages.
-    pub fn envelope(&self) -> Envelope {
-        Envelope {
+    pub fn addressing(&self) -> AddressHeaders {
+        AddressHeaders {
             source_port: SOURCE_PORT,
             traffic_class: self.traffic_class,
-            ..Envelope::between(self.local_address(), self.peer_address())
+            ..AddressHeaders::between(self.local_address(), self.peer_address())
         }
     }
 
     /// The path of its queue pair.
     pub fn path(&self) -> AddressVector {
         AddressVector {
-            destination: Gid::from(self.peer_address()),
-            source_index: self.source_index,
+            dgid: Gid::from(self.peer_address()),
+            sgid_index: self.source_index,
             traffic_class: self.traffic_class,
             flow_label: self.flow_label,
             hop_limit: 64,
@@ -160,22 +160,22 @@ impl Identifier {
         }
     }
 
-    pub fn view(&self, source_gid: Gid) -> words::View {
-        words::View {
+    pub fn view(&self, source_gid: Gid) -> words::IdSnapshot {
+        words::IdSnapshot {
             state: self.state,
-            space: self.space,
-            kind: self.kind,
+            port_space: self.port_space,
+            qp_type: self.kind,
             local: self.local,
             peer: self.peer,
-            source_gid,
-            path: self.path(),
-            mtu: self.mtu,
-            peer_queue_pair: self.peer_queue_pair,
+            sgid: source_gid,
+            address_vector: self.path(),
+            path_mtu: self.mtu,
+            remote_qpn: self.remote_qpn,
         }
     }
 
     /// What takes its queue pair to a state.
-    pub fn attributes(&self, id: CmId, state: State) -> Result<Modify, Error> {
+    pub fn attributes(&self, id: CmId, state: QpState) -> Result<Modify, VerbsError> {
         let modify = Modify::default().state(state);
         let connected = !matches!(
             self.state,
@@ -184,43 +184,42 @@ impl Identifier {
                 | CmState::AddressResolved
                 | CmState::RouteResolved
                 | CmState::Listening
-                | CmState::RequestSent
+                | CmState::ReqSent
         );
-        let refuse = Err(Error::CmState { id, state: self.state, call: "attributes of the queue pair" });
+        let refuse =
+            Err(VerbsError::InvalidCmState { id, state: self.state, call: "attributes of the queue pair" });
         match state {
-            State::Init if self.is_datagram() => {
-                Ok(modify.partition_index(0).port(1).queue_key(self.queue_key))
+            QpState::Init if self.is_datagram() => Ok(modify.pkey_index(0).port(1).qkey(self.queue_key)),
+            QpState::Init => {
+                let reads = AccessFlags::REMOTE_READ | AccessFlags::REMOTE_ATOMIC;
+                let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | reads;
+                Ok(modify.pkey_index(0).port(1).access_flags(access))
             }
-            State::Init => {
-                let reads = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-                let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | reads;
-                Ok(modify.partition_index(0).port(1).access(access))
-            }
-            State::ReadyToReceive if self.is_datagram() => Ok(modify),
-            State::ReadyToSend if self.is_datagram() => Ok(modify.send_psn(self.send_psn)),
-            State::ReadyToReceive if connected => {
+            QpState::ReadyToReceive if self.is_datagram() => Ok(modify),
+            QpState::ReadyToSend if self.is_datagram() => Ok(modify.sq_psn(self.sq_psn)),
+            QpState::ReadyToReceive if connected => {
                 let modify = modify
-                    .path(self.path())
-                    .mtu(self.mtu)
-                    .destination(self.peer_queue_pair)
-                    .receive_psn(self.receive_psn);
+                    .address_vector(self.path())
+                    .path_mtu(self.mtu)
+                    .dest_qpn(self.remote_qpn)
+                    .rq_psn(self.rq_psn);
                 Ok(match self.kind {
-                    QpKind::Uc => modify,
-                    _ => modify.max_reads_in(self.responder_resources).min_rnr_timer(RnrTimer::new(0)),
+                    QpType::Uc => modify,
+                    _ => modify.max_dest_rd_atomic(self.responder_resources).min_rnr_timer(RnrTimer::new(0)),
                 })
             }
-            State::ReadyToSend if connected => {
-                let modify = modify.send_psn(self.send_psn);
+            QpState::ReadyToSend if connected => {
+                let modify = modify.sq_psn(self.sq_psn);
                 Ok(match self.kind {
-                    QpKind::Uc => modify,
+                    QpType::Uc => modify,
                     _ => modify
                         .timeout(self.ack_timeout)
                         .retry_count(self.retry_count)
                         .rnr_retry(self.rnr_retry_count)
-                        .max_reads_out(self.initiator_depth),
+                        .max_rd_atomic(self.initiator_depth),
                 })
             }
-            State::Error | State::Reset => Ok(modify),
+            QpState::Error | QpState::Reset => Ok(modify),
             _ => refuse,
         }
     }

@@ -1,13 +1,13 @@
 //! The port spaces of a host: who has which address, who listens.
 
-use crate::{CmId, Error};
+use crate::{CmId, VerbsError};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_wire::cm::PortSpace;
 
 /// The first and the last port that is given to who asks for any.
-const ANY: [u16; 2] = [32_768, 60_999];
+const EPHEMERAL_PORTS: [u16; 2] = [32_768, 60_999];
 
 /// Which addresses a binding takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ struct Binding {
     id: CmId,
     scope: Scope,
     reuse: bool,
-    listens: bool,
+    is_listening: bool,
 }
 
 #[derive(Default)]
@@ -56,7 +56,7 @@ pub(super) struct Ports {
 impl Ports {
     fn is_free(&self, space: PortSpace, port: u16, scope: Scope, reuse: bool) -> bool {
         let conflicts =
-            |other: &Binding| other.scope.overlaps(scope) && !(reuse && other.reuse && !other.listens);
+            |other: &Binding| other.scope.overlaps(scope) && !(reuse && other.reuse && !other.is_listening);
         !self.bindings.get(&(space, port)).is_some_and(|all| all.iter().any(conflicts))
     }
 
@@ -69,43 +69,49 @@ impl Ports {
         scope: Scope,
         reuse: bool,
         draw: u64,
-    ) -> Result<u16, Error> {
+    ) -> Result<u16, VerbsError> {
         let port = match port {
             0 => {
-                let count = u64::from(ANY[1] - ANY[0]) + 1;
-                let candidates = (0..count).map(|offset| ANY[0] + ((draw % count + offset) % count) as u16);
+                let count = u64::from(EPHEMERAL_PORTS[1] - EPHEMERAL_PORTS[0]) + 1;
+                let candidates =
+                    (0..count).map(|offset| EPHEMERAL_PORTS[0] + ((draw % count + offset) % count) as u16);
                 let free = |port: &u16| self.is_free(space, *port, scope, false);
                 let limit = count as usize;
                 candidates
                     .into_iter()
                     .find(free)
-                    .ok_or(Error::Exhausted { resource: crate::Resource::Port, limit })?
+                    .ok_or(VerbsError::Exhausted { resource: crate::Resource::CmPort, limit })?
             }
             port if self.is_free(space, port, scope, reuse) => port,
-            port => return Err(Error::AddressInUse { space: space.name(), port }),
+            port => return Err(VerbsError::AddressInUse { space: space.name(), port }),
         };
-        self.bindings.entry((space, port)).or_default().push(Binding { id, scope, reuse, listens: false });
+        self.bindings.entry((space, port)).or_default().push(Binding {
+            id,
+            scope,
+            reuse,
+            is_listening: false,
+        });
         Ok(port)
     }
 
     /// Lets a binding take requests, unless another does already.
-    pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), Error> {
+    pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), VerbsError> {
         let Some(all) = self.bindings.get_mut(&(space, port)) else {
-            return Err(Error::AddressInUse { space: space.name(), port });
+            return Err(VerbsError::AddressInUse { space: space.name(), port });
         };
         let Some(own) = all.iter().position(|binding| binding.id == id) else {
-            return Err(Error::AddressInUse { space: space.name(), port });
+            return Err(VerbsError::AddressInUse { space: space.name(), port });
         };
         let scope = all[own].scope;
-        if all.iter().any(|other| other.id != id && other.listens && other.scope.overlaps(scope)) {
-            return Err(Error::AddressInUse { space: space.name(), port });
+        if all.iter().any(|other| other.id != id && other.is_listening && other.scope.overlaps(scope)) {
+            return Err(VerbsError::AddressInUse { space: space.name(), port });
         }
-        all[own].listens = true;
+        all[own].is_listening = true;
         Ok(())
     }
 
     /// Narrows a binding to the address that its connection uses.
-    pub fn narrow(&mut self, id: CmId, space: PortSpace, port: u16, address: IpAddr) {
+    pub fn narrow_scope(&mut self, id: CmId, space: PortSpace, port: u16, address: IpAddr) {
         let all = self.bindings.get_mut(&(space, port));
         if let Some(own) = all.and_then(|all| all.iter_mut().find(|binding| binding.id == id)) {
             own.scope = Scope::Only(address);
@@ -122,15 +128,15 @@ impl Ports {
     }
 
     /// The ports at which somebody takes requests.
-    pub fn listening(&self) -> impl Iterator<Item = u16> {
-        let listens = |all: &[Binding]| all.iter().any(|binding| binding.listens);
+    pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
+        let listens = |all: &[Binding]| all.iter().any(|binding| binding.is_listening);
         self.bindings.iter().filter(move |(_, all)| listens(all)).map(|((_, port), _)| *port)
     }
 
     /// Who takes requests for an address.
     pub fn listener(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
         let all = self.bindings.get(&(space, port))?;
-        let takes = |binding: &&Binding| binding.listens && binding.scope.contains(address);
+        let takes = |binding: &&Binding| binding.is_listening && binding.scope.contains(address);
         all.iter().find(takes).map(|binding| binding.id)
     }
 }
@@ -141,7 +147,7 @@ mod tests {
 
     const HOST: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(10, 0, 0, 1));
 
-    fn bind(ports: &mut Ports, id: u32, port: u16, scope: Scope, reuse: bool) -> Result<u16, Error> {
+    fn bind(ports: &mut Ports, id: u32, port: u16, scope: Scope, reuse: bool) -> Result<u16, VerbsError> {
         ports.bind(CmId(id), PortSpace::Tcp, port, scope, reuse, 7)
     }
 
@@ -184,10 +190,10 @@ mod tests {
     fn any_port_is_a_free_one() {
         let mut ports = Ports::default();
         let mut seen = alloc::collections::BTreeSet::new();
-        for id in 0..(ANY[1] - ANY[0]) as u32 + 1 {
+        for id in 0..(EPHEMERAL_PORTS[1] - EPHEMERAL_PORTS[0]) as u32 + 1 {
             let port = ports.bind(CmId(id), PortSpace::Tcp, 0, Scope::Ipv4, false, u64::from(id)).unwrap();
-            assert!((ANY[0]..=ANY[1]).contains(&port) && seen.insert(port));
+            assert!((EPHEMERAL_PORTS[0]..=EPHEMERAL_PORTS[1]).contains(&port) && seen.insert(port));
         }
-        assert!(matches!(bind(&mut ports, 99_999, 0, Scope::Ipv4, false), Err(Error::Exhausted { .. })));
+        assert!(matches!(bind(&mut ports, 99_999, 0, Scope::Ipv4, false), Err(VerbsError::Exhausted { .. })));
     }
 }

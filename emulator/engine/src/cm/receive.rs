@@ -1,29 +1,29 @@
 //! Packets to QP1: checked, read, and handed to whom they are for.
 
-use super::connect::{answer_to, ignore};
-use super::{CmIgnored, CmKind, Manager};
-use crate::card::Card;
-use crate::{Context, DropReason, Event, Packet};
+use super::connect::{emit_cm_dropped, reply_addressing};
+use super::{CmDropReason, CmMessageKind, ConnectionManager};
+use crate::hca_state::HcaState;
+use crate::{Context, DropReason, Event, PacketSummary};
 use softhca_wire::cm::{AlternatePathStatus, Apr, Datagram, Message};
-use softhca_wire::{Envelope, PartitionKey, Qpn, QueueKey, Service, Transport};
+use softhca_wire::{AddressHeaders, PartitionKey, Qpn, QueueKey, Service, TransportPacket};
 
-impl Manager {
+impl ConnectionManager {
     /// Takes a packet to QP1.
     pub fn receive(
         &mut self,
-        card: &mut Card,
+        card: &mut HcaState,
         ctx: &mut Context<'_>,
-        envelope: &Envelope,
-        transport: &Transport<'_>,
-        packet: Packet,
+        envelope: &AddressHeaders,
+        transport: &TransportPacket<'_>,
+        packet: PacketSummary,
     ) {
         let deth = transport.header.deth;
         let reason = if packet.opcode.service() != Service::Ud {
             Some(DropReason::WrongService { expected: Service::Ud.name() })
-        } else if !PartitionKey::DEFAULT.matches(transport.header.bth.partition) {
-            Some(DropReason::WrongPartition)
-        } else if deth.is_none_or(|deth| deth.queue_key != QueueKey::GSI) {
-            Some(DropReason::WrongQueueKey)
+        } else if !PartitionKey::DEFAULT.matches(transport.header.bth.pkey) {
+            Some(DropReason::PkeyMismatch)
+        } else if deth.is_none_or(|deth| deth.qkey != QueueKey::GSI) {
+            Some(DropReason::QkeyMismatch)
         } else {
             None
         };
@@ -36,28 +36,28 @@ impl Manager {
             Err(reason) => {
                 card.counters.rx_dropped += 1;
                 let packet = Some(packet);
-                return ctx.tell(Event::PacketDropped { qp: Qpn::GSI, packet, reason });
+                return ctx.emit(Event::PacketDropped { qp: Qpn::GSI, packet, reason });
             }
         };
         card.counters.rcvd_pkts += 1;
-        card.counters.rcvd_bytes += u64::from(packet.payload);
-        ctx.tell(Event::PacketReceived { qp: Qpn::GSI, packet });
-        let (message, peer) = (CmKind::of(&datagram.message), envelope.source);
-        ctx.tell(Event::CmReceived { message, peer });
-        let transaction = datagram.header.transaction;
+        card.counters.rcvd_bytes += u64::from(packet.payload_length);
+        ctx.emit(Event::PacketReceived { qp: Qpn::GSI, packet });
+        let (message, peer) = (CmMessageKind::new(&datagram.message), envelope.source);
+        ctx.emit(Event::CmReceived { message, peer });
+        let transaction = datagram.header.transaction_id;
         match &datagram.message {
-            Message::Req(req) => self.on_request(card, ctx, envelope, transaction, req),
-            Message::Mra(mra) => self.on_patience(card, ctx, peer, mra),
-            Message::Rej(rej) => self.on_reject(card, ctx, peer, rej),
-            Message::Rep(rep) => self.on_reply(card, ctx, envelope, transaction, rep),
-            Message::Rtu(rtu) => self.on_ready(card, ctx, peer, rtu),
-            Message::Dreq(dreq) => self.on_disconnect(card, ctx, envelope, transaction, dreq),
-            Message::Drep(drep) => self.on_disconnected(card, ctx, peer, drep),
-            Message::SidrReq(req) => self.on_service_request(card, ctx, envelope, transaction, req),
-            Message::SidrRep(rep) => self.on_service_reply(card, ctx, peer, rep),
+            Message::Req(req) => self.on_req(card, ctx, envelope, transaction, req),
+            Message::Mra(mra) => self.on_mra(card, ctx, peer, mra),
+            Message::Rej(rej) => self.on_rej(card, ctx, peer, rej),
+            Message::Rep(rep) => self.on_rep(card, ctx, envelope, transaction, rep),
+            Message::Rtu(rtu) => self.on_rtu(card, ctx, peer, rtu),
+            Message::Dreq(dreq) => self.on_dreq(card, ctx, envelope, transaction, dreq),
+            Message::Drep(drep) => self.on_drep(card, ctx, peer, drep),
+            Message::SidrReq(req) => self.on_sidr_req(card, ctx, envelope, transaction, req),
+            Message::SidrRep(rep) => self.on_sidr_rep(card, ctx, peer, rep),
             // There is no path migration here: whoever proposes another path is told so.
             Message::Lap(lap) => {
-                let known = self.named(lap.remote_id, peer).is_some();
+                let known = self.find_by_comm_id(lap.remote_id, peer).is_some();
                 let status = match known {
                     true => AlternatePathStatus::UNSUPPORTED,
                     false => AlternatePathStatus::INVALID_COMMUNICATION_ID,
@@ -65,9 +65,9 @@ impl Manager {
                 let (local_id, remote_id) = (lap.remote_id, lap.local_id);
                 let apr = Apr { local_id, remote_id, status, ..Apr::default() };
                 let datagram = Datagram::new(transaction, apr);
-                self.outbox.push(card, ctx, None, answer_to(envelope), datagram, false);
+                self.mad_queue.push(card, ctx, None, reply_addressing(envelope), datagram, false);
             }
-            Message::Apr(_) => ignore(ctx, None, "APR", peer, CmIgnored::NoSuchConnection),
+            Message::Apr(_) => emit_cm_dropped(ctx, None, "APR", peer, CmDropReason::NoSuchConnection),
         }
     }
 }

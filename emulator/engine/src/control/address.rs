@@ -1,23 +1,27 @@
 //! Control verbs of address handles and multicast groups.
 
-use crate::card::AddressHandle;
-use crate::{AddressVector, AhId, ClientId, Error, Hca, PdId, Resource};
+use crate::hca_state::AddressHandle;
+use crate::{AddressVector, AhId, ClientId, Hca, PdId, Resource, VerbsError};
 use softhca_wire::{Gid, Qpn};
 
 impl Hca {
-    pub(super) fn check_path(&self, path: &AddressVector) -> Result<(), Error> {
-        if path.destination.is_unspecified() {
+    pub(super) fn check_address_vector(&self, path: &AddressVector) -> Result<(), VerbsError> {
+        if path.dgid.is_unspecified() {
             let why = "RoCE needs a GRH: set the destination GID";
-            return Err(Error::Invalid { what: "address vector", why });
+            return Err(VerbsError::Invalid { what: "address vector", why });
         }
-        if usize::from(path.source_index) >= self.card.gids.len() {
-            let limit = self.card.gids.len().saturating_sub(1) as u64;
-            return Err(Error::TooLarge { what: "source GID index", value: path.source_index.into(), limit });
+        if usize::from(path.sgid_index) >= self.state.gids.len() {
+            let limit = self.state.gids.len().saturating_sub(1) as u64;
+            return Err(VerbsError::TooLarge {
+                what: "source GID index",
+                value: path.sgid_index.into(),
+                limit,
+            });
         }
-        let source = self.card.gid(path.source_index).ip();
-        if source.is_ipv4() != path.destination.ip().is_ipv4() {
+        let source = self.state.gid(path.sgid_index).ip();
+        if source.is_ipv4() != path.dgid.ip().is_ipv4() {
             let why = "source and destination GID are of different IP versions: choose the other GID index";
-            return Err(Error::Invalid { what: "address vector", why });
+            return Err(VerbsError::Invalid { what: "address vector", why });
         }
         Ok(())
     }
@@ -28,45 +32,45 @@ impl Hca {
         client: ClientId,
         domain: PdId,
         vector: AddressVector,
-    ) -> Result<AhId, Error> {
-        self.check_path(&vector)?;
-        let limit = self.limits.address_handles;
-        if !self.card.address_handles.has_room() {
-            return Err(Error::Exhausted { resource: Resource::AddressHandle, limit });
+    ) -> Result<AhId, VerbsError> {
+        self.check_address_vector(&vector)?;
+        let limit = self.limits.max_ah;
+        if !self.state.address_handles.has_room() {
+            return Err(VerbsError::Exhausted { resource: Resource::AddressHandle, limit });
         }
-        self.card.protection.hold(client, domain)?;
-        let tag = self.tag();
-        let number = self.card.address_handles.insert(tag, |_| AddressHandle { client, domain, vector });
+        self.state.protection.acquire_pd(client, domain)?;
+        let tag = self.next_tag();
+        let number = self.state.address_handles.insert(tag, |_| AddressHandle { client, pd: domain, vector });
         Ok(AhId(number.expect("there is room")))
     }
 
     /// Destroys an address handle.
-    pub fn destroy_address_handle(&mut self, client: ClientId, handle: AhId) -> Result<(), Error> {
-        let found = self.card.address_handles.get(handle.0).filter(|found| found.client == client);
+    pub fn destroy_address_handle(&mut self, client: ClientId, handle: AhId) -> Result<(), VerbsError> {
+        let found = self.state.address_handles.get(handle.0).filter(|found| found.client == client);
         let domain =
-            found.ok_or(Error::NotFound { resource: Resource::AddressHandle, number: handle.0 })?.domain;
-        self.card.address_handles.remove(handle.0);
-        self.card.protection.release(domain);
+            found.ok_or(VerbsError::NotFound { resource: Resource::AddressHandle, number: handle.0 })?.pd;
+        self.state.address_handles.remove(handle.0);
+        self.state.protection.release_pd(domain);
         Ok(())
     }
 
     /// Makes a datagram queue pair a member of a multicast group.
-    pub fn attach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), Error> {
-        let (groups, members) = (self.limits.multicast_groups, self.limits.multicast_attachments);
+    pub fn attach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+        let (groups, members) = (self.limits.max_mcast_grp, self.limits.max_mcast_qp_attach);
         if !self.queue_pair(client, number)?.kind.is_datagram() {
             let why = "only UD queue pairs can be members";
-            return Err(Error::Invalid { what: "multicast", why });
+            return Err(VerbsError::Invalid { what: "multicast", why });
         }
         if !group.is_multicast() {
-            return Err(Error::Invalid { what: "multicast", why: "the GID is not a multicast address" });
+            return Err(VerbsError::Invalid { what: "multicast", why: "the GID is not a multicast address" });
         }
-        if !self.card.groups.contains_key(&group) && self.card.groups.len() >= groups {
-            return Err(Error::Exhausted { resource: Resource::MulticastGroup, limit: groups });
+        if !self.state.multicast_groups.contains_key(&group) && self.state.multicast_groups.len() >= groups {
+            return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: groups });
         }
-        let list = self.card.groups.entry(group).or_default();
+        let list = self.state.multicast_groups.entry(group).or_default();
         if !list.contains(&number) {
             if list.len() >= members {
-                return Err(Error::Exhausted { resource: Resource::MulticastGroup, limit: members });
+                return Err(VerbsError::Exhausted { resource: Resource::MulticastGroup, limit: members });
             }
             list.push(number);
         }
@@ -74,20 +78,20 @@ impl Hca {
     }
 
     /// Takes a queue pair out of a multicast group.
-    pub fn detach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), Error> {
+    pub fn detach_multicast(&mut self, client: ClientId, number: Qpn, group: Gid) -> Result<(), VerbsError> {
         self.queue_pair(client, number)?;
-        let not_member = Error::NotFound { resource: Resource::MulticastGroup, number: number.value() };
-        let list = self.card.groups.get_mut(&group).ok_or(not_member)?;
+        let not_member = VerbsError::NotFound { resource: Resource::MulticastGroup, number: number.value() };
+        let list = self.state.multicast_groups.get_mut(&group).ok_or(not_member)?;
         let place = list.iter().position(|member| *member == number).ok_or(not_member)?;
         list.remove(place);
         if list.is_empty() {
-            self.card.groups.remove(&group);
+            self.state.multicast_groups.remove(&group);
         }
         Ok(())
     }
 
     /// The multicast groups with members here.
     pub fn multicast_groups(&self) -> impl Iterator<Item = Gid> {
-        self.card.groups.keys().copied()
+        self.state.multicast_groups.keys().copied()
     }
 }

@@ -7,25 +7,25 @@ mod queues;
 
 pub use queue_pair::QpRings;
 
-use crate::{AhId, ClientId, Context, CqId, Error, Hca, Region, Resource, SrqId, XrcdId};
+use crate::{AhId, ClientId, Context, CqId, Hca, MemoryRegion, Resource, SrqId, VerbsError, XrcdId};
 use softhca_queue::{DoorbellConsumer, ReceiveConsumer};
 use softhca_wire::Qpn;
 
 impl Hca {
     /// A tag for numbers and keys: different for each seed and each resource, the same in every run.
-    fn tag(&mut self) -> u8 {
-        let mut z = self.card.settings.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        self.card.settings.seed = z;
+    fn next_tag(&mut self) -> u8 {
+        let mut z = self.state.settings.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.state.settings.seed = z;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (z ^ (z >> 31)) as u8
     }
 
     /// Lets an application in: the owner of everything that it creates.
-    pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, Error> {
-        let limit = self.limits.clients;
+    pub fn open_client(&mut self, doorbell: DoorbellConsumer) -> Result<ClientId, VerbsError> {
+        let limit = self.limits.max_clients;
         if self.clients.len() >= limit {
-            return Err(Error::Exhausted { resource: Resource::Client, limit });
+            return Err(VerbsError::Exhausted { resource: Resource::Client, limit });
         }
         let client = ClientId(self.next_client);
         self.next_client += 1;
@@ -36,44 +36,45 @@ impl Hca {
     /// Destroys everything that `client` owns. Its peers meet silence, as they would with any dead host, but for what they
     /// had sent before.
     /// Returns the memory of its regions, which the driver may forget.
-    pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<Region> {
-        self.cm.close_client(&mut self.card, ctx, client);
+    pub fn close_client(&mut self, ctx: &mut Context<'_>, client: ClientId) -> alloc::vec::Vec<MemoryRegion> {
+        self.cm.close_client(&mut self.state, ctx, client);
         for number in self.queue_pairs.numbers(|qp| qp.client == client) {
             let destroyed = self.destroy_queue_pair(ctx, client, Qpn::new(number));
             debug_assert_eq!(destroyed, Ok(()));
         }
-        for number in self.card.shared_receive_queues.numbers(|queue| queue.client == client) {
+        for number in self.state.shared_receive_queues.numbers(|queue| queue.client == client) {
             let _ = self.destroy_shared_receive_queue(client, SrqId(number));
         }
-        for number in self.card.completion_queues.numbers(|queue| queue.client == client) {
+        for number in self.state.completion_queues.numbers(|queue| queue.client == client) {
             let _ = self.destroy_completion_queue(client, CqId(number));
         }
-        for number in self.card.address_handles.numbers(|handle| handle.client == client) {
+        for number in self.state.address_handles.numbers(|handle| handle.client == client) {
             let _ = self.destroy_address_handle(client, AhId(number));
         }
-        for number in self.card.xrc_domains.numbers(|domain| domain.client == client) {
+        for number in self.state.xrc_domains.numbers(|domain| domain.client == client) {
             // What another client has in it keeps it.
             if self.close_xrc_domain(client, XrcdId(number)).is_err()
-                && let Some(domain) = self.card.xrc_domains.get_mut(number)
+                && let Some(domain) = self.state.xrc_domains.get_mut(number)
             {
                 domain.orphaned = true;
             }
         }
-        let (regions, windows) = self.card.protection.owned(client);
+        let (regions, windows) = self.state.protection.keys_of_client(client);
         for key in windows {
-            let _ = self.card.protection.free_window(client, key);
+            let _ = self.state.protection.free_memory_window(client, key);
         }
-        let regions = regions.into_iter().filter_map(|key| self.deregister(client, key).ok()).collect();
-        for domain in self.card.protection.domains_of(client) {
-            let _ = self.card.protection.free_domain(client, domain);
+        let regions =
+            regions.into_iter().filter_map(|key| self.deregister_memory_region(client, key).ok()).collect();
+        for domain in self.state.protection.pds_of_client(client) {
+            let _ = self.state.protection.free_protection_domain(client, domain);
         }
         self.clients.remove(&client);
         regions
     }
 
-    pub(crate) fn known(&self, client: ClientId) -> Result<(), Error> {
+    pub(crate) fn check_client(&self, client: ClientId) -> Result<(), VerbsError> {
         let found = self.clients.contains_key(&client);
-        found.then_some(()).ok_or(Error::NotFound { resource: Resource::Client, number: client.0 })
+        found.then_some(()).ok_or(VerbsError::NotFound { resource: Resource::Client, number: client.0 })
     }
 
     /// The ports at which connections are taken, of all port spaces.
@@ -82,11 +83,11 @@ impl Hca {
     }
 }
 
-fn at_most(what: &'static str, value: u64, limit: u64) -> Result<(), Error> {
-    if value > limit { Err(Error::TooLarge { what, value, limit }) } else { Ok(()) }
+fn check_limit(what: &'static str, value: u64, limit: u64) -> Result<(), VerbsError> {
+    if value > limit { Err(VerbsError::TooLarge { what, value, limit }) } else { Ok(()) }
 }
 
-fn check_receive(ring: &ReceiveConsumer) -> Result<(), Error> {
-    at_most("receive work requests", ring.slots().into(), crate::Limits::CARD.work_requests.into())?;
-    at_most("receive entries", ring.entries() as u64, crate::Limits::CARD.entries as u64)
+fn check_receive_ring(ring: &ReceiveConsumer) -> Result<(), VerbsError> {
+    check_limit("receive work requests", ring.slots().into(), crate::DeviceLimits::HCA.max_qp_wr.into())?;
+    check_limit("receive entries", ring.max_sge() as u64, crate::DeviceLimits::HCA.max_sge as u64)
 }

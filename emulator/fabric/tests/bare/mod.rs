@@ -2,22 +2,25 @@
 
 #![allow(dead_code, reason = "not everybody needs all of it")]
 
-use softhca_engine::{AddressVector, ClientId, Context, CqId, Hca, Modify, PdId, QpInit, QpKind, State};
-use softhca_queue::Access;
+use softhca_engine::{
+    AddressVector, ClientId, Context, CqId, Hca, Modify, PdId, QpInitAttributes, QpState, QpType,
+};
+use softhca_queue::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
 
-pub const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+pub const RIGHTS: AccessFlags =
+    AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 
 /// A reliable connection whose completions all go to one queue.
-pub fn reliable(domain: PdId, queue: CqId) -> QpInit {
-    QpInit {
-        kind: QpKind::Rc,
-        domain: Some(domain),
+pub fn reliable(domain: PdId, queue: CqId) -> QpInitAttributes {
+    QpInitAttributes {
+        qp_type: QpType::Rc,
+        pd: Some(domain),
         send_cq: Some(queue),
-        receive_cq: Some(queue),
-        shared_receive_queue: None,
-        xrc_domain: None,
-        signal_all: false,
+        recv_cq: Some(queue),
+        srq: None,
+        xrcd: None,
+        sq_sig_all: false,
     }
 }
 
@@ -25,22 +28,22 @@ pub fn reliable(domain: PdId, queue: CqId) -> QpInit {
 pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [Modify; 3] {
     let modify = Modify::default();
     [
-        modify.state(State::Init).partition_index(0).port(1).access(RIGHTS),
+        modify.state(QpState::Init).pkey_index(0).port(1).access_flags(RIGHTS),
         modify
-            .state(State::ReadyToReceive)
-            .path(AddressVector::to(gid))
-            .mtu(mtu)
-            .destination(destination)
-            .receive_psn(first)
-            .max_reads_in(16)
+            .state(QpState::ReadyToReceive)
+            .address_vector(AddressVector::to(gid))
+            .path_mtu(mtu)
+            .dest_qpn(destination)
+            .rq_psn(first)
+            .max_dest_rd_atomic(16)
             .min_rnr_timer(RnrTimer::new(12)),
         modify
-            .state(State::ReadyToSend)
-            .send_psn(first)
+            .state(QpState::ReadyToSend)
+            .sq_psn(first)
             .timeout(14)
             .retry_count(7)
             .rnr_retry(7)
-            .max_reads_out(16),
+            .max_rd_atomic(16),
     ]
 }
 

@@ -2,23 +2,24 @@
 
 #![allow(dead_code, missing_docs, reason = "each test file uses a part")]
 
-use softhca_engine::{Congestion, CqId, Event, Instant, PayloadMode, QpKind, Settings};
+use softhca_engine::{CongestionSettings, CqId, Event, Instant, PayloadMode, QpType, Settings};
 use softhca_fabric::{
-    CableId, Connection, Direction, FabricEvent, Fault, Frame, HostId, Laid, Line, Node, Observer, QpOptions,
-    Stage, SwitchSettings, Topology, World,
+    BuiltTopology, ConnectOptions, Direction, FabricEvent, FabricSink, Fault, Frame, HostId, LinkId,
+    LinkSettings, Node, QpOptions, Stage, SwitchSettings, Topology, World,
 };
-use softhca_queue::{Access, Operation, RemoteAddress, SendFlags, SendRequest, Sge};
+use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu, Pfc, Qpn, RemoteKey};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
-pub const RIGHTS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+pub const RIGHTS: AccessFlags =
+    AccessFlags::LOCAL_WRITE.union(AccessFlags::REMOTE_WRITE).union(AccessFlags::REMOTE_READ);
 pub const GBIT: u64 = 1_000_000_000;
 
-pub fn line(gbit: u64, delay_ns: u64) -> Line {
-    Line { bits_per_second: NonZeroU64::new(gbit * GBIT), delay_ns, ..Line::default() }
+pub fn line(gbit: u64, delay_ns: u64) -> LinkSettings {
+    LinkSettings { bits_per_second: NonZeroU64::new(gbit * GBIT), delay_ns, ..LinkSettings::default() }
 }
 
 /// Everything that happened, and a digest of it.
@@ -26,7 +27,7 @@ pub fn line(gbit: u64, delay_ns: u64) -> Line {
 pub struct Record {
     pub fabric: Vec<(u64, FabricEvent)>,
     pub cards: Vec<(u64, HostId, Event)>,
-    pub pauses: Vec<(u64, CableId, Direction, Stage, Pfc)>,
+    pub pauses: Vec<(u64, LinkId, Direction, Stage, Pfc)>,
     pub faults: Vec<Fault>,
     /// Payload bytes that each host received, by queue pair.
     pub received: BTreeMap<(HostId, Qpn), u64>,
@@ -34,7 +35,7 @@ pub struct Record {
 }
 
 impl Record {
-    fn note(&mut self, text: &str) {
+    fn digest(&mut self, text: &str) {
         for byte in text.bytes() {
             self.digest = (self.digest ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
         }
@@ -45,11 +46,11 @@ impl Record {
     }
 
     pub fn lost(&self) -> usize {
-        self.count(|event| matches!(event, FabricEvent::Lost { .. }))
+        self.count(|event| matches!(event, FabricEvent::FrameDropped { .. }))
     }
 
     pub fn marked(&self) -> usize {
-        self.count(|event| matches!(event, FabricEvent::Marked { .. }))
+        self.count(|event| matches!(event, FabricEvent::EcnMarked { .. }))
     }
 
     pub fn paused(&self) -> usize {
@@ -57,39 +58,48 @@ impl Record {
     }
 
     pub fn pauses_of(&self, node: Node) -> usize {
-        self.count(|event| matches!(event, FabricEvent::PauseSent { at, quanta: 1.., .. } if *at == node))
+        self.count(
+            |event| matches!(event, FabricEvent::PauseSent { node: at, quanta: 1.., .. } if *at == node),
+        )
     }
 }
 
-pub struct Eye(pub Rc<RefCell<Record>>);
+pub struct RecordSink(pub Rc<RefCell<Record>>);
 
-impl Observer for Eye {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
+impl FabricSink for RecordSink {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
         let mut record = self.0.borrow_mut();
         match event {
             Event::PacketReceived { qp, packet } => {
-                *record.received.entry((host, *qp)).or_default() += u64::from(packet.payload);
+                *record.received.entry((host, *qp)).or_default() += u64::from(packet.payload_length);
             }
             Event::PacketSent { .. } | Event::MemoryWritten { .. } => {}
             event => record.cards.push((now.nanos(), host, *event)),
         }
     }
 
-    fn frame(&mut self, now: Instant, cable: CableId, _: Direction, stage: Stage, frame: &Frame) {
-        self.0.borrow_mut().note(&format!("{now:?} {cable:?} {stage:?} {:?}", frame.envelope));
+    fn on_frame(&mut self, now: Instant, cable: LinkId, _: Direction, stage: Stage, frame: &Frame) {
+        self.0.borrow_mut().digest(&format!("{now:?} {cable:?} {stage:?} {:?}", frame.addressing));
     }
 
-    fn pause(&mut self, now: Instant, cable: CableId, direction: Direction, stage: Stage, pause: &Pfc) {
+    fn on_pause_frame(
+        &mut self,
+        now: Instant,
+        cable: LinkId,
+        direction: Direction,
+        stage: Stage,
+        pause: &Pfc,
+    ) {
         self.0.borrow_mut().pauses.push((now.nanos(), cable, direction, stage, *pause));
     }
 
-    fn fault(&mut self, _: Instant, _: CableId, fault: &Fault) {
+    fn on_fault(&mut self, _: Instant, _: LinkId, fault: &Fault) {
         self.0.borrow_mut().faults.push(*fault);
     }
 
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
         let mut record = self.0.borrow_mut();
-        record.note(&format!("{now:?} {event:?}"));
+        record.digest(&format!("{now:?} {event:?}"));
         record.fabric.push((now.nanos(), *event));
     }
 }
@@ -114,7 +124,7 @@ pub struct Flow {
 pub struct Net {
     pub world: World,
     pub hosts: Vec<HostId>,
-    pub laid: Laid,
+    pub laid: BuiltTopology,
     pub record: Rc<RefCell<Record>>,
 }
 
@@ -122,23 +132,29 @@ pub struct Net {
 pub const REGION: u64 = 1 << 20;
 
 impl Net {
-    pub fn new(seed: u64, topology: Topology, line: Line, switch: SwitchSettings, settings: Settings) -> Net {
+    pub fn new(
+        seed: u64,
+        topology: Topology,
+        line: LinkSettings,
+        switch: SwitchSettings,
+        settings: Settings,
+    ) -> Net {
         let mut world = World::new(seed);
         let record = Rc::new(RefCell::new(Record::default()));
-        world.observe(Eye(record.clone()));
+        world.set_sink(RecordSink(record.clone()));
         let hosts: Vec<_> =
             (0..topology.hosts()).map(|n| world.add_host(&format!("h{n}"), settings)).collect();
-        let laid = world.lay_out(&topology, &hosts, line, switch).expect("a topology");
+        let laid = world.build_topology(&topology, &hosts, line, switch).expect("a topology");
         Net { world, hosts, laid, record }
     }
 
     fn port(&mut self, host: HostId) -> Port {
-        let mut verbs = self.world.on(host);
-        let domain = verbs.allocate_domain().unwrap();
+        let mut verbs = self.world.verbs(host);
+        let domain = verbs.allocate_protection_domain().unwrap();
         let cq = verbs.create_completion_queue(4096).unwrap();
-        let options = QpOptions { sends: 1024, ..QpOptions::default() };
-        let qp = verbs.create_queue_pair(QpKind::Rc, domain, cq, options).unwrap();
-        let (key, base) = verbs.register(domain, REGION, RIGHTS).unwrap();
+        let options = QpOptions { max_send_wr: 1024, ..QpOptions::default() };
+        let qp = verbs.create_queue_pair(QpType::Rc, domain, cq, options).unwrap();
+        let (key, base) = verbs.register_memory(domain, REGION, RIGHTS).unwrap();
         Port { host, qp, cq, key, base }
     }
 
@@ -146,11 +162,11 @@ impl Net {
         self.connect_with(
             from,
             to,
-            &Connection { mtu: Mtu::B4096, traffic_class: 3 << 5, ..Connection::default() },
+            &ConnectOptions { path_mtu: Mtu::B4096, traffic_class: 3 << 5, ..ConnectOptions::default() },
         )
     }
 
-    pub fn connect_with(&mut self, from: usize, to: usize, connection: &Connection) -> Flow {
+    pub fn connect_with(&mut self, from: usize, to: usize, connection: &ConnectOptions) -> Flow {
         let (from, to) = (self.port(self.hosts[from]), self.port(self.hosts[to]));
         self.world.connect((from.host, from.qp), (to.host, to.qp), connection).unwrap();
         Flow { from, to }
@@ -159,12 +175,12 @@ impl Net {
     /// Posts WRITEs of `size` bytes, `count` of them.
     pub fn write(&mut self, flow: Flow, size: u32, count: u32) {
         for id in 0..count {
-            let sge = [Sge { address: flow.from.base, length: size, key: LocalKey(flow.from.key.0) }];
-            let remote = RemoteAddress { address: flow.to.base, key: flow.to.key };
-            let operation = Operation::Write { remote, immediate: None };
-            let mut request = SendRequest::new(u64::from(id), operation, &sge);
+            let sge = [Sge { address: flow.from.base, length: size, lkey: LocalKey(flow.from.key.0) }];
+            let remote = RemoteAddress { address: flow.to.base, rkey: flow.to.key };
+            let operation = Operation::Write { remote, imm_data: None };
+            let mut request = SendWorkRequest::new(u64::from(id), operation, &sge);
             request.flags = SendFlags::SIGNALED;
-            self.world.on(flow.from.host).post_send(flow.from.qp, &request).unwrap();
+            self.world.verbs(flow.from.host).post_send(flow.from.qp, &request).unwrap();
         }
     }
 
@@ -178,17 +194,17 @@ impl Net {
     }
 
     pub fn completions(&mut self, flow: Flow) -> (usize, bool) {
-        let done = self.world.on(flow.from.host).poll_all(flow.from.cq);
+        let done = self.world.verbs(flow.from.host).poll_all(flow.from.cq);
         (done.len(), done.iter().all(|completion| completion.status.is_success()))
     }
 }
 
 /// Cards whose packets carry no payload: what these tests ask does not depend on it.
 pub fn plain() -> Settings {
-    Settings { payload: PayloadMode::Elided, ..Settings::default() }
+    Settings { payload_mode: PayloadMode::Elided, ..Settings::default() }
 }
 
 /// Cards that do DCQCN with the paper's parameters.
 pub fn dcqcn() -> Settings {
-    Settings { congestion: Congestion::DCQCN, ..plain() }
+    Settings { congestion: CongestionSettings::DCQCN, ..plain() }
 }

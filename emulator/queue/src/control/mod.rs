@@ -4,15 +4,16 @@
 //! unasked: over a socket of their own once a device is open, so that whoever calls reads its answer itself; before
 //! that, between replies. Rings and regions travel as descriptors beside the frames.
 
-mod folder;
-mod frames;
+mod framing;
+mod runtime_dir;
 
-pub use folder::{DEFAULT_NAME, Folder, NAME_VARIABLE};
-pub use frames::{Frame, FrameError, FrameReader, MAX_DESCRIPTORS, MAX_FRAME, send_frame};
+pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, ProtocolError, send_message};
+pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    Access, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, Limits, Modify, PdId, PortState,
-    QpInit, QpKind, QpView, SharedReceiveView, SrqId, SrqInit, State, WindowKind, XrcdId, cm,
+    AccessFlags, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, DeviceLimits,
+    MemoryWindowType, Modify, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, SrqAttributes,
+    SrqId, SrqInitAttributes, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -42,8 +43,8 @@ impl Hello {
     pub const MAGIC: [u8; 8] = *b"SOFTHCA\n";
 
     /// The greeting of this library.
-    pub fn ours() -> Hello {
-        Hello { magic: Self::MAGIC, protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").into() }
+    pub fn current() -> Hello {
+        Hello { magic: Self::MAGIC, protocol: PROTOCOL_VERSION, version: env!("CARGO_PKG_VERSION").into() }
     }
 }
 
@@ -55,24 +56,24 @@ pub struct Welcome {
     /// Its version, for sentences.
     pub version: String,
     /// Its process.
-    pub process: u32,
+    pub pid: u32,
     /// Its hosts.
-    pub hosts: Vec<HostCard>,
+    pub hosts: Vec<HostDevice>,
 }
 
 /// A host of a daemon, and the device that programs see there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostCard {
+pub struct HostDevice {
     /// Its name in the daemon's configuration.
     pub name: String,
     /// The name of its device.
-    pub device: String,
+    pub device_name: String,
     /// Its address.
     pub address: IpAddr,
     /// The largest path MTU that its network carries.
     pub active_mtu: Mtu,
     /// What one client can have there.
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// What a lost packet does.
     pub recovery: String,
     /// Where goes what it sends to itself.
@@ -81,34 +82,34 @@ pub struct HostCard {
 
 /// The sizes of a queue pair's rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sizes {
+pub struct QpCapabilities {
     /// Send requests that may wait.
-    pub sends: u32,
+    pub max_send_wr: u32,
     /// Receives that may wait.
-    pub receives: u32,
+    pub max_recv_wr: u32,
     /// The most scatter/gather entries of a request.
-    pub entries: u32,
+    pub max_sge: u32,
     /// The most inline bytes of a request.
-    pub inline: u32,
+    pub max_inline_data: u32,
 }
 
 /// Where the memory of a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Place {
+pub enum RegionBacking {
     /// In the memory file that comes with the call.
-    Shared,
+    MemoryFile,
     /// At this address of the client's own.
-    Process {
+    ProcessMemory {
         /// Its first byte.
         address: u64,
         /// The part of it that is also in the memory file that comes with the call, if one does.
-        shared: Option<Part>,
+        shared: Option<SharedRange>,
     },
 }
 
 /// A part of a region, in bytes from its first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
+pub struct SharedRange {
     /// Where it begins.
     pub offset: u64,
     /// How long it is.
@@ -117,32 +118,32 @@ pub struct Part {
 
 /// The bytes of a region, and the addresses that it gives them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Translation {
+pub struct RegionMapping {
     /// The address of the first byte, in the region's own terms; `None` leaves the choice to the card.
-    pub base: Option<u64>,
+    pub iova: Option<u64>,
     /// How many bytes.
     pub length: u64,
     /// Where they are.
-    pub place: Place,
+    pub backing: RegionBacking,
 }
 
 /// What a port of the network between the hosts of a daemon counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricPort {
     /// The switch, host or other machine that it belongs to.
-    pub at: String,
+    pub node: String,
     /// What is at the other end of its cable.
-    pub to: String,
+    pub peer: String,
     /// The host that another machine's port sends to.
     pub host: Option<String>,
     /// Names and values; what is counted for each priority has eight.
-    pub counts: Vec<(String, Vec<u64>)>,
+    pub counters: Vec<(String, Vec<u64>)>,
 }
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
-pub enum Call {
+pub enum Request {
     /// Become a client of this host, or of the first. A descriptor of /proc/self/mem may come with it.
     Open {
         host: Option<String>,
@@ -154,13 +155,13 @@ pub enum Call {
         host: Option<String>,
     },
     /// What the ports of the network between the hosts counted.
-    Ports,
+    PortCounters,
     /// Tell every asynchronous event of every host from now on.
-    Watch,
+    WatchAsyncEvents,
     /// End the daemon.
     Stop,
     /// Put fault rules on the cable of a host, behind those that are there. Without a name, of the own one.
-    AddRules {
+    AddFaultRules {
         host: Option<String>,
         /// Decides the draws, if there were no rules before.
         seed: u64,
@@ -176,99 +177,99 @@ pub enum Call {
     },
     /// Give these roles to the next queue pairs of a host that become ready to receive, each to the first of
     /// its kind; all hosts of the daemon know them by it.
-    NameFlows {
+    AssignRoles {
         host: Option<String>,
         seed: u64,
-        roles: Vec<(QpKind, u32)>,
+        roles: Vec<(QpType, u32)>,
     },
     /// The rules of a host and how often each fired.
-    Rules {
+    QueryFaultRules {
         host: Option<String>,
     },
     /// Take all rules, flows and names of a host away. What they hold back still arrives.
-    ClearRules {
+    ClearFaultRules {
         host: Option<String>,
     },
     /// Write what the cards do to the descriptors that come with it, until this connection ends: first a
     /// capture, then an event log, as far as they are asked for.
-    Record {
+    StartRecording {
         capture: bool,
         log: bool,
     },
     /// End the records of this connection: everything has been written when the reply comes.
-    EndRecords,
-    AllocateDomain,
-    FreeDomain(PdId),
-    Register {
-        domain: PdId,
-        translation: Translation,
-        access: Access,
+    StopRecordings,
+    AllocateProtectionDomain,
+    DeallocateProtectionDomain(PdId),
+    RegisterMemoryRegion {
+        pd: PdId,
+        mapping: RegionMapping,
+        access: AccessFlags,
     },
     /// What is `Some` changes. A region that moves to shared memory brings its descriptor.
-    Reregister {
-        key: RemoteKey,
-        domain: Option<PdId>,
-        translation: Option<Translation>,
-        access: Option<Access>,
+    ReregisterMemoryRegion {
+        rkey: RemoteKey,
+        pd: Option<PdId>,
+        mapping: Option<RegionMapping>,
+        access: Option<AccessFlags>,
     },
-    Deregister(RemoteKey),
-    AllocateWindow {
-        domain: PdId,
-        kind: WindowKind,
+    DeregisterMemoryRegion(RemoteKey),
+    AllocateMemoryWindow {
+        pd: PdId,
+        mw_type: MemoryWindowType,
     },
-    FreeWindow(RemoteKey),
+    DeallocateMemoryWindow(RemoteKey),
     CreateCompletionQueue {
-        slots: u32,
+        cqe: u32,
     },
     ResizeCompletionQueue {
         cq: CqId,
-        slots: u32,
+        cqe: u32,
     },
     DestroyCompletionQueue(CqId),
     CreateSharedReceiveQueue {
-        init: SrqInit,
-        slots: u32,
-        entries: u32,
+        init: SrqInitAttributes,
+        max_wr: u32,
+        max_sge: u32,
     },
-    ArmSharedReceiveQueue {
+    ModifySharedReceiveQueue {
         srq: SrqId,
-        limit: u32,
+        srq_limit: u32,
     },
     QuerySharedReceiveQueue(SrqId),
     DestroySharedReceiveQueue(SrqId),
     OpenXrcDomain,
     CloseXrcDomain(XrcdId),
     CreateAddressHandle {
-        domain: PdId,
-        vector: AddressVector,
+        pd: PdId,
+        address_vector: AddressVector,
     },
     DestroyAddressHandle(AhId),
     CreateQueuePair {
-        init: QpInit,
-        sizes: Sizes,
+        init: QpInitAttributes,
+        capabilities: QpCapabilities,
     },
     ModifyQueuePair {
-        number: Qpn,
+        qpn: Qpn,
         modify: Modify,
     },
     QueryQueuePair(Qpn),
     DestroyQueuePair(Qpn),
     AttachMulticast {
-        number: Qpn,
+        qpn: Qpn,
         group: Gid,
     },
     DetachMulticast {
-        number: Qpn,
+        qpn: Qpn,
         group: Gid,
     },
     /// A call to the connection manager.
-    Cm(cm::Call),
+    Cm(cm::Command),
     /// Several calls at once: a queue pair follows its connection.
-    AdvanceQueuePair(cm::Advance),
+    TransitionQueuePair(cm::QpTransition),
     /// The state of the port of the own host.
     QueryPort,
     /// Take the port of a host down or bring it up, until this connection ends.
-    SetPort {
+    SetPortState {
         host: String,
         state: PortState,
     },
@@ -278,9 +279,9 @@ pub enum Call {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "each carries what the verb of its name returns")]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
-pub enum Reply {
+pub enum Response {
     /// It could not be done.
-    Refused {
+    Error {
         /// What C callers get.
         errno: i32,
         /// Why, in a sentence.
@@ -291,57 +292,57 @@ pub enum Reply {
     /// says whether that is needed, the socket that news come over, and the memory with the client's bell and its
     /// doorbell ring.
     Opened {
-        host: HostCard,
+        host: HostDevice,
         gids: Vec<Gid>,
-        doorbells: u32,
+        doorbell_slots: u32,
     },
-    Domain(PdId),
-    Region {
-        key: RemoteKey,
-        base: u64,
+    ProtectionDomain(PdId),
+    MemoryRegion {
+        rkey: RemoteKey,
+        iova: u64,
     },
-    Window(RemoteKey),
+    MemoryWindow(RemoteKey),
     /// With its ring.
     CompletionQueue(CqId),
     /// With its ring.
     SharedReceiveQueue(SrqId),
-    SharedReceiveView(SharedReceiveView),
+    SrqAttributes(SrqAttributes),
     XrcDomain(XrcdId),
     AddressHandle(AhId),
     /// With one memory for both rings, the send ring first.
     QueuePair(Qpn),
-    State(State),
-    View(QpView),
+    QpState(QpState),
+    QpSnapshot(QpSnapshot),
     Counters(Counters),
-    Ports(Vec<FabricPort>),
-    Status(Status),
+    PortCounters(Vec<FabricPort>),
+    Status(DaemonStatus),
     /// The rules and their tallies, as the fabric writes them down.
-    Rules(Vec<u8>),
+    FaultRules(Vec<u8>),
     Cm(cm::Reply),
-    Port(PortState),
+    PortState(PortState),
 }
 
 /// What the daemon tells unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum News {
+pub enum Notification {
     /// A completion queue has what its owner wanted to be woken for.
-    Notified(CqId),
+    CompletionNotified(CqId),
     /// An asynchronous event of the client's own.
-    Raised(AsyncEvent),
+    AsyncEventRaised(AsyncEvent),
     /// Events of connection management, oldest first. They are the client's from now on, and so are the identifiers
     /// of requests.
-    CmRaised {
+    CmEventsRaised {
         /// The channel that they came to.
         channel: CmChannelId,
         /// The events.
         events: Vec<cm::Event>,
     },
     /// An asynchronous event of some host, for those who watch.
-    Seen {
+    AsyncEventObserved {
         /// The host.
         host: String,
         /// The client that it is for, by its process; `None` if it is for all.
-        process: Option<u32>,
+        pid: Option<u32>,
         /// The event.
         event: AsyncEvent,
     },
@@ -352,20 +353,20 @@ pub enum News {
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
 pub enum Message {
     /// The answer to the oldest call without one.
-    Reply(Reply),
+    Response(Response),
     /// Something else.
-    News(News),
+    Notification(Notification),
 }
 
 /// What runs in a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Status {
+pub struct DaemonStatus {
     /// Its process.
-    pub process: u32,
+    pub pid: u32,
     /// Its version.
     pub version: String,
     /// How long it runs, in seconds.
-    pub uptime: u64,
+    pub uptime_s: u64,
     /// Its hosts.
     pub hosts: Vec<HostStatus>,
 }
@@ -374,20 +375,20 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostStatus {
     /// The host.
-    pub host: HostCard,
+    pub host: HostDevice,
     /// Who uses it.
     pub clients: Vec<ClientStatus>,
     /// How many queue pairs it has.
     pub queue_pairs: u32,
     /// The ports at which somebody takes connections.
-    pub listening: Vec<u16>,
+    pub listening_ports: Vec<u16>,
 }
 
 /// Who uses a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientStatus {
     /// The process.
-    pub process: u32,
+    pub pid: u32,
     /// Its name.
     pub name: String,
     /// How many of each resource it has, by name.
@@ -423,10 +424,10 @@ pub fn encode<T: Serialize>(message: &T) -> Vec<u8> {
 }
 
 /// Reads a message. Nothing may follow it.
-pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, FrameError> {
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolError> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),
-        _ => Err(FrameError::Nonsense),
+        _ => Err(ProtocolError::Undecodable),
     }
 }
 
@@ -438,8 +439,8 @@ mod tests {
     proptest! {
         #[test]
         fn noise_is_refused_or_a_message_that_says_the_same_again(bytes: Vec<u8>) {
-            if let Ok(call) = decode::<Call>(&bytes) {
-                prop_assert_eq!(decode::<Call>(&encode(&call)), Ok(call));
+            if let Ok(call) = decode::<Request>(&bytes) {
+                prop_assert_eq!(decode::<Request>(&encode(&call)), Ok(call));
             }
         }
 
@@ -452,8 +453,8 @@ mod tests {
 
     #[test]
     fn a_call_survives_the_journey() {
-        let modify = Modify::default().state(State::Init).port(1).access(Access::REMOTE_READ);
-        let call = Call::ModifyQueuePair { number: Qpn::new(7), modify };
+        let modify = Modify::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
+        let call = Request::ModifyQueuePair { qpn: Qpn::new(7), modify };
         assert_eq!(decode(&encode(&call)), Ok(call));
     }
 }

@@ -3,17 +3,17 @@
 //! The formats are read here rather than by the pcap-file crate: that one refuses records cut by their
 //! snap length, takes every pcapng time for nanoseconds and does not say where in the file it stopped.
 
-mod link;
+mod link_type;
 mod pcap;
 mod pcapng;
 mod source;
 mod writer;
 
-pub use link::LinkType;
-pub use writer::{CaptureWriter, Framing, Heading, InterfaceId};
+pub use link_type::LinkType;
+pub use writer::{CaptureWriter, InterfaceId, PacketDirection, RoceVersion};
 
-use crate::capture::source::Source;
-use softhca_wire::{Frame, Malformed};
+use crate::capture::source::OffsetReader;
+use softhca_wire::{Malformed, RoceFrame};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
@@ -27,24 +27,27 @@ pub struct Record {
     /// When it was captured, in nanoseconds since 1970.
     pub time_ns: u64,
     /// What `data` starts with.
-    pub link: LinkType,
+    pub link_type: LinkType,
     /// The bytes that were kept.
     pub data: Vec<u8>,
     /// How many bytes the frame had.
-    pub original_length: usize,
+    pub original_len: usize,
 }
 
 impl Record {
     /// The RoCE frame in this record.
     ///
     /// A record that its snap length cut is malformed, unless what is left proves another protocol.
-    pub fn frame(&self) -> Result<Frame<'_>, Malformed> {
-        let frame = self.link.strip(&self.data).and_then(|(link, bytes)| Frame::parse(link, bytes));
+    pub fn frame(&self) -> Result<RoceFrame<'_>, Malformed> {
+        let frame = self
+            .link_type
+            .strip_link_header(&self.data)
+            .and_then(|(link, bytes)| RoceFrame::parse(link, bytes));
         let available = self.data.len();
         match frame {
             Err(other @ Malformed::NotRoce { .. }) => Err(other),
-            _ if available < self.original_length => {
-                Err(Malformed::Truncated { what: "captured record", needed: self.original_length, available })
+            _ if available < self.original_len => {
+                Err(Malformed::Truncated { what: "captured record", needed: self.original_len, available })
             }
             frame => frame,
         }
@@ -59,12 +62,12 @@ pub struct CaptureError {
     pub offset: u64,
     /// What the trouble is.
     #[source]
-    pub cause: Cause,
+    pub cause: CaptureErrorKind,
 }
 
 /// What is wrong with a capture.
 #[derive(Debug, Error)]
-pub enum Cause {
+pub enum CaptureErrorKind {
     /// The operating system says no.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -72,13 +75,13 @@ pub enum Cause {
     #[error(
         "this is neither pcap nor pcapng (it starts with {0:#010x}); save the capture in one of these formats"
     )]
-    Magic(u32),
+    BadMagic(u32),
     /// A capture, but compressed.
     #[error("the file is compressed; unpack it first (gzip -d, zstd -d)")]
     Compressed,
     /// A version that nobody writes.
     #[error("{format} version {version} is not known; save the capture again with a current Wireshark")]
-    Version {
+    UnsupportedVersion {
         /// The format.
         format: &'static str,
         /// Its major version.
@@ -86,12 +89,12 @@ pub enum Cause {
     },
     /// A link type without Ethernet or IP.
     #[error("link type {0} carries no Ethernet or IP frames; capture on an Ethernet or IP interface")]
-    LinkType(u16),
+    UnsupportedLinkType(u16),
     /// The file ends inside of something.
     #[error(
         "the file ends inside of {what}: {needed} bytes wanted, {available} left; was the capture cut off?"
     )]
-    Cut {
+    Truncated {
         /// What was being read.
         what: &'static str,
         /// How many bytes it takes.
@@ -101,7 +104,7 @@ pub enum Cause {
     },
     /// A length that cannot be.
     #[error("{what} of {length} bytes cannot be; the file is damaged from here on")]
-    Length {
+    BadLength {
         /// What has that length.
         what: &'static str,
         /// The length.
@@ -111,7 +114,7 @@ pub enum Cause {
     #[error(
         "the packet belongs to interface {0}, which the file does not describe; it is damaged from here on"
     )]
-    Interface(u32),
+    UnknownInterface(u32),
 }
 
 enum Format {
@@ -120,39 +123,42 @@ enum Format {
 }
 
 /// A capture being read: an iterator of records that ends at the first error.
-pub struct Capture<R> {
-    source: Source<R>,
+pub struct CaptureReader<R> {
+    source: OffsetReader<R>,
     format: Format,
     failed: bool,
 }
 
-impl Capture<BufReader<File>> {
+impl CaptureReader<BufReader<File>> {
     /// Opens a file.
     pub fn open(path: &Path) -> Result<Self, CaptureError> {
         let file = File::open(path).map_err(|error| CaptureError { offset: 0, cause: error.into() })?;
-        Capture::new(BufReader::new(file))
+        CaptureReader::new(BufReader::new(file))
     }
 }
 
-impl<R: Read> Capture<R> {
+impl<R: Read> CaptureReader<R> {
     /// Reads the start of a capture, which tells the format.
     pub fn new(reader: R) -> Result<Self, CaptureError> {
-        let mut source = Source::new(reader);
-        let magic: [u8; 4] = source.array("its first four bytes")?;
+        let mut source = OffsetReader::new(reader);
+        let magic: [u8; 4] = source.read_array("its first four bytes")?;
         let format = if magic == pcapng::SECTION_HEADER {
             Format::PcapNg(pcapng::Reader::new(&mut source)?)
         } else if let Some(reader) = pcap::Reader::new(magic, &mut source)? {
             Format::Pcap(reader)
         } else if magic.starts_with(&[0x1f, 0x8b]) || magic == [0x28, 0xb5, 0x2f, 0xfd] {
-            return Err(CaptureError { offset: 0, cause: Cause::Compressed });
+            return Err(CaptureError { offset: 0, cause: CaptureErrorKind::Compressed });
         } else {
-            return Err(CaptureError { offset: 0, cause: Cause::Magic(u32::from_be_bytes(magic)) });
+            return Err(CaptureError {
+                offset: 0,
+                cause: CaptureErrorKind::BadMagic(u32::from_be_bytes(magic)),
+            });
         };
-        Ok(Capture { source, format, failed: false })
+        Ok(CaptureReader { source, format, failed: false })
     }
 }
 
-impl<R: Read> Iterator for Capture<R> {
+impl<R: Read> Iterator for CaptureReader<R> {
     type Item = Result<Record, CaptureError>;
 
     fn next(&mut self) -> Option<Self::Item> {

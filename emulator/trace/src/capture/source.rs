@@ -1,51 +1,51 @@
 //! A reader that knows where it is, and the byte order of what it reads.
 
-use super::{CaptureError, Cause};
+use super::{CaptureError, CaptureErrorKind};
 use std::io::Read;
 
 /// The byte order of the machine that wrote a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum ByteOrder {
     Big,
     Little,
 }
 
-impl Order {
+impl ByteOrder {
     pub(super) fn u16(self, bytes: [u8; 2]) -> u16 {
         match self {
-            Order::Big => u16::from_be_bytes(bytes),
-            Order::Little => u16::from_le_bytes(bytes),
+            ByteOrder::Big => u16::from_be_bytes(bytes),
+            ByteOrder::Little => u16::from_le_bytes(bytes),
         }
     }
 
     pub(super) fn u32(self, bytes: [u8; 4]) -> u32 {
         match self {
-            Order::Big => u32::from_be_bytes(bytes),
-            Order::Little => u32::from_le_bytes(bytes),
+            ByteOrder::Big => u32::from_be_bytes(bytes),
+            ByteOrder::Little => u32::from_le_bytes(bytes),
         }
     }
 
     pub(super) fn u64(self, bytes: [u8; 8]) -> u64 {
         match self {
-            Order::Big => u64::from_be_bytes(bytes),
-            Order::Little => u64::from_le_bytes(bytes),
+            ByteOrder::Big => u64::from_be_bytes(bytes),
+            ByteOrder::Little => u64::from_le_bytes(bytes),
         }
     }
 
     /// The words that make up `bytes`.
-    pub(super) fn words<const N: usize>(self, bytes: &[u8]) -> [u32; N] {
+    pub(super) fn u32_array<const N: usize>(self, bytes: &[u8]) -> [u32; N] {
         std::array::from_fn(|i| self.u32(bytes[4 * i..4 * i + 4].try_into().expect("four bytes")))
     }
 }
 
-pub(super) struct Source<R> {
+pub(super) struct OffsetReader<R> {
     reader: R,
     offset: u64,
 }
 
-impl<R: Read> Source<R> {
-    pub(super) fn new(reader: R) -> Source<R> {
-        Source { reader, offset: 0 }
+impl<R: Read> OffsetReader<R> {
+    pub(super) fn new(reader: R) -> OffsetReader<R> {
+        OffsetReader { reader, offset: 0 }
     }
 
     pub(super) fn offset(&self) -> u64 {
@@ -60,7 +60,7 @@ impl<R: Read> Source<R> {
             match self.reader.read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Ok(false),
                 Ok(0) => {
-                    let cause = Cause::Cut { what, needed: bytes.len(), available: filled };
+                    let cause = CaptureErrorKind::Truncated { what, needed: bytes.len(), available: filled };
                     return Err(CaptureError { offset: start, cause });
                 }
                 Ok(count) => {
@@ -75,7 +75,7 @@ impl<R: Read> Source<R> {
     }
 
     /// The next bytes, or nothing if the file ends right here.
-    pub(super) fn array_or_end<const N: usize>(
+    pub(super) fn read_array_or_eof<const N: usize>(
         &mut self,
         what: &'static str,
     ) -> Result<Option<[u8; N]>, CaptureError> {
@@ -84,25 +84,29 @@ impl<R: Read> Source<R> {
     }
 
     /// The next bytes, which must be there.
-    pub(super) fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], CaptureError> {
+    pub(super) fn read_array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], CaptureError> {
         let offset = self.offset;
-        let cut = CaptureError { offset, cause: Cause::Cut { what, needed: N, available: 0 } };
-        self.array_or_end(what)?.ok_or(cut)
+        let cut =
+            CaptureError { offset, cause: CaptureErrorKind::Truncated { what, needed: N, available: 0 } };
+        self.read_array_or_eof(what)?.ok_or(cut)
     }
 
     /// The next `length` bytes, which must be there. Takes no more memory than the file has bytes.
-    pub(super) fn vec(&mut self, length: usize, what: &'static str) -> Result<Vec<u8>, CaptureError> {
+    pub(super) fn read_vec(&mut self, length: usize, what: &'static str) -> Result<Vec<u8>, CaptureError> {
         const LIMIT: usize = 16 << 20;
         let offset = self.offset;
         if length > LIMIT {
-            return Err(CaptureError { offset, cause: Cause::Length { what, length: length as u64 } });
+            return Err(CaptureError {
+                offset,
+                cause: CaptureErrorKind::BadLength { what, length: length as u64 },
+            });
         }
         let mut bytes = Vec::with_capacity(length.min(64 << 10));
         let read = self.reader.by_ref().take(length as u64).read_to_end(&mut bytes);
         self.offset += bytes.len() as u64;
         read.map_err(|error| CaptureError { offset: self.offset, cause: error.into() })?;
         if bytes.len() < length {
-            let cause = Cause::Cut { what, needed: length, available: bytes.len() };
+            let cause = CaptureErrorKind::Truncated { what, needed: length, available: bytes.len() };
             return Err(CaptureError { offset, cause });
         }
         Ok(bytes)

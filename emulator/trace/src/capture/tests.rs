@@ -28,11 +28,11 @@ fn block(kind: u32, body: &[u8], word: fn(u32) -> [u8; 4]) -> Vec<u8> {
 }
 
 fn records(file: &[u8]) -> Vec<Record> {
-    Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
+    CaptureReader::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
 }
 
 fn failure(file: &[u8]) -> String {
-    match Capture::new(file) {
+    match CaptureReader::new(file) {
         Err(error) => error.to_string(),
         Ok(capture) => capture.filter_map(Result::err).next().expect("an error").to_string(),
     }
@@ -44,7 +44,10 @@ fn both_byte_orders_and_both_resolutions_of_pcap_are_read() {
         for word in [u32::to_be_bytes, u32::to_le_bytes] {
             let [record] = &records(&pcap(magic, word, 1, 3, b"abc"))[..] else { panic!("one record") };
             assert_eq!(record.time_ns, 5_000_000_000 + fraction_ns);
-            assert_eq!((record.offset, record.link, &record.data[..]), (24, LinkType::Ethernet, &b"abc"[..]));
+            assert_eq!(
+                (record.offset, record.link_type, &record.data[..]),
+                (24, LinkType::Ethernet, &b"abc"[..])
+            );
         }
     }
 }
@@ -80,7 +83,7 @@ fn both_byte_orders_of_pcapng_are_read_with_the_clock_of_the_interface() {
         .concat();
         let read = records(&file);
         let seen: Vec<_> =
-            read.iter().map(|r| (r.time_ns, r.link, r.data.len(), r.original_length)).collect();
+            read.iter().map(|r| (r.time_ns, r.link_type, r.data.len(), r.original_len)).collect();
         assert_eq!(
             seen,
             [

@@ -3,7 +3,7 @@
 //! The same calls give the same bytes on every machine: little-endian, no host name, no clock.
 
 use softhca_wire::{
-    Envelope, EtherType, Ethernet, Frame, Gid, Grh, ICRC_LEN, Icrc, MacAddress, Network, Pfc,
+    AddressHeaders, EtherType, Ethernet, Gid, Grh, ICRC_LEN, Icrc, MacAddress, NetworkHeaders, Pfc, RoceFrame,
 };
 use std::io::{self, Write};
 
@@ -25,16 +25,16 @@ pub struct InterfaceId(u32);
 
 /// Which way a packet goes at the interface that sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heading {
+pub enum PacketDirection {
     /// It arrives.
-    In,
+    Inbound,
     /// It leaves.
-    Out,
+    Outbound,
 }
 
 /// What stands around a transport packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Framing {
+pub enum RoceVersion {
     /// Ethernet, IP and UDP, as it was sealed for.
     #[default]
     V2,
@@ -55,7 +55,7 @@ pub enum Framing {
 #[derive(Debug)]
 pub struct CaptureWriter<W> {
     output: W,
-    framing: Framing,
+    version: RoceVersion,
     interfaces: u32,
     /// The block at hand; kept to be used again.
     block: Vec<u8>,
@@ -64,16 +64,16 @@ pub struct CaptureWriter<W> {
 impl<W: Write> CaptureWriter<W> {
     /// Starts a file of RoCEv2 frames.
     pub fn new(output: W) -> io::Result<CaptureWriter<W>> {
-        CaptureWriter::with_framing(output, Framing::V2)
+        CaptureWriter::with_version(output, RoceVersion::V2)
     }
 
     /// Starts a file whose packets are framed like this.
-    pub fn with_framing(output: W, framing: Framing) -> io::Result<CaptureWriter<W>> {
-        let mut writer = CaptureWriter { output, framing, interfaces: 0, block: Vec::new() };
-        writer.begin(SECTION_HEADER);
-        writer.words([0x1a2b_3c4d, 1, u32::MAX, u32::MAX]);
-        writer.option(APPLICATION, b"SoftHCA");
-        writer.end()?;
+    pub fn with_version(output: W, framing: RoceVersion) -> io::Result<CaptureWriter<W>> {
+        let mut writer = CaptureWriter { output, version: framing, interfaces: 0, block: Vec::new() };
+        writer.begin_block(SECTION_HEADER);
+        writer.put_words([0x1a2b_3c4d, 1, u32::MAX, u32::MAX]);
+        writer.put_option(APPLICATION, b"SoftHCA");
+        writer.end_block()?;
         Ok(writer)
     }
 
@@ -81,65 +81,65 @@ impl<W: Write> CaptureWriter<W> {
     pub fn add_interface(&mut self, name: &str, description: &str) -> io::Result<InterfaceId> {
         const ETHERNET: u32 = 1;
         const NO_SNAP_LENGTH: u32 = 0;
-        self.begin(INTERFACE_DESCRIPTION);
-        self.words([ETHERNET, NO_SNAP_LENGTH]);
-        self.option(INTERFACE_NAME, name.as_bytes());
-        self.option(INTERFACE_DESCRIPTION_TEXT, description.as_bytes());
-        self.option(RESOLUTION, &[9]);
-        self.end()?;
+        self.begin_block(INTERFACE_DESCRIPTION);
+        self.put_words([ETHERNET, NO_SNAP_LENGTH]);
+        self.put_option(INTERFACE_NAME, name.as_bytes());
+        self.put_option(INTERFACE_DESCRIPTION_TEXT, description.as_bytes());
+        self.put_option(RESOLUTION, &[9]);
+        self.end_block()?;
         self.interfaces += 1;
         Ok(InterfaceId(self.interfaces - 1))
     }
 
     /// Writes a packet, from the BTH to the ICRC, with the headers that its envelope stands for.
-    pub fn packet(
+    pub fn write_packet(
         &mut self,
         time_ns: u64,
         interface: InterfaceId,
-        heading: Heading,
-        envelope: &Envelope,
+        heading: PacketDirection,
+        envelope: &AddressHeaders,
         packet: &[u8],
         comment: Option<&str>,
     ) -> io::Result<()> {
-        let frame = match self.framing {
-            Framing::V2 => Frame::around(envelope, packet).to_vec(),
-            Framing::V1 => version_1(envelope, packet),
+        let frame = match self.version {
+            RoceVersion::V2 => RoceFrame::new(envelope, packet).to_vec(),
+            RoceVersion::V1 => roce_v1_frame(envelope, packet),
         };
-        self.frame(time_ns, interface, heading, &frame, comment)
+        self.write_frame(time_ns, interface, heading, &frame, comment)
     }
 
     /// Writes a priority pause frame.
-    pub fn pause(
+    pub fn write_pause(
         &mut self,
         time_ns: u64,
         interface: InterfaceId,
-        heading: Heading,
+        heading: PacketDirection,
         pause: &Pfc,
         comment: Option<&str>,
     ) -> io::Result<()> {
-        self.frame(time_ns, interface, heading, &pause.emit(), comment)
+        self.write_frame(time_ns, interface, heading, &pause.emit(), comment)
     }
 
     /// Writes an Ethernet frame, without its check sequence, as it is.
-    pub fn frame(
+    pub fn write_frame(
         &mut self,
         time_ns: u64,
         InterfaceId(interface): InterfaceId,
-        heading: Heading,
+        heading: PacketDirection,
         frame: &[u8],
         comment: Option<&str>,
     ) -> io::Result<()> {
         debug_assert!(interface < self.interfaces, "an interface of this file");
         let length = frame.len() as u32;
-        self.begin(ENHANCED_PACKET);
-        self.words([interface, (time_ns >> 32) as u32, time_ns as u32, length, length]);
-        self.padded(frame);
+        self.begin_block(ENHANCED_PACKET);
+        self.put_words([interface, (time_ns >> 32) as u32, time_ns as u32, length, length]);
+        self.put_padded(frame);
         if let Some(comment) = comment {
-            self.option(COMMENT, comment.as_bytes());
+            self.put_option(COMMENT, comment.as_bytes());
         }
-        let direction: u32 = if heading == Heading::In { 1 } else { 2 };
-        self.option(PACKET_FLAGS, &direction.to_le_bytes());
-        self.end()
+        let direction: u32 = if heading == PacketDirection::Inbound { 1 } else { 2 };
+        self.put_option(PACKET_FLAGS, &direction.to_le_bytes());
+        self.end_block()
     }
 
     /// Hands everything that was written on to whoever stores it.
@@ -153,38 +153,38 @@ impl<W: Write> CaptureWriter<W> {
     }
 
     /// Starts a block; its length is filled in at its end.
-    fn begin(&mut self, kind: u32) {
+    fn begin_block(&mut self, kind: u32) {
         self.block.clear();
-        self.words([kind, 0]);
+        self.put_words([kind, 0]);
     }
 
-    fn words<const N: usize>(&mut self, words: [u32; N]) {
-        self.block.extend(words.into_iter().flat_map(u32::to_le_bytes));
+    fn put_words<const N: usize>(&mut self, put_words: [u32; N]) {
+        self.block.extend(put_words.into_iter().flat_map(u32::to_le_bytes));
     }
 
-    fn padded(&mut self, bytes: &[u8]) {
+    fn put_padded(&mut self, bytes: &[u8]) {
         self.block.extend_from_slice(bytes);
         self.block.resize(self.block.len().next_multiple_of(4), 0);
     }
 
     /// Adds an option; one that is too long for the format is cut.
-    fn option(&mut self, code: u16, value: &[u8]) {
+    fn put_option(&mut self, code: u16, value: &[u8]) {
         let value = &value[..value.len().min(usize::from(u16::MAX))];
-        self.words([u32::from(code) | (value.len() as u32) << 16]);
-        self.padded(value);
+        self.put_words([u32::from(code) | (value.len() as u32) << 16]);
+        self.put_padded(value);
     }
 
-    fn end(&mut self) -> io::Result<()> {
-        self.words([OPTION_END.into()]);
+    fn end_block(&mut self) -> io::Result<()> {
+        self.put_words([OPTION_END.into()]);
         let length = self.block.len() as u32 + 4;
-        self.words([length]);
+        self.put_words([length]);
         self.block[4..8].copy_from_slice(&length.to_le_bytes());
         self.output.write_all(&self.block)
     }
 }
 
 /// The packet as RoCE v1 would frame it.
-fn version_1(envelope: &Envelope, packet: &[u8]) -> Vec<u8> {
+fn roce_v1_frame(envelope: &AddressHeaders, packet: &[u8]) -> Vec<u8> {
     let grh = Grh {
         source: Gid::from(envelope.source),
         destination: Gid::from(envelope.destination),
@@ -201,63 +201,77 @@ fn version_1(envelope: &Envelope, packet: &[u8]) -> Vec<u8> {
         sealed[transport.len()..].copy_from_slice(&icrc);
     }
     let ethernet = Ethernet {
-        destination: MacAddress::of(envelope.destination),
-        source: MacAddress::of(envelope.source),
+        destination: MacAddress::from_ip(envelope.destination),
+        source: MacAddress::from_ip(envelope.source),
         vlan: None,
-        kind: EtherType::ROCE,
+        ether_type: EtherType::ROCE,
     };
-    Frame { ethernet: Some(ethernet), network: Network::V1(grh), packet: &sealed, trailer: &[] }.to_vec()
+    RoceFrame {
+        ethernet: Some(ethernet),
+        network: NetworkHeaders::V1(grh),
+        packet: &sealed,
+        ethernet_padding: &[],
+    }
+    .to_vec()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Capture, Contents, Packet, Record};
+    use crate::{CaptureReader, Packet, PacketContents, Record};
     use softhca_wire::{Bth, Opcode, Psn, Qpn};
     use std::net::Ipv4Addr;
 
-    fn envelope() -> Envelope {
+    fn envelope() -> AddressHeaders {
         let host = |last| Ipv4Addr::new(10, 0, 0, last).into();
-        Envelope { identification: 0x1234, traffic_class: 2, ..Envelope::between(host(1), host(2)) }
+        AddressHeaders {
+            identification: 0x1234,
+            traffic_class: 2,
+            ..AddressHeaders::between(host(1), host(2))
+        }
     }
 
     fn sealed() -> Vec<u8> {
         let opcode = Opcode::from_byte(0x04).expect("RC SEND_ONLY");
         let mut packet = vec![0; Bth::LEN + 8 + ICRC_LEN];
         Bth::new(opcode, Qpn::new(0x11), Psn::new(7)).emit(&mut packet);
-        Icrc::seal(&envelope(), &mut packet);
+        Icrc::write(&envelope(), &mut packet);
         packet
     }
 
     fn read(file: &[u8]) -> Vec<Record> {
-        Capture::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
+        CaptureReader::new(file).expect("a capture").map(|record| record.expect("a record")).collect()
     }
 
     fn is_intact(record: &Record) -> bool {
         match Packet::new(record, 0).contents {
-            Contents::Roce(roce) => roce.intact,
+            PacketContents::Roce(roce) => roce.icrc_ok,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn what_is_written_is_read_again() {
-        for framing in [Framing::V2, Framing::V1] {
-            let mut writer = CaptureWriter::with_framing(Vec::new(), framing).unwrap();
+        for framing in [RoceVersion::V2, RoceVersion::V1] {
+            let mut writer = CaptureWriter::with_version(Vec::new(), framing).unwrap();
             let alice = writer.add_interface("alice", "10.0.0.1").unwrap();
             let bob = writer.add_interface("bob", "10.0.0.2").unwrap();
             let time = 5_000_000_007;
-            writer.packet(time, alice, Heading::Out, &envelope(), &sealed(), Some("dropped")).unwrap();
+            writer
+                .write_packet(time, alice, PacketDirection::Outbound, &envelope(), &sealed(), Some("dropped"))
+                .unwrap();
             let mut damaged = sealed();
             damaged[14] ^= 1;
-            writer.packet(time + 1, bob, Heading::In, &envelope(), &damaged, None).unwrap();
+            writer
+                .write_packet(time + 1, bob, PacketDirection::Inbound, &envelope(), &damaged, None)
+                .unwrap();
             let pause = Pfc { source: MacAddress([2, 0, 10, 0, 0, 1]), pause: [Some(9); 8] };
-            writer.pause(time + 2, bob, Heading::Out, &pause, None).unwrap();
+            writer.write_pause(time + 2, bob, PacketDirection::Outbound, &pause, None).unwrap();
             let file = writer.into_inner();
             let [first, second, third] = &read(&file)[..] else { panic!("three records") };
             assert_eq!((first.time_ns, is_intact(first)), (time, true), "{framing:?}");
             assert_eq!((second.time_ns, is_intact(second)), (time + 1, false), "{framing:?}");
-            assert_eq!(Packet::new(third, 0).contents, Contents::Pause(pause));
+            assert_eq!(Packet::new(third, 0).contents, PacketContents::Pause(pause));
             assert!(file.windows(7).any(|bytes| bytes == b"dropped"));
         }
     }

@@ -1,57 +1,57 @@
 //! Draws a ladder as text.
 
-use super::{Fate, Ladder, Side, Sight, Step, Tone};
+use super::{Delivery, Emphasis, Ladder, Side, Step, StepContent};
 use crate::text::wrap;
 use std::fmt::Write;
 
 /// Whether the text is coloured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Paint {
+pub enum ColorMode {
     /// Plain text.
     #[default]
-    None,
+    Plain,
     /// Colours of a terminal.
     Ansi,
 }
 
 /// How a ladder is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Style {
+pub struct LadderStyle {
     /// Columns; fewer than 60 are taken for 60.
     pub width: usize,
     /// Whether it is coloured.
-    pub paint: Paint,
+    pub color: ColorMode,
 }
 
-impl Default for Style {
-    fn default() -> Style {
-        Style { width: 100, paint: Paint::None }
+impl Default for LadderStyle {
+    fn default() -> LadderStyle {
+        LadderStyle { width: 100, color: ColorMode::Plain }
     }
 }
 
-const LEAST_WIDTH: usize = 60;
+const MIN_WIDTH: usize = 60;
 /// Columns of the time, and of the gap behind it.
-const TIME: usize = 9;
-const GAP: usize = 2;
+const TIME_COLUMNS: usize = 9;
+const GAP_COLUMNS: usize = 2;
 /// Dashes between a label and the rail that it starts from.
-const LEAD: usize = 2;
+const LEAD_COLUMNS: usize = 2;
 
 impl Ladder {
     /// The ladder as lines of text.
-    pub fn draw(&self, style: Style) -> String {
-        let width = style.width.max(LEAST_WIDTH);
+    pub fn draw(&self, style: LadderStyle) -> String {
+        let width = style.width.max(MIN_WIDTH);
         let times = self.steps.iter().map(|step| step.time_ns.unsigned_abs());
         let mut canvas = Canvas {
             text: String::new(),
-            inner: width - TIME - GAP - 2,
-            unit: Unit::for_times(times.max().unwrap_or(0)),
-            paint: style.paint,
-            open: [0; 2],
-            time: None,
+            inner_width: width - TIME_COLUMNS - GAP_COLUMNS - 2,
+            unit: TimeUnit::for_times(times.max().unwrap_or(0)),
+            color: style.color,
+            outstanding: [0; 2],
+            last_time_ns: None,
         };
-        canvas.heading(&self.names);
+        canvas.write_heading(&self.names);
         for step in &self.steps {
-            canvas.step(step);
+            canvas.write_step(step);
         }
         canvas.text
     }
@@ -59,18 +59,18 @@ impl Ladder {
 
 /// The unit of the time column, and how many nanoseconds it has.
 #[derive(Debug)]
-struct Unit(&'static str, u64);
+struct TimeUnit(&'static str, u64);
 
-impl Unit {
-    fn for_times(longest_ns: u64) -> Unit {
+impl TimeUnit {
+    fn for_times(longest_ns: u64) -> TimeUnit {
         match longest_ns {
-            0..10_000_000 => Unit("µs", 1_000),
-            10_000_000..10_000_000_000 => Unit("ms", 1_000_000),
-            _ => Unit("s", 1_000_000_000),
+            0..10_000_000 => TimeUnit("µs", 1_000),
+            10_000_000..10_000_000_000 => TimeUnit("ms", 1_000_000),
+            _ => TimeUnit("s", 1_000_000_000),
         }
     }
 
-    fn show(&self, time_ns: i64) -> String {
+    fn format(&self, time_ns: i64) -> String {
         let (sign, time) = (if time_ns < 0 { "-" } else { "" }, time_ns.unsigned_abs());
         format!("{sign}{}.{:03}", time / self.1, time % self.1 / (self.1 / 1_000))
     }
@@ -80,72 +80,73 @@ impl Unit {
 pub(super) struct Canvas {
     text: String,
     /// Columns between the rails.
-    inner: usize,
-    unit: Unit,
-    paint: Paint,
+    inner_width: usize,
+    unit: TimeUnit,
+    color: ColorMode,
     /// Work requests under way, left and right.
-    open: [i32; 2],
+    outstanding: [i32; 2],
     /// The time that was shown last.
-    time: Option<i64>,
+    last_time_ns: Option<i64>,
 }
 
 impl Canvas {
     /// A canvas for rows that come one after the other, for as long as somebody looks.
-    pub fn live(style: Style) -> Canvas {
+    pub fn live(style: LadderStyle) -> Canvas {
         Canvas {
             text: String::new(),
-            inner: style.width.max(LEAST_WIDTH) - TIME - GAP - 2,
-            unit: Unit("ms", 1_000_000),
-            paint: style.paint,
-            open: [0; 2],
-            time: None,
+            inner_width: style.width.max(MIN_WIDTH) - TIME_COLUMNS - GAP_COLUMNS - 2,
+            unit: TimeUnit("ms", 1_000_000),
+            color: style.color,
+            outstanding: [0; 2],
+            last_time_ns: None,
         }
     }
 
     /// Says again who is who.
-    pub fn head(&mut self, names: &[String; 2]) {
+    pub fn repeat_heading(&mut self, names: &[String; 2]) {
         self.text.push('\n');
-        self.heading(names);
-        self.time = None;
+        self.write_heading(names);
+        self.last_time_ns = None;
     }
 
     /// What was drawn since it was last taken.
-    pub fn take(&mut self) -> String {
+    pub fn take_text(&mut self) -> String {
         std::mem::take(&mut self.text)
     }
 
-    fn heading(&mut self, [left, right]: &[String; 2]) {
+    fn write_heading(&mut self, [left, right]: &[String; 2]) {
         let unit = self.unit.0;
-        let room = (self.inner + 2).saturating_sub(left.chars().count());
-        let gap = " ".repeat(GAP);
+        let room = (self.inner_width + 2).saturating_sub(left.chars().count());
+        let gap = " ".repeat(GAP_COLUMNS);
         if right.chars().count() < room {
-            let _ = writeln!(self.text, "{unit:>TIME$}{gap}{left}{right:>room$}");
+            let _ = writeln!(self.text, "{unit:>TIME_COLUMNS$}{gap}{left}{right:>room$}");
         } else {
-            let _ = writeln!(self.text, "{unit:>TIME$}{gap}{left}");
-            let _ = writeln!(self.text, "{:TIME$}{gap}{right:>width$}", "", width = self.inner + 2);
+            let _ = writeln!(self.text, "{unit:>TIME_COLUMNS$}{gap}{left}");
+            let _ =
+                writeln!(self.text, "{:TIME_COLUMNS$}{gap}{right:>width$}", "", width = self.inner_width + 2);
         }
     }
 
-    pub fn step(&mut self, step: &Step) {
-        let [left, right] = self.rails(step);
-        match &step.sight {
-            Sight::Note(text) => {
-                for (number, line) in wrap(text, self.inner - 2).iter().enumerate() {
-                    let rails = if number == 0 { [left, right] } else { self.idle() };
-                    self.text_row(step, rails, line);
+    pub fn write_step(&mut self, write_step: &Step) {
+        let [left, right] = self.rails(write_step);
+        match &write_step.content {
+            StepContent::Note(text) => {
+                for (number, line) in wrap(text, self.inner_width - 2).iter().enumerate() {
+                    let rails = if number == 0 { [left, right] } else { self.idle_rails() };
+                    self.write_text_row(write_step, rails, line);
                 }
             }
-            Sight::Arrow { label, detail, remark, fate } => {
+            StepContent::Arrow { label, detail, remark, fate } => {
                 let whole = if detail.is_empty() { label.clone() } else { format!("{label}, {detail}") };
-                let least = 2 * LEAD + 4;
-                let fits = whole.chars().count() + least <= self.inner;
+                let least = 2 * LEAD_COLUMNS + 4;
+                let fits = whole.chars().count() + least <= self.inner_width;
                 let (line, below) = if fits { (&whole[..], "") } else { (&label[..], &detail[..]) };
-                let (arrow, beside) = self.arrow(line, remark, step.side, *fate);
-                self.row(step, [left, right], &arrow);
+                let (arrow, beside) = self.arrow_text(line, remark, write_step.side, *fate);
+                self.write_row(write_step, [left, right], &arrow);
                 let remark = if beside { "" } else { &remark[..] };
                 for text in [below, remark].iter().filter(|text| !text.is_empty()) {
-                    for line in wrap(text, self.inner - 6) {
-                        self.text_row(step, self.idle(), &format!("    {line}"));
+                    for line in wrap(text, self.inner_width - 6) {
+                        self.write_text_row(write_step, self.idle_rails(), &format!("    {line}"));
                     }
                 }
             }
@@ -153,73 +154,77 @@ impl Canvas {
     }
 
     /// The arrow, and whether the remark stands beside it.
-    fn arrow(&self, label: &str, remark: &str, side: Side, fate: Fate) -> (String, bool) {
-        let used = label.chars().count() + 2 + LEAD;
+    fn arrow_text(&self, label: &str, remark: &str, side: Side, fate: Delivery) -> (String, bool) {
+        let used = label.chars().count() + 2 + LEAD_COLUMNS;
         let length = match fate {
-            Fate::Arrives => self.inner,
+            Delivery::Delivered => self.inner_width,
             // A lost packet does not come far.
-            Fate::Lost => (used + 4).max(self.inner * 3 / 5).min(self.inner - 2),
+            Delivery::Lost => (used + 4).max(self.inner_width * 3 / 5).min(self.inner_width - 2),
         };
-        let room = self.inner - length;
-        let beside = fate == Fate::Lost && !remark.is_empty() && remark.chars().count() + 2 <= room;
+        let room = self.inner_width - length;
+        let beside = fate == Delivery::Lost && !remark.is_empty() && remark.chars().count() + 2 <= room;
         let shaft = "─".repeat(length.saturating_sub(used + 1));
-        let lead = "─".repeat(LEAD);
+        let lead = "─".repeat(LEAD_COLUMNS);
         let after = if beside { remark } else { "" };
         let (rest, padding) = (room.saturating_sub(1), if room > 0 { " " } else { "" });
         let arrow = match side {
             Side::Left => {
-                let head = if fate == Fate::Lost { "╳" } else { "▶" };
+                let head = if fate == Delivery::Lost { "╳" } else { "▶" };
                 format!("{lead} {label} {shaft}{head}{padding}{after:<rest$}")
             }
             Side::Right => {
-                let head = if fate == Fate::Lost { "╳" } else { "◀" };
+                let head = if fate == Delivery::Lost { "╳" } else { "◀" };
                 format!("{after:>rest$}{padding}{head}{shaft} {label} {lead}")
             }
         };
         (arrow, beside)
     }
 
-    fn text_row(&mut self, step: &Step, rails: [char; 2], text: &str) {
-        let room = self.inner - 2;
+    fn write_text_row(&mut self, step: &Step, rails: [char; 2], text: &str) {
+        let room = self.inner_width - 2;
         let middle = match step.side {
             Side::Left => format!(" {text:<room$} "),
             Side::Right => format!(" {:>room$} ", text.trim_start()),
         };
-        self.row(step, rails, &middle);
+        self.write_row(step, rails, &middle);
     }
 
-    fn row(&mut self, step: &Step, [left, right]: [char; 2], middle: &str) {
-        let time = if self.time == Some(step.time_ns) { String::new() } else { self.unit.show(step.time_ns) };
-        self.time = Some(step.time_ns);
-        let middle = self.coloured(step.tone, middle);
-        let _ = writeln!(self.text, "{time:>TIME$}{:GAP$}{left}{middle}{right}", "");
+    fn write_row(&mut self, step: &Step, [left, right]: [char; 2], middle: &str) {
+        let time = if self.last_time_ns == Some(step.time_ns) {
+            String::new()
+        } else {
+            self.unit.format(step.time_ns)
+        };
+        self.last_time_ns = Some(step.time_ns);
+        let middle = self.colored(step.emphasis, middle);
+        let _ = writeln!(self.text, "{time:>TIME_COLUMNS$}{:GAP_COLUMNS$}{left}{middle}{right}", "");
     }
 
-    fn coloured(&self, tone: Tone, text: &str) -> String {
+    fn colored(&self, tone: Emphasis, text: &str) -> String {
         let code = match tone {
-            _ if self.paint == Paint::None => return text.into(),
-            Tone::Plain => return text.into(),
-            Tone::Good => 32,
-            Tone::Odd => 33,
-            Tone::Bad => 31,
+            _ if self.color == ColorMode::Plain => return text.into(),
+            Emphasis::Normal => return text.into(),
+            Emphasis::Success => 32,
+            Emphasis::Unusual => 33,
+            Emphasis::Error => 31,
         };
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
     /// The rails where nothing begins or ends: thick while a work request is under way.
-    fn idle(&self) -> [char; 2] {
-        self.open.map(|open| if open > 0 { '┃' } else { '│' })
+    fn idle_rails(&self) -> [char; 2] {
+        self.outstanding.map(|open| if open > 0 { '┃' } else { '│' })
     }
 
     /// The rails at a step, after which other work requests may be under way.
     fn rails(&mut self, step: &Step) -> [char; 2] {
-        let idle = self.idle();
-        let is_arrow = matches!(step.sight, Sight::Arrow { .. });
+        let idle = self.idle_rails();
+        let is_arrow = matches!(step.content, StepContent::Arrow { .. });
         std::array::from_fn(|end| {
-            let change = step.bars[end];
-            let before = self.open[end];
+            let change = step.outstanding_delta[end];
+            let before = self.outstanding[end];
             let after = (before + change).max(0);
-            self.open[end] = after;
+            self.outstanding[end] = after;
             let starts_here = is_arrow && (end == 0) == (step.side == Side::Left);
             let marks = match (change.signum(), before, after) {
                 (1, 0, _) => ['┏', '┓'],
@@ -243,9 +248,9 @@ mod tests {
         let arrow = |side, fate| Step {
             time_ns: 1_500,
             side,
-            bars: [0; 2],
-            tone: Tone::Plain,
-            sight: Sight::Arrow {
+            outstanding_delta: [0; 2],
+            emphasis: Emphasis::Normal,
+            content: StepContent::Arrow {
                 label: "READ_RESPONSE_MIDDLE +12".into(),
                 detail: "1024 B".into(),
                 remark: "dropped by \"lose the second packet\"".into(),
@@ -255,23 +260,23 @@ mod tests {
         let note = |side| Step {
             time_ns: 0,
             side,
-            bars: [1, -1],
-            tone: Tone::Bad,
-            sight: Sight::Note("all work and no play ".repeat(6).trim_end().into()),
+            outstanding_delta: [1, -1],
+            emphasis: Emphasis::Error,
+            content: StepContent::Note("all work and no play ".repeat(6).trim_end().into()),
         };
         let mut steps = Vec::new();
         for side in [Side::Left, Side::Right] {
-            steps.extend([note(side), arrow(side, Fate::Lost), arrow(side, Fate::Arrives)]);
+            steps.extend([note(side), arrow(side, Delivery::Lost), arrow(side, Delivery::Delivered)]);
         }
         let names = ["alice.1 (10.0.0.1)".into(), "bob.1 (10.0.0.2)".into()];
-        let ladder = Ladder { names, numbers: [None; 2], steps };
+        let ladder = Ladder { names, qpns: [None; 2], steps };
         for width in [60, 80, 100, 160] {
-            let text = ladder.draw(Style { width, paint: Paint::None });
+            let text = ladder.draw(LadderStyle { width, color: ColorMode::Plain });
             for line in text.lines() {
                 assert_eq!(line.chars().count(), width, "{width}\n{text}");
             }
         }
-        let painted = ladder.draw(Style { width: 80, paint: Paint::Ansi });
+        let painted = ladder.draw(LadderStyle { width: 80, color: ColorMode::Ansi });
         assert!(painted.contains("\x1b[31m"));
     }
 }

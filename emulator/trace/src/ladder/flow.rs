@@ -3,7 +3,7 @@
 //! A connected packet names only the queue pair that it is for. Cards tell who sent it; in a capture the
 //! sender is found when an answer fits a request of the other direction.
 
-use crate::Cast;
+use crate::NameTable;
 use softhca_fabric::Endpoint;
 use softhca_wire::{NakCode, Opcode, Operation, Psn, Qpn, Service, Syndrome};
 use std::collections::{BTreeMap, VecDeque};
@@ -11,11 +11,11 @@ use std::net::IpAddr;
 
 /// A message of a flow that is not answered yet; only followed where no card tells.
 #[derive(Debug)]
-struct Pending {
-    first: Psn,
+struct PendingMessage {
+    first_psn: Psn,
     /// Its last PSN, once seen.
-    last: Option<Psn>,
-    is_answered_with_data: bool,
+    last_psn: Option<Psn>,
+    has_data_response: bool,
 }
 
 /// Everything from one host, or one queue pair of it, to one queue pair.
@@ -28,10 +28,10 @@ pub(crate) struct Flow {
     source_port: u16,
     /// The zero of the relative PSNs of its requests, and of its answers where the requests are not seen.
     first_request: Option<Psn>,
-    first_answer: Option<Psn>,
+    first_response: Option<Psn>,
     /// The PSN after the last that was requested.
-    next: Option<Psn>,
-    pending: VecDeque<Pending>,
+    next_psn: Option<Psn>,
+    pending: VecDeque<PendingMessage>,
 }
 
 impl Flow {
@@ -40,56 +40,60 @@ impl Flow {
     }
 
     fn has_requested(&self, psn: Psn) -> bool {
-        match (self.first_request, self.next) {
+        match (self.first_request, self.next_psn) {
             (Some(first), Some(_)) => !psn.is_before(first),
             _ => false,
         }
     }
 
     /// Takes note of a request; tells whether it went before.
-    pub fn request(&mut self, psn: Psn) -> bool {
+    pub fn record_request(&mut self, psn: Psn) -> bool {
         self.first_request.get_or_insert(psn);
-        let again = self.next.is_some_and(|next| psn.is_before(next));
+        let again = self.next_psn.is_some_and(|next| psn.is_before(next));
         if !again {
-            self.next = Some(psn.plus(1));
+            self.next_psn = Some(psn.plus(1));
         }
         again
     }
 
     /// Follows a message of which no card tells: how many begin with this request.
-    pub fn open(&mut self, opcode: Opcode, psn: Psn, again: bool) -> i32 {
+    pub fn begin_message(&mut self, opcode: Opcode, psn: Psn, again: bool) -> i32 {
         if again || !opcode.service().is_reliable() {
             return 0;
         }
         let position = opcode.position();
         let data = matches!(opcode.operation(), Operation::ReadRequest) || opcode.operation().is_atomic();
-        if position.starts() {
-            self.pending.push_back(Pending { first: psn, last: None, is_answered_with_data: data });
+        if position.starts_message() {
+            self.pending.push_back(PendingMessage {
+                first_psn: psn,
+                last_psn: None,
+                has_data_response: data,
+            });
         }
-        if position.ends()
+        if position.ends_message()
             && !data
             && let Some(pending) = self.pending.back_mut()
         {
-            pending.last = Some(psn);
+            pending.last_psn = Some(psn);
         }
-        i32::from(position.starts())
+        i32::from(position.starts_message())
     }
 
     /// How many messages of which no card tells end with this answer.
-    pub fn close(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> i32 {
+    pub fn complete_messages(&mut self, opcode: Opcode, psn: Psn, syndrome: Option<Syndrome>) -> i32 {
         let refused = match syndrome {
-            Some(Syndrome::Nak(NakCode::SequenceError) | Syndrome::RnrNak(_)) => return 0,
+            Some(Syndrome::Nak(NakCode::PsnSequenceError) | Syndrome::RnrNak(_)) => return 0,
             Some(Syndrome::Nak(_)) => true,
             _ => false,
         };
         let mut ended = 0;
         let data = opcode.operation() != Operation::Acknowledge;
         while let Some(oldest) = self.pending.front() {
-            let covered = oldest.last.is_some_and(|last| !psn.is_before(last));
+            let covered = oldest.last_psn.is_some_and(|last| !psn.is_before(last));
             let answered = data
-                && opcode.position().ends()
-                && oldest.is_answered_with_data
-                && !psn.is_before(oldest.first);
+                && opcode.position().ends_message()
+                && oldest.has_data_response
+                && !psn.is_before(oldest.first_psn);
             if !(covered || answered || refused) {
                 break;
             }
@@ -113,7 +117,7 @@ pub(crate) struct Flows {
 
 impl Flows {
     /// The flow of a packet. The sender's queue pair is none where neither a card nor a DETH tells.
-    pub fn of(
+    pub fn flow_index(
         &mut self,
         from: IpAddr,
         from_qp: Option<Qpn>,
@@ -133,8 +137,8 @@ impl Flows {
             service: opcode.service(),
             source_port: port,
             first_request: None,
-            first_answer: None,
-            next: None,
+            first_response: None,
+            next_psn: None,
             pending: VecDeque::new(),
         });
         self.by_key.insert(key, index);
@@ -174,8 +178,8 @@ impl Flows {
     }
 
     /// Takes note of an answer: it may show which flow it answers.
-    pub fn answer(&mut self, index: usize, psn: Psn) {
-        self.flows[index].first_answer.get_or_insert(psn);
+    pub fn record_response(&mut self, index: usize, psn: Psn) {
+        self.flows[index].first_response.get_or_insert(psn);
         if self.reverse.contains_key(&index) {
             return;
         }
@@ -191,7 +195,7 @@ impl Flows {
         // Cards that vary their source port use the same one for both directions of a connection.
         let best = (0..self.flows.len()).filter(fits).max_by_key(|other| {
             let candidate = &self.flows[*other];
-            let nearest = candidate.next.map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
+            let nearest = candidate.next_psn.map_or(i32::MIN, |next| -(next.minus(1).distance(psn).abs()));
             (candidate.source_port == flow.source_port, nearest)
         });
         if let Some(other) = best {
@@ -200,7 +204,7 @@ impl Flows {
     }
 
     /// Pairs what no answer has paired: same service and source port, or the only one each way.
-    pub fn settle(&mut self) {
+    pub fn pair_remaining(&mut self) {
         for one in 0..self.flows.len() {
             if self.reverse.contains_key(&one) || self.flows[one].from_qp.is_some() {
                 continue;
@@ -238,13 +242,13 @@ impl Flows {
     }
 
     /// The zero of relative PSNs of a packet of this flow.
-    pub fn zero(&self, index: usize, is_request: bool, cast: &Cast) -> Option<Psn> {
+    pub fn base_psn(&self, index: usize, is_request: bool, cast: &NameTable) -> Option<Psn> {
         let flow = &self.flows[index];
         let known = |address, qpn: Option<Qpn>| qpn.and_then(|qpn| cast.first_psn(Endpoint { address, qpn }));
         if is_request {
             return known(flow.from, flow.from_qp).or(flow.first_request);
         }
         let requests = self.reverse(index).and_then(|other| self.flows[other].first_request);
-        known(flow.to.address, Some(flow.to.qpn)).or(requests).or(flow.first_answer)
+        known(flow.to.address, Some(flow.to.qpn)).or(requests).or(flow.first_response)
     }
 }

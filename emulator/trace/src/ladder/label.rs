@@ -1,44 +1,44 @@
 //! The words on an arrow.
 
-use crate::Roce;
-use crate::words::duration;
-use softhca_wire::{Ecn, Header, Opcode, Operation, Psn, Syndrome};
+use crate::RocePacket;
+use crate::describe::duration;
+use softhca_wire::{Ecn, Opcode, Operation, Psn, Syndrome, TransportHeader};
 
 /// What a ladder knows of one packet.
 #[derive(Clone, Debug)]
-pub(super) struct Sent {
+pub(super) struct LadderPacket {
     pub flow: usize,
     pub opcode: Opcode,
     pub psn: Psn,
     pub payload: u32,
     pub syndrome: Option<Syndrome>,
     /// That PSN had left before.
-    pub again: bool,
+    pub retransmission: bool,
     /// What only the packet's bytes tell.
-    pub extra: Option<Extra>,
+    pub header_details: Option<HeaderDetails>,
     /// What happened to it on the way.
     pub remarks: Vec<String>,
     pub lost: bool,
     /// How many work requests begin and end with it, as far as its bytes tell.
-    pub bars: [i32; 2],
+    pub outstanding_delta: [i32; 2],
 }
 
 /// What a packet's bytes tell and an event does not.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Extra {
-    words: String,
+pub(super) struct HeaderDetails {
+    text: String,
     /// The length of the message that the packet starts.
-    of: Option<u32>,
+    message_length: Option<u32>,
     /// The name of the message in it, for QP1.
     message: Option<String>,
-    pub damaged: bool,
+    pub icrc_bad: bool,
 }
 
-impl Extra {
-    pub fn of(header: &Header, ecn: Ecn) -> Extra {
+impl HeaderDetails {
+    pub fn from_header(header: &TransportHeader, ecn: Ecn) -> HeaderDetails {
         let mut words = Vec::new();
         let is_read = header.bth.opcode.operation() == Operation::ReadRequest;
-        words.extend(header.reth.filter(|_| is_read).map(|reth| format!("asks for {} B", reth.length)));
+        words.extend(header.reth.filter(|_| is_read).map(|reth| format!("asks for {} B", reth.dma_length)));
         if let Some(atomic) = header.atomic {
             words.push(match header.bth.opcode.operation() {
                 Operation::FetchAdd => format!("adds {:#x}", atomic.swap_or_add),
@@ -49,59 +49,65 @@ impl Extra {
         words.extend(header.immediate.map(|immediate| format!("immediate {:#x}", immediate.0)));
         words.extend(header.ieth.map(|key| format!("invalidates {:#x}", key.0)));
         words.extend((ecn == Ecn::CongestionExperienced).then(|| "marked CE".into()));
-        let of = header.reth.filter(|_| !header.bth.opcode.position().ends()).map(|reth| reth.length);
-        Extra { words: words.join(", "), of, ..Extra::default() }
+        let of =
+            header.reth.filter(|_| !header.bth.opcode.position().ends_message()).map(|reth| reth.dma_length);
+        HeaderDetails { text: words.join(", "), message_length: of, ..HeaderDetails::default() }
     }
 
-    pub fn of_capture(roce: &Roce<'_>) -> Extra {
-        let message = roce.management.as_ref().map(|management| match management {
-            crate::Management::Connection(datagram) => format!("CM {}", datagram.message.name()),
+    pub fn from_capture(roce: &RocePacket<'_>) -> HeaderDetails {
+        let message = roce.mad.as_ref().map(|management| match management {
+            crate::Mad::Cm(datagram) => format!("CM {}", datagram.message.name()),
             other => other.to_string(),
         });
-        Extra { message, damaged: !roce.intact, ..Extra::of(&roce.transport.header, roce.ecn()) }
+        HeaderDetails {
+            message,
+            icrc_bad: !roce.icrc_ok,
+            ..HeaderDetails::from_header(&roce.transport.header, roce.ecn())
+        }
     }
 }
 
 /// A PSN relative to `zero`, or as it is.
-pub(super) fn relative(psn: Psn, zero: Option<Psn>) -> String {
+pub(super) fn relative_psn(psn: Psn, zero: Option<Psn>) -> String {
     match zero {
         Some(zero) => format!("{:+}", psn.distance(zero)),
         None => psn.to_string(),
     }
 }
 
-impl Sent {
+impl LadderPacket {
     /// Whether `next` only continues what this one started.
-    pub fn continues_with(&self, next: &Sent) -> bool {
-        let middle = !self.opcode.position().starts() && !self.opcode.position().ends();
-        let plain = |sent: &Sent| sent.remarks.is_empty() && !sent.lost && sent.bars == [0; 2];
+    pub fn continues_with(&self, next: &LadderPacket) -> bool {
+        let middle = !self.opcode.position().starts_message() && !self.opcode.position().ends_message();
+        let plain =
+            |sent: &LadderPacket| sent.remarks.is_empty() && !sent.lost && sent.outstanding_delta == [0; 2];
         middle
-            && (self.flow, self.opcode, self.payload, self.again)
-                == (next.flow, next.opcode, next.payload, next.again)
+            && (self.flow, self.opcode, self.payload, self.retransmission)
+                == (next.flow, next.opcode, next.payload, next.retransmission)
             && self.psn.plus(1) == next.psn
             && plain(self)
             && plain(next)
     }
 
-    pub fn is_refusal(&self) -> bool {
+    pub fn is_nak(&self) -> bool {
         matches!(self.syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)))
     }
 
     /// What it is: `WRITE_FIRST +0`. Several alike have the last one's PSN too.
     pub fn label(&self, zero: Option<Psn>, last: Option<Psn>) -> String {
-        let psn = relative(self.psn, zero);
+        let psn = relative_psn(self.psn, zero);
         let label = match (self.opcode.operation(), self.syndrome) {
-            (Operation::CongestionNotification, _) => return "CNP".into(),
+            (Operation::Cnp, _) => return "CNP".into(),
             (Operation::Acknowledge, Some(Syndrome::Ack(_))) => format!("ACK {psn}"),
             (Operation::Acknowledge, Some(Syndrome::Nak(code))) => format!("NAK {} {psn}", code.name()),
             (Operation::Acknowledge, Some(Syndrome::RnrNak(_))) => format!("RNR NAK {psn}"),
             _ => {
-                let message = self.extra.as_ref().and_then(|extra| extra.message.as_deref());
+                let message = self.header_details.as_ref().and_then(|extra| extra.message.as_deref());
                 format!("{} {psn}", message.unwrap_or(self.opcode.name()))
             }
         };
-        let to = last.map(|last| format!(" … {}", relative(last, zero))).unwrap_or_default();
-        format!("{label}{to}{}", if self.again { " again" } else { "" })
+        let to = last.map(|last| format!(" … {}", relative_psn(last, zero))).unwrap_or_default();
+        format!("{label}{to}{}", if self.retransmission { " again" } else { "" })
     }
 
     /// What is in it: `1024 B`.
@@ -109,7 +115,7 @@ impl Sent {
         let mut words = Vec::new();
         if self.opcode.has_payload() {
             words.push(match count {
-                1 => match self.extra.as_ref().and_then(|extra| extra.of) {
+                1 => match self.header_details.as_ref().and_then(|extra| extra.message_length) {
                     Some(of) => format!("{} of {of} B", self.payload),
                     None => format!("{} B", self.payload),
                 },
@@ -119,11 +125,11 @@ impl Sent {
         if let Some(Syndrome::RnrNak(timer)) = self.syndrome {
             words.push(format!("try again in {}", duration(timer.nanoseconds())));
         }
-        if let Some(extra) = &self.extra {
-            if !extra.words.is_empty() {
-                words.push(extra.words.clone());
+        if let Some(extra) = &self.header_details {
+            if !extra.text.is_empty() {
+                words.push(extra.text.clone());
             }
-            if extra.damaged {
+            if extra.icrc_bad {
                 words.push("ICRC wrong".into());
             }
         }

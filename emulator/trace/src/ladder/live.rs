@@ -1,81 +1,86 @@
 //! Ladders of packets as they come: each packet is a row at once, and nothing is drawn twice.
 
+use super::builder::{LadderBuilder, packet_step};
 use super::draw::Canvas;
-use super::gather::{Ladders, arrow};
-use super::{Side, Style, is_one_of};
-use crate::{Cast, Packet};
+use super::{LadderStyle, Side, matches_qpn};
+use crate::{NameTable, Packet};
 use softhca_wire::Qpn;
 use std::collections::BTreeMap;
 
 /// Draws the rows of several ladders as one text: where another connection goes on, its heading is repeated.
 #[derive(Debug)]
-pub struct LiveLadders {
-    gathered: Ladders,
-    style: Style,
+pub struct LiveLadder {
+    builder: LadderBuilder,
+    style: LadderStyle,
     connections: Vec<Canvas>,
     /// The connection of each flow, and the side that it comes from.
-    of_flow: BTreeMap<usize, (usize, Side)>,
+    connection_of_flow: BTreeMap<usize, (usize, Side)>,
     current: Option<usize>,
 }
 
-impl LiveLadders {
+impl LiveLadder {
     /// Nothing was seen yet.
-    pub fn new(cast: Cast, style: Style) -> LiveLadders {
-        LiveLadders {
-            gathered: Ladders::new(cast),
+    pub fn new(cast: NameTable, style: LadderStyle) -> LiveLadder {
+        LiveLadder {
+            builder: LadderBuilder::new(cast),
             style,
             connections: Vec::new(),
-            of_flow: BTreeMap::new(),
+            connection_of_flow: BTreeMap::new(),
             current: None,
         }
     }
 
     /// The rows for the next packet of a capture, if it concerns this queue pair: its number, decimal or with
     /// `0x`. Empty if there is nothing to draw.
-    pub fn packet(&mut self, packet: &Packet<'_>, queue_pair: Option<&str>) -> String {
-        let Some(sent) = self.gathered.sight(packet) else { return String::new() };
-        let flow = self.gathered.flows().get(sent.flow);
+    pub fn draw_packet(&mut self, draw_packet: &Packet<'_>, queue_pair: Option<&str>) -> String {
+        let Some(sent) = self.builder.ladder_packet(draw_packet) else { return String::new() };
+        let flow = self.builder.flows().get(sent.flow);
         let ends = [flow.from_qp, Some(flow.to.qpn)];
-        if queue_pair.is_some_and(|wanted| !is_one_of(wanted, &ends)) {
+        if queue_pair.is_some_and(|wanted| !matches_qpn(wanted, &ends)) {
             return String::new();
         }
-        let (index, side) = self.place(sent.flow);
-        let mut step = arrow(&[(packet.time_ns, sent)], self.gathered.flows(), self.gathered.cast());
-        let [own, other] = step.bars;
-        (step.side, step.bars) = (side, if side == Side::Left { [own, other] } else { [other, own] });
-        let names = self.names(&step.side, ends, packet);
+        let (index, side) = self.locate(sent.flow);
+        let mut step =
+            packet_step(&[(draw_packet.time_ns, sent)], self.builder.flows(), self.builder.names());
+        let [own, other] = step.outstanding_delta;
+        (step.side, step.outstanding_delta) =
+            (side, if side == Side::Left { [own, other] } else { [other, own] });
+        let names = self.names(&step.side, ends, draw_packet);
         let is_new = self.current.replace(index) != Some(index);
         let canvas = &mut self.connections[index];
         if is_new {
-            canvas.head(&names);
+            canvas.repeat_heading(&names);
         }
-        canvas.step(&step);
-        canvas.take()
+        canvas.write_step(&step);
+        canvas.take_text()
     }
 
     fn names(&self, side: &Side, ends: [Option<Qpn>; 2], packet: &Packet<'_>) -> [String; 2] {
-        let crate::Contents::Roce(roce) = &packet.contents else { return Default::default() };
+        let crate::PacketContents::Roce(roce) = &packet.contents else { return Default::default() };
         let network = &roce.frame.network;
-        let cast = self.gathered.cast();
-        let names = [cast.heading(network.source(), ends[0]), cast.heading(network.destination(), ends[1])];
+        let cast = self.builder.names();
+        let names = [
+            cast.queue_pair_heading(network.source(), ends[0]),
+            cast.queue_pair_heading(network.destination(), ends[1]),
+        ];
         let [own, other] = names;
         if *side == Side::Left { [own, other] } else { [other, own] }
     }
 
     /// The connection of a flow, and the side that it comes from. Whoever is seen first is on the left.
-    fn place(&mut self, flow: usize) -> (usize, Side) {
-        if let Some(place) = self.of_flow.get(&flow) {
+    fn locate(&mut self, flow: usize) -> (usize, Side) {
+        if let Some(place) = self.connection_of_flow.get(&flow) {
             return *place;
         }
-        let reverse = self.gathered.flows().reverse(flow);
-        let place = match reverse.and_then(|other| self.of_flow.get(&other)) {
-            Some((index, side)) => (*index, side.across()),
+        let reverse = self.builder.flows().reverse(flow);
+        let place = match reverse.and_then(|other| self.connection_of_flow.get(&other)) {
+            Some((index, side)) => (*index, side.opposite()),
             None => {
                 self.connections.push(Canvas::live(self.style));
                 (self.connections.len() - 1, Side::Left)
             }
         };
-        self.of_flow.insert(flow, place);
+        self.connection_of_flow.insert(flow, place);
         place
     }
 }

@@ -3,18 +3,18 @@
 //! [`Ladders`] gathers what cards, cables and captures tell, from wherever it comes; it yields one
 //! [`Ladder`] per connection, a list of [`Step`]s with all words in place, and that is drawn for any width.
 
+mod builder;
 mod draw;
+mod event_text;
 mod flow;
-mod gather;
 mod label;
 mod live;
-mod tell;
 
 pub(crate) use flow::Flows;
 
-pub use draw::{Paint, Style};
-pub use gather::Ladders;
-pub use live::LiveLadders;
+pub use builder::LadderBuilder;
+pub use draw::{ColorMode, LadderStyle};
+pub use live::LiveLadder;
 
 /// The left or the right of a ladder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,7 +27,7 @@ pub enum Side {
 
 impl Side {
     /// The side across.
-    pub const fn across(self) -> Side {
+    pub const fn opposite(self) -> Side {
         match self {
             Side::Left => Side::Right,
             Side::Right => Side::Left,
@@ -37,30 +37,30 @@ impl Side {
 
 /// How good or bad the news is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Tone {
+pub enum Emphasis {
     /// As expected.
     #[default]
-    Plain,
+    Normal,
     /// Something succeeded.
-    Good,
+    Success,
     /// Something is done again, or a rule interfered.
-    Odd,
+    Unusual,
     /// Something failed.
-    Bad,
+    Error,
 }
 
 /// Whether a packet reaches the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum Delivery {
     /// It does, as far as is known.
-    Arrives,
+    Delivered,
     /// It is lost on the way.
     Lost,
 }
 
 /// What a step shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sight {
+pub enum StepContent {
     /// A packet, or several alike.
     Arrow {
         /// What it is: `WRITE_FIRST +0`.
@@ -70,7 +70,7 @@ pub enum Sight {
         /// What happened to it on the way. May be empty.
         remark: String,
         /// Whether it arrives.
-        fate: Fate,
+        fate: Delivery,
     },
     /// Something that happened at one side.
     Note(String),
@@ -84,11 +84,11 @@ pub struct Step {
     /// Where it starts.
     pub side: Side,
     /// How many work requests begin (above zero) or end (below) with it, left and right.
-    pub bars: [i32; 2],
+    pub outstanding_delta: [i32; 2],
     /// How good the news is.
-    pub tone: Tone,
+    pub emphasis: Emphasis,
     /// What is shown.
-    pub sight: Sight,
+    pub content: StepContent,
 }
 
 /// Everything that was seen of one connection.
@@ -97,7 +97,7 @@ pub struct Ladder {
     /// The names of the two sides.
     pub names: [String; 2],
     /// The queue pair numbers of the two sides, where known.
-    pub numbers: [Option<softhca_wire::Qpn>; 2],
+    pub qpns: [Option<softhca_wire::Qpn>; 2],
     /// What happened, in order.
     pub steps: Vec<Step>,
 }
@@ -106,17 +106,17 @@ impl Ladder {
     /// Whether one side is this queue pair: its number, decimal or with `0x`, or its name.
     pub fn involves(&self, queue_pair: &str) -> bool {
         let named = |name: &String| name.split(' ').next() == Some(queue_pair);
-        is_one_of(queue_pair, &self.numbers) || self.names.iter().any(named)
+        matches_qpn(queue_pair, &self.qpns) || self.names.iter().any(named)
     }
 
     /// Leaves out what happened before `from` and after `to`, in nanoseconds.
-    pub fn keep(&mut self, from: i64, to: i64) {
+    pub fn retain_range(&mut self, from: i64, to: i64) {
         self.steps.retain(|step| (from..=to).contains(&step.time_ns));
     }
 }
 
 /// Whether a number, decimal or with `0x`, is that of one of these queue pairs.
-fn is_one_of(number: &str, queue_pairs: &[Option<softhca_wire::Qpn>]) -> bool {
+fn matches_qpn(number: &str, queue_pairs: &[Option<softhca_wire::Qpn>]) -> bool {
     let number = match number.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => number.parse(),

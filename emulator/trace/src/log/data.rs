@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 
 /// A word of a fixed set, or what a reader found in its place.
-pub type Word = Cow<'static, str>;
+pub type Keyword = Cow<'static, str>;
 
 /// A packet in an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PacketData {
     /// Service and opcode: `RC WRITE_FIRST`.
-    pub opcode: Word,
+    pub opcode: Keyword,
     /// Its PSN.
     pub psn: u32,
     /// The queue pair that it is for.
@@ -20,7 +20,7 @@ pub struct PacketData {
     pub payload: u32,
     /// `ack`, `rnr-nak`, or `nak/` and its code, where it has an AETH.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub syndrome: Option<Word>,
+    pub syndrome: Option<Keyword>,
     /// How long an RNR NAK asks to wait, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rnr_wait: Option<u64>,
@@ -30,7 +30,7 @@ pub struct PacketData {
 
 /// A packet that something happened to in the fabric.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CulpritData {
+pub struct FabricPacketData {
     /// Who sent it.
     pub source: IpAddr,
     /// Whom it is for.
@@ -45,9 +45,9 @@ pub struct CulpritData {
 
 /// A piece of memory in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BufferData {
+pub struct SgeData {
     /// The region.
-    pub key: u32,
+    pub lkey: u32,
     /// The first byte.
     pub address: u64,
     /// How many bytes.
@@ -56,17 +56,17 @@ pub struct BufferData {
 
 /// A completion queue in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QueueData {
+pub struct CompletionQueueData {
     /// Its number.
     pub cq: u32,
     /// How many completions it holds.
-    pub slots: u32,
+    pub cqe: u32,
 }
 
 /// What a fault did to a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Change {
+pub enum EffectData {
     /// It was lost.
     Dropped {
         /// And with it so many duplicates.
@@ -78,9 +78,9 @@ pub enum Change {
         copies: u32,
     },
     /// It was held back.
-    HeldBack {
+    Reordered {
         /// Behind how many others.
-        by: u32,
+        behind: u32,
     },
     /// It takes longer.
     Delayed {
@@ -92,14 +92,14 @@ pub enum Change {
         /// Counted from the highest bit of the BTH's first byte.
         bit: u32,
         /// `stale` or `repaired`: what became of the ICRC.
-        seal: Word,
+        icrc: Keyword,
     },
     /// It carries a congestion mark now.
     MarkedCe,
     /// A field has another value now.
     Rewritten {
         /// The field.
-        field: Word,
+        field: Keyword,
         /// Its old value.
         from: u64,
         /// Its new value.
@@ -108,7 +108,7 @@ pub enum Change {
     /// It took the link down.
     LinkCut {
         /// `one-way` or `both-ways`.
-        cut: Word,
+        scope: Keyword,
         /// Until when, in nanoseconds since the start.
         until: u64,
     },

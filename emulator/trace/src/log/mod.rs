@@ -1,25 +1,25 @@
 //! The event log: JSON lines in the manner of qlog, one object per event, the same bytes in every run.
 //!
-//! [`VOCABULARY`] lists every name with its fields; the reference page is checked against it.
+//! [`EVENT_SCHEMAS`] lists every name with its fields; the reference page is checked against it.
 
+mod attribution;
 mod convert;
 mod data;
 mod entry;
-mod provenance;
+mod event;
+mod format;
 mod reader;
-mod tell;
-mod vocabulary;
 
-pub use convert::{Conversion, Converted};
-pub use data::{BufferData, Change, CulpritData, PacketData, QueueData};
-pub use reader::{EventLogReader, LogCause, LogError};
-pub use tell::Teller;
-pub use vocabulary::{Name, VOCABULARY, What};
+pub use convert::{CaptureConverter, ConvertedEntry};
+pub use data::{CompletionQueueData, EffectData, FabricPacketData, PacketData, SgeData};
+pub use event::{EVENT_SCHEMAS, EventSchema, LogEvent};
+pub use format::EntryFormatter;
+pub use reader::{EventLogReader, LogError, LogErrorKind};
 
-use crate::Cast;
+use crate::NameTable;
 use serde::{Deserialize, Serialize};
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{CableId, FabricEvent, Fault, HostId, Observer};
+use softhca_fabric::{FabricEvent, FabricSink, Fault, HostId, LinkId};
 use std::io::{self, Write};
 use std::net::IpAddr;
 
@@ -60,7 +60,7 @@ pub struct Entry {
     pub host: String,
     /// What: the keys `name` and `data`.
     #[serde(flatten)]
-    pub what: What,
+    pub event: LogEvent,
     /// Why, as a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trigger: Option<String>,
@@ -68,45 +68,45 @@ pub struct Entry {
 
 /// Tells events and faults as entries of a log, with the names of a cast.
 #[derive(Debug, Default)]
-pub struct Narrator {
-    cast: Cast,
-    provenance: provenance::Provenance,
+pub struct EntryBuilder {
+    names: NameTable,
+    attribution: attribution::PacketAttribution,
 }
 
-impl Narrator {
+impl EntryBuilder {
     /// Nothing was told yet.
-    pub fn new(cast: Cast) -> Narrator {
-        Narrator { cast, provenance: Default::default() }
+    pub fn new(cast: NameTable) -> EntryBuilder {
+        EntryBuilder { names: cast, attribution: Default::default() }
     }
 
     /// The first line of a log. The vantage points are the hosts that have a name by now.
     pub fn header(&self, title: &str) -> Header {
-        let hosts = self.cast.hosts();
+        let hosts = self.names.hosts();
         let vantage_points =
             hosts.map(|(host, address)| VantagePoint { host: host.into(), address }).collect();
         Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points }
     }
 
     /// A card told an event.
-    pub fn card(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
-        self.provenance.hear(self.cast.address(host), event);
-        let (what, trigger) = entry::of_event(event, &self.provenance);
-        self.provenance.told(event);
-        Entry { time: now.nanos(), host: self.cast.host(host), what, trigger }
+    pub fn event(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
+        self.attribution.before_entry(self.names.address(host), event);
+        let (what, trigger) = entry::from_event(event, &self.attribution);
+        self.attribution.after_entry(event);
+        Entry { time: now.nanos(), host: self.names.host_name(host), event: what, trigger }
     }
 
     /// A fault happened to a frame on a cable.
-    pub fn fault(&self, now: Instant, cable: CableId, fault: &Fault) -> Entry {
-        let ends = self.cast.nodes(cable, fault.direction);
-        let host = ends.map_or(String::new(), |[sender, _]| self.cast.node(sender));
-        let (what, trigger) = entry::of_fault(cable, fault, &self.cast);
-        Entry { time: now.nanos(), host, what, trigger }
+    pub fn fault(&self, now: Instant, cable: LinkId, fault: &Fault) -> Entry {
+        let ends = self.names.link_ends(cable, fault.direction);
+        let host = ends.map_or(String::new(), |[sender, _]| self.names.node_name(sender));
+        let (what, trigger) = entry::from_fault(cable, fault, &self.names);
+        Entry { time: now.nanos(), host, event: what, trigger }
     }
 
     /// A switch, or the port of a host, told an event.
-    pub fn fabric(&self, now: Instant, event: &FabricEvent) -> Entry {
-        let (node, what, trigger) = entry::of_fabric(event);
-        Entry { time: now.nanos(), host: self.cast.node(node), what, trigger }
+    pub fn fabric_event(&self, now: Instant, event: &FabricEvent) -> Entry {
+        let (node, what, trigger) = entry::from_fabric_event(event);
+        Entry { time: now.nanos(), host: self.names.node_name(node), event: what, trigger }
     }
 }
 
@@ -117,23 +117,23 @@ impl Narrator {
 #[derive(Debug)]
 pub struct EventLog<W> {
     output: W,
-    narrator: Narrator,
-    failure: Option<io::Error>,
+    entries: EntryBuilder,
+    error: Option<io::Error>,
 }
 
 impl<W: Write> EventLog<W> {
     /// Starts a log with its first line. The vantage points are the hosts that have a name by now.
-    pub fn new(output: W, title: &str, cast: Cast) -> EventLog<W> {
-        let narrator = Narrator::new(cast);
+    pub fn new(output: W, title: &str, cast: NameTable) -> EventLog<W> {
+        let narrator = EntryBuilder::new(cast);
         let header = narrator.header(title);
-        let mut log = EventLog { output, narrator, failure: None };
-        log.line(&header);
+        let mut log = EventLog { output, entries: narrator, error: None };
+        log.write_line(&header);
         log
     }
 
     /// The names that lines are written with, to add to.
-    pub fn cast_mut(&mut self) -> &mut Cast {
-        &mut self.narrator.cast
+    pub fn names_mut(&mut self) -> &mut NameTable {
+        &mut self.entries.names
     }
 
     /// Hands what was written so far on to whoever stores it.
@@ -142,26 +142,26 @@ impl<W: Write> EventLog<W> {
     }
 
     /// A card told an event.
-    pub fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        let entry = self.narrator.card(now, host, event);
-        self.line(&entry);
+    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        let entry = self.entries.event(now, host, event);
+        self.write_line(&entry);
     }
 
     /// A fault happened to a frame on a cable.
-    pub fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        let entry = self.narrator.fault(now, cable, fault);
-        self.line(&entry);
+    pub fn record_fault(&mut self, now: Instant, cable: LinkId, record_fault: &Fault) {
+        let entry = self.entries.fault(now, cable, record_fault);
+        self.write_line(&entry);
     }
 
     /// A switch, or the port of a host, told an event.
-    pub fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        let entry = self.narrator.fabric(now, event);
-        self.line(&entry);
+    pub fn record_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
+        let entry = self.entries.fabric_event(now, event);
+        self.write_line(&entry);
     }
 
     /// Hands everything on. The first thing that could not be written is the error.
     pub fn finish(&mut self) -> io::Result<()> {
-        match self.failure.take() {
+        match self.error.take() {
             Some(failure) => Err(failure),
             None => self.output.flush(),
         }
@@ -172,24 +172,24 @@ impl<W: Write> EventLog<W> {
         self.output
     }
 
-    fn line(&mut self, object: &impl Serialize) {
-        if self.failure.is_none() {
+    fn write_line(&mut self, object: &impl Serialize) {
+        if self.error.is_none() {
             let written = serde_json::to_writer(&mut self.output, object).map_err(io::Error::from);
-            self.failure = written.and_then(|()| self.output.write_all(b"\n")).err();
+            self.error = written.and_then(|()| self.output.write_all(b"\n")).err();
         }
     }
 }
 
-impl<W: Write> Observer for EventLog<W> {
-    fn card(&mut self, now: Instant, host: HostId, event: &Event) {
-        EventLog::card(self, now, host, event);
+impl<W: Write> FabricSink for EventLog<W> {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        EventLog::record_event(self, now, host, event);
     }
 
-    fn fault(&mut self, now: Instant, cable: CableId, fault: &Fault) {
-        EventLog::fault(self, now, cable, fault);
+    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
+        EventLog::record_fault(self, now, cable, fault);
     }
 
-    fn fabric(&mut self, now: Instant, event: &FabricEvent) {
-        EventLog::fabric(self, now, event);
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
+        EventLog::record_fabric_event(self, now, event);
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use thiserror::Error;
 
 /// The most bytes of a line. No line of ours is as long; a file that is no log may have a longer one.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// Why a log cannot be read on, and where.
 #[derive(Debug, Error)]
@@ -15,12 +15,12 @@ pub struct LogError {
     pub line: u64,
     /// What the trouble is.
     #[source]
-    pub cause: LogCause,
+    pub cause: LogErrorKind,
 }
 
 /// What is wrong with a log.
 #[derive(Debug, Error)]
-pub enum LogCause {
+pub enum LogErrorKind {
     /// The operating system says no.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -29,10 +29,10 @@ pub enum LogCause {
     Json(#[from] serde_json::Error),
     /// No log at all.
     #[error("this is no event log; `softhca run --out` writes them as events.jsonl")]
-    Format,
+    NotAnEventLog,
     /// A log of another time.
     #[error("the log has version {found}, this program reads version {VERSION}")]
-    Version {
+    UnsupportedVersion {
         /// What the log says.
         found: u32,
     },
@@ -51,16 +51,18 @@ impl<R: BufRead> EventLogReader<R> {
     pub fn new(mut input: R) -> Result<EventLogReader<R>, LogError> {
         let wrong = |cause| LogError { line: 1, cause };
         let first = match next_line(&mut input) {
-            Ok(line) => line.ok_or(wrong(LogCause::Format))?,
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(wrong(LogCause::Format)),
+            Ok(line) => line.ok_or(wrong(LogErrorKind::NotAnEventLog))?,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(wrong(LogErrorKind::NotAnEventLog));
+            }
             Err(error) => return Err(wrong(error.into())),
         };
-        let header: Header = serde_json::from_str(&first).map_err(|_| wrong(LogCause::Format))?;
+        let header: Header = serde_json::from_str(&first).map_err(|_| wrong(LogErrorKind::NotAnEventLog))?;
         if header.format != FORMAT {
-            return Err(wrong(LogCause::Format));
+            return Err(wrong(LogErrorKind::NotAnEventLog));
         }
         if header.version != VERSION {
-            return Err(wrong(LogCause::Version { found: header.version }));
+            return Err(wrong(LogErrorKind::UnsupportedVersion { found: header.version }));
         }
         Ok(EventLogReader { header, input, line: 1, failed: false })
     }
@@ -74,11 +76,12 @@ impl<R: BufRead> EventLogReader<R> {
 /// The next line, if there is one. What is no text, or longer than any line of a log, is invalid data.
 fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut line = String::new();
-    match input.take(MOST_BYTES).read_line(&mut line)? {
+    match input.take(MAX_LINE_BYTES).read_line(&mut line)? {
         0 => Ok(None),
-        read if read as u64 == MOST_BYTES && !line.ends_with('\n') => {
-            Err(io::Error::new(io::ErrorKind::InvalidData, format!("a line of more than {MOST_BYTES} bytes")))
-        }
+        read if read as u64 == MAX_LINE_BYTES && !line.ends_with('\n') => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a line of more than {MAX_LINE_BYTES} bytes"),
+        )),
         _ => Ok(Some(line)),
     }
 }
@@ -93,8 +96,8 @@ impl<R: BufRead> Iterator for EventLogReader<R> {
         self.line += 1;
         let entry = next_line(&mut self.input)
             .transpose()?
-            .map_err(LogCause::from)
-            .and_then(|text| serde_json::from_str(&text).map_err(LogCause::from))
+            .map_err(LogErrorKind::from)
+            .and_then(|text| serde_json::from_str(&text).map_err(LogErrorKind::from))
             .map_err(|cause| LogError { line: self.line, cause });
         self.failed = entry.is_err();
         Some(entry)
@@ -109,6 +112,6 @@ mod tests {
     fn a_line_without_an_end_is_no_log() {
         let endless = io::BufReader::new(io::repeat(b'{'));
         let error = EventLogReader::new(endless).err().expect("it is refused");
-        assert!(matches!(error, LogError { line: 1, cause: LogCause::Format }), "{error}");
+        assert!(matches!(error, LogError { line: 1, cause: LogErrorKind::NotAnEventLog }), "{error}");
     }
 }

@@ -3,31 +3,31 @@
 //! [`Inquiry`] reads a log and answers. The chain is what the log says happened to the packets of the work
 //! request, in order; the verdict names the cause and what to do about it.
 
-mod chain;
-mod verdict;
+mod cause;
+mod evidence;
 
-use crate::account::{Account, Place, Work};
+use crate::describe::duration;
 use crate::log::{Entry, Header};
+use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
 use crate::text::wrap;
-use crate::words::duration;
 use std::fmt::{self, Write};
 use thiserror::Error;
 
 /// What somebody wants to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Question {
+pub struct Query {
     /// Only this queue pair: its number, decimal or with `0x`, or its name: `alice.1`.
     pub queue_pair: Option<String>,
     /// Only the work request with this id.
-    pub work: Option<u64>,
+    pub wr_id: Option<u64>,
 }
 
 /// Why a question has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum NoAnswer {
+pub enum QueryError {
     /// The log does not know the queue pair.
     #[error("the log has no queue pair `{asked}`; it has {known}")]
-    QueuePair {
+    UnknownQueuePair {
         /// What was asked for.
         asked: String,
         /// Those that it has.
@@ -35,7 +35,7 @@ pub enum NoAnswer {
     },
     /// The log does not know the work request.
     #[error("the log has no work request with the id {asked}; it has {known}")]
-    Work {
+    UnknownWorkRequest {
         /// What was asked for.
         asked: u64,
         /// Those that it has.
@@ -45,13 +45,13 @@ pub enum NoAnswer {
 
 /// A log that questions are asked about.
 #[derive(Debug)]
-pub struct Inquiry {
-    account: Account,
+pub struct LogAnalyzer {
+    log: ParsedLog,
 }
 
 /// One step of an explanation: where in the log, when, and what.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct Evidence {
     /// The number of the entry that tells it, counted from 0.
     pub entry: usize,
     /// Nanoseconds since the start of the log.
@@ -66,7 +66,7 @@ pub struct Explanation {
     /// What is explained.
     pub title: String,
     /// What happened, in order.
-    pub chain: Vec<Link>,
+    pub evidence: Vec<Evidence>,
     /// The cause, in a few sentences.
     pub cause: String,
     /// What to do about it. Empty if nothing is to be done.
@@ -75,42 +75,43 @@ pub struct Explanation {
 
 /// All that is answered to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Diagnosis {
     /// One for each work request that needs one.
     pub explanations: Vec<Explanation>,
     /// What is to be said besides, or instead.
-    pub remark: String,
+    pub summary: String,
 }
 
-impl Inquiry {
+impl LogAnalyzer {
     /// A log with no entries yet.
-    pub fn new(header: &Header) -> Inquiry {
-        Inquiry { account: Account::new(header) }
+    pub fn new(header: &Header) -> LogAnalyzer {
+        LogAnalyzer { log: ParsedLog::new(header) }
     }
 
     /// Takes the next entry of the log.
     pub fn push(&mut self, entry: Entry) {
-        self.account.push(entry);
+        self.log.push(entry);
     }
 
     /// Answers a question. Without an id it is about every work request that failed by itself, or, if none
     /// did, about those that had to be tried again.
-    pub fn answer(&self, question: &Question) -> Result<Answer, NoAnswer> {
-        let account = &self.account;
+    pub fn diagnose(&self, question: &Query) -> Result<Diagnosis, QueryError> {
+        let account = &self.log;
         let places = match &question.queue_pair {
-            Some(asked) => self.places(asked)?,
-            None => account.places.clone(),
+            Some(asked) => self.queue_pairs_matching(asked)?,
+            None => account.queue_pairs.clone(),
         };
-        let here: Vec<&Work> = account.works.iter().filter(|work| places.contains(&work.place)).collect();
-        if let Some(id) = question.work {
-            let asked: Vec<&Work> = here.iter().copied().filter(|work| work.id == id).collect();
+        let here: Vec<&WorkRequest> =
+            account.work_requests.iter().filter(|work| places.contains(&work.queue_pair)).collect();
+        if let Some(id) = question.wr_id {
+            let asked: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.wr_id == id).collect();
             if asked.is_empty() {
-                return Err(NoAnswer::Work { asked: id, known: ids(&here) });
+                return Err(QueryError::UnknownWorkRequest { asked: id, known: ids(&here) });
             }
             return Ok(self.explain(&asked, String::new()));
         }
-        let failed: Vec<&Work> = here.iter().copied().filter(|work| work.failed()).collect();
-        let culprits: Vec<&Work> =
+        let failed: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.failed()).collect();
+        let culprits: Vec<&WorkRequest> =
             failed.iter().copied().filter(|work| work.status.as_deref() != Some("flushed")).collect();
         if !culprits.is_empty() {
             let flushed = failed.len() - culprits.len();
@@ -128,58 +129,58 @@ impl Inquiry {
         if !failed.is_empty() {
             return Ok(self.explain(&failed[..1], String::new()));
         }
-        let stuck: Vec<&Work> = here.iter().copied().filter(|work| work.ended.is_none()).collect();
+        let stuck: Vec<&WorkRequest> = here.iter().copied().filter(|work| work.completed.is_none()).collect();
         if !stuck.is_empty() {
             return Ok(self.explain(&stuck, String::new()));
         }
-        let slow: Vec<&Work> =
-            here.iter().copied().filter(|work| chain::is_troubled(account, work)).collect();
+        let slow: Vec<&WorkRequest> =
+            here.iter().copied().filter(|work| evidence::was_delayed(account, work)).collect();
         if !slow.is_empty() {
             let remark =
                 "Nothing failed. These had to be tried again, or were held up, and took longer for it.";
             return Ok(self.explain(&slow, remark.into()));
         }
-        Ok(Answer { explanations: Vec::new(), remark: self.all_is_well(&here) })
+        Ok(Diagnosis { explanations: Vec::new(), summary: self.success_summary(&here) })
     }
 
-    fn places(&self, asked: &str) -> Result<Vec<Place>, NoAnswer> {
-        let found = self.account.find(asked);
+    fn queue_pairs_matching(&self, asked: &str) -> Result<Vec<QueuePairId>, QueryError> {
+        let found = self.log.find(asked);
         if !found.is_empty() {
             return Ok(found);
         }
-        let account = &self.account;
+        let account = &self.log;
         let known: Vec<String> = account
-            .places
+            .queue_pairs
             .iter()
             .map(|place| format!("{} ({:#x})", account.name(*place), place.qp))
             .collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-        Err(NoAnswer::QueuePair { asked: asked.into(), known })
+        Err(QueryError::UnknownQueuePair { asked: asked.into(), known })
     }
 
-    fn explain(&self, works: &[&Work], remark: String) -> Answer {
-        Answer { explanations: works.iter().map(|work| self.explain_one(work)).collect(), remark }
+    fn explain(&self, works: &[&WorkRequest], remark: String) -> Diagnosis {
+        Diagnosis { explanations: works.iter().map(|work| self.explain_one(work)).collect(), summary: remark }
     }
 
-    fn explain_one(&self, work: &Work) -> Explanation {
-        let account = &self.account;
-        let findings = chain::follow(account, work);
-        let outcome = match (&work.status, work.ended) {
+    fn explain_one(&self, work: &WorkRequest) -> Explanation {
+        let account = &self.log;
+        let findings = evidence::collect(account, work);
+        let outcome = match (&work.status, work.completed) {
             (Some(status), Some(_)) if status == "success" => "succeeded".into(),
             (Some(status), _) => format!("ended with {status}"),
             (None, Some(_)) => "succeeded, without a completion because none was wanted".into(),
             (None, None) => "has not ended".into(),
         };
-        let title = format!("{} of {} {outcome}", work.name(), account.name(work.place));
-        let (cause, advice) = verdict::on(account, work, &findings);
-        Explanation { title, chain: findings.chain, cause, advice }
+        let title = format!("{} of {} {outcome}", work.title(), account.name(work.queue_pair));
+        let (cause, advice) = cause::cause_and_advice(account, work, &findings);
+        Explanation { title, evidence: findings.evidence, cause, advice }
     }
 
-    fn all_is_well(&self, works: &[&Work]) -> String {
-        let account = &self.account;
-        let took = |work: &Work| {
-            let (started, ended) = (work.started?, work.ended?);
-            Some(account.time(ended) - account.time(started))
+    fn success_summary(&self, works: &[&WorkRequest]) -> String {
+        let account = &self.log;
+        let took = |work: &WorkRequest| {
+            let (started, ended) = (work.started?, work.completed?);
+            Some(account.time_of(ended) - account.time_of(started))
         };
         let slowest = works.iter().filter_map(|work| Some((took(work)?, work))).max_by_key(|(took, _)| *took);
         match slowest {
@@ -187,17 +188,17 @@ impl Inquiry {
             Some((took, work)) => format!(
                 "Nothing failed and nothing had to be tried again: {} work requests ended well. The slowest, {} of {}, took {}.",
                 works.len(),
-                work.name(),
-                account.name(work.place),
+                work.title(),
+                account.name(work.queue_pair),
                 duration(took)
             ),
         }
     }
 }
 
-fn ids(works: &[&Work]) -> String {
+fn ids(works: &[&WorkRequest]) -> String {
     const SHOWN: usize = 8;
-    let mut ids: Vec<u64> = works.iter().map(|work| work.id).collect();
+    let mut ids: Vec<u64> = works.iter().map(|work| work.wr_id).collect();
     ids.sort_unstable();
     ids.dedup();
     let shown: Vec<String> = ids.iter().take(SHOWN).map(u64::to_string).collect();
@@ -208,7 +209,7 @@ fn ids(works: &[&Work]) -> String {
     }
 }
 
-impl Answer {
+impl Diagnosis {
     /// The answer as text of at most `width` columns.
     pub fn text(&self, width: usize) -> String {
         let mut text = String::new();
@@ -216,7 +217,7 @@ impl Answer {
             explanation.write(&mut text, width);
             text.push('\n');
         }
-        for line in wrap(&self.remark, width.max(40)).iter().filter(|line| !line.is_empty()) {
+        for line in wrap(&self.summary, width.max(40)).iter().filter(|line| !line.is_empty()) {
             let _ = writeln!(text, "{line}");
         }
         text.truncate(text.trim_end().len());
@@ -232,7 +233,7 @@ impl Explanation {
             let _ = writeln!(text, "{line}");
         }
         text.push('\n');
-        for link in &self.chain {
+        for link in &self.evidence {
             for (number, line) in wrap(&link.text, width - TIME - 2).iter().enumerate() {
                 let time = if number == 0 { duration(link.time_ns) } else { String::new() };
                 let _ = writeln!(text, "{time:>TIME$}  {line}");
@@ -250,7 +251,7 @@ impl Explanation {
     }
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text(100))
     }

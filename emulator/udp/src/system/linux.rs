@@ -1,7 +1,7 @@
 //! Linux: segmentation offload both ways, control messages, the error queue, memory figures.
 
-use crate::batch::{Batch, SLOT_BYTES, SLOTS, Slot};
-use crate::socket::{Cause, MAX_RUN_SEGMENTS, NetworkError, ReceiveMemory};
+use crate::batch::{BATCH_SLOTS, ReceiveBatch, SLOT_BYTES, Slot};
+use crate::socket::{MAX_RUN_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
@@ -17,13 +17,13 @@ const SO_MEMINFO: libc::c_int = 55;
 /// Room for the control messages of one datagram.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
-struct Control([u8; 256]);
+struct ControlBuffer([u8; 256]);
 
-impl Control {
-    const EMPTY: Control = Control([0; 256]);
+impl ControlBuffer {
+    const EMPTY: ControlBuffer = ControlBuffer([0; 256]);
 }
 
-fn set<T>(socket: &Socket, level: libc::c_int, name: libc::c_int, value: T) -> io::Result<()> {
+fn set_option<T>(socket: &Socket, level: libc::c_int, name: libc::c_int, value: T) -> io::Result<()> {
     // SAFETY: `value` outlives the call and the length is its own.
     let result = unsafe {
         libc::setsockopt(
@@ -41,40 +41,46 @@ fn set<T>(socket: &Socket, level: libc::c_int, name: libc::c_int, value: T) -> i
 pub(crate) fn configure(socket: &Socket, ipv6: bool, receive_buffer: usize) -> io::Result<bool> {
     const ON: libc::c_int = 1;
     if ipv6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, ON)?;
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, ON)?;
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, ON)?;
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, ON)?;
         // rxe sends without a UDP checksum.
-        set(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, ON)?;
+        set_option(socket, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, ON)?;
     } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
-        set(socket, libc::IPPROTO_IP, libc::IP_RECVERR, ON)?;
-        set(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, ON)?;
+        set_option(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        set_option(socket, libc::IPPROTO_IP, libc::IP_RECVERR, ON)?;
+        set_option(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, ON)?;
     }
     // Without these two (before Linux 5.0) everything works, slowly.
-    let offload = set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok();
-    let _ = set(socket, libc::SOL_UDP, libc::UDP_GRO, ON);
+    let offload = set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0 as libc::c_int).is_ok();
+    let _ = set_option(socket, libc::SOL_UDP, libc::UDP_GRO, ON);
     // Past the system's limit with CAP_NET_ADMIN, up to it without.
     let size = libc::c_int::try_from(receive_buffer).unwrap_or(libc::c_int::MAX);
-    if set(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size).is_err() {
-        set(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, size)?;
+    if set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, size).is_err() {
+        set_option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, size)?;
     }
     Ok(offload)
 }
 
 /// Keeps away what is sent to groups that another socket of the machine has joined.
-pub(crate) fn refuse_other_groups(socket: &Socket, ipv6: bool) {
+pub(crate) fn disable_multicast_all(socket: &Socket, ipv6: bool) {
     const OFF: libc::c_int = 0;
     // Before Linux 4.20 there is no such option for IPv6; the bound address does the same.
     let _ = if ipv6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, OFF)
+        set_option(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL, OFF)
     } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, OFF)
+        set_option(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, OFF)
     };
 }
 
 /// Appends one control message and returns where the next one goes.
-fn push<T: Copy>(control: &mut Control, at: usize, level: libc::c_int, kind: libc::c_int, value: T) -> usize {
+fn push_cmsg<T: Copy>(
+    control: &mut ControlBuffer,
+    at: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: T,
+) -> usize {
     // SAFETY: these only compute sizes.
     let (len, space) = unsafe {
         (libc::CMSG_LEN(size_of::<T>() as u32) as usize, libc::CMSG_SPACE(size_of::<T>() as u32) as usize)
@@ -95,21 +101,21 @@ fn push<T: Copy>(control: &mut Control, at: usize, level: libc::c_int, kind: lib
 }
 
 /// The control message that says `traffic_class`, and its length.
-fn class_control(control: &mut Control, destination: SocketAddr, traffic_class: u8) -> usize {
+fn push_traffic_class(control: &mut ControlBuffer, destination: SocketAddr, traffic_class: u8) -> usize {
     let value = libc::c_int::from(traffic_class);
     match destination {
         _ if traffic_class == 0 => 0,
-        SocketAddr::V4(_) => push(control, 0, libc::IPPROTO_IP, libc::IP_TOS, value),
-        SocketAddr::V6(_) => push(control, 0, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value),
+        SocketAddr::V4(_) => push_cmsg(control, 0, libc::IPPROTO_IP, libc::IP_TOS, value),
+        SocketAddr::V6(_) => push_cmsg(control, 0, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value),
     }
 }
 
 /// A message header for `part`, sent to `name` with the first `control_len` bytes of `control`. The pointers
 /// in it are good while the arguments are.
-fn header_to(
+fn message_header(
     name: &SockAddr,
     part: &mut libc::iovec,
-    control: &mut Control,
+    control: &mut ControlBuffer,
     control_len: usize,
 ) -> libc::msghdr {
     // SAFETY: a message header is pointers, which may be null, and integers.
@@ -125,7 +131,7 @@ fn header_to(
     header
 }
 
-fn part_of(bytes: &[u8]) -> libc::iovec {
+fn iovec_of(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
@@ -138,20 +144,21 @@ pub(crate) fn send_run(
     bytes: &[u8],
 ) -> io::Result<()> {
     let name = SockAddr::from(destination);
-    let mut control = Control::EMPTY;
-    let mut control_len = class_control(&mut control, destination, traffic_class);
+    let mut control = ControlBuffer::EMPTY;
+    let mut control_len = push_traffic_class(&mut control, destination, traffic_class);
     if bytes.len() > segment_size {
-        control_len = push(&mut control, control_len, libc::SOL_UDP, libc::UDP_SEGMENT, segment_size as u16);
+        control_len =
+            push_cmsg(&mut control, control_len, libc::SOL_UDP, libc::UDP_SEGMENT, segment_size as u16);
     }
-    let mut part = part_of(bytes);
-    let header = header_to(&name, &mut part, &mut control, control_len);
+    let mut part = iovec_of(bytes);
+    let header = message_header(&name, &mut part, &mut control, control_len);
     // SAFETY: name, part, bytes and control outlive the call; sendmsg only reads them.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &header, libc::MSG_DONTWAIT) };
     if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Sends a run datagram by datagram; returns how many went.
-pub(crate) fn send_each(
+pub(crate) fn send_datagrams(
     socket: &Socket,
     destination: SocketAddr,
     traffic_class: u8,
@@ -159,15 +166,15 @@ pub(crate) fn send_each(
     bytes: &[u8],
 ) -> io::Result<usize> {
     let name = SockAddr::from(destination);
-    let mut control = Control::EMPTY;
-    let control_len = class_control(&mut control, destination, traffic_class);
-    let mut parts = [part_of(&[]); MAX_RUN_SEGMENTS];
+    let mut control = ControlBuffer::EMPTY;
+    let control_len = push_traffic_class(&mut control, destination, traffic_class);
+    let mut parts = [iovec_of(&[]); MAX_RUN_SEGMENTS];
     // SAFETY: message headers are pointers, which may be null, and integers.
     let mut headers: [libc::mmsghdr; MAX_RUN_SEGMENTS] = unsafe { zeroed() };
     let mut count = 0;
     for ((header, part), segment) in headers.iter_mut().zip(&mut parts).zip(bytes.chunks(segment_size)) {
-        *part = part_of(segment);
-        header.msg_hdr = header_to(&name, part, &mut control, control_len);
+        *part = iovec_of(segment);
+        header.msg_hdr = message_header(&name, part, &mut control, control_len);
         count += 1;
     }
     // SAFETY: the first `count` headers point to name, parts, bytes and control, which outlive the call;
@@ -178,12 +185,12 @@ pub(crate) fn send_each(
 }
 
 /// Fills `batch`.
-pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
+pub(crate) fn receive(socket: &Socket, batch: &mut ReceiveBatch) -> io::Result<()> {
     // Only what the kernel fills is ever read, and an empty socket is asked often: nothing is cleared.
-    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; SLOTS];
-    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; SLOTS];
-    let mut controls = [const { MaybeUninit::<Control>::uninit() }; SLOTS];
-    let mut parts = [part_of(&[]); SLOTS];
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; BATCH_SLOTS];
+    let mut names = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; BATCH_SLOTS];
+    let mut controls = [const { MaybeUninit::<ControlBuffer>::uninit() }; BATCH_SLOTS];
+    let mut parts = [iovec_of(&[]); BATCH_SLOTS];
     let offered = batch.offered;
     for (index, bytes) in batch.bytes.chunks_exact_mut(SLOT_BYTES).enumerate().take(offered) {
         parts[index] = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -194,7 +201,7 @@ pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
         header.msg_hdr.msg_iov = &mut parts[index];
         header.msg_hdr.msg_iovlen = 1;
         header.msg_hdr.msg_control = controls[index].as_mut_ptr().cast();
-        header.msg_hdr.msg_controllen = size_of::<Control>() as _;
+        header.msg_hdr.msg_controllen = size_of::<ControlBuffer>() as _;
     }
     let (descriptor, first) = (socket.as_raw_fd(), headers.as_mut_ptr().cast::<libc::mmsghdr>());
     // SAFETY: each of the first `offered` headers points to a name, a part, a control and SLOT_BYTES of the
@@ -224,10 +231,10 @@ pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
         }
         // SAFETY: the kernel has filled the control messages of this header.
         unsafe {
-            for_each_control(&header.msg_hdr, |level, kind, data| match (level, kind) {
-                (libc::SOL_UDP, libc::UDP_GRO) => slot.segment_size = integer(data) as usize,
+            for_each_cmsg(&header.msg_hdr, |level, kind, data| match (level, kind) {
+                (libc::SOL_UDP, libc::UDP_GRO) => slot.segment_size = cmsg_integer(data) as usize,
                 (libc::IPPROTO_IP, libc::IP_TOS) => slot.traffic_class = data.first().copied().unwrap_or(0),
-                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => slot.traffic_class = integer(data) as u8,
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => slot.traffic_class = cmsg_integer(data) as u8,
                 _ => {}
             });
         }
@@ -237,7 +244,7 @@ pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
     Ok(())
 }
 
-fn integer(data: &[u8]) -> i32 {
+fn cmsg_integer(data: &[u8]) -> i32 {
     data.first_chunk().map_or(0, |bytes| i32::from_ne_bytes(*bytes))
 }
 
@@ -260,7 +267,7 @@ unsafe fn address(storage: *const libc::sockaddr_storage, len: libc::socklen_t) 
 ///
 /// # Safety
 /// `header` has been filled by a receive call and its control buffer is still there.
-unsafe fn for_each_control(header: &libc::msghdr, mut visit: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
+unsafe fn for_each_cmsg(header: &libc::msghdr, mut visit: impl FnMut(libc::c_int, libc::c_int, &[u8])) {
     // SAFETY: the kernel wrote well-formed control messages of `msg_controllen` bytes; each is read within
     // its own length.
     unsafe {
@@ -275,14 +282,14 @@ unsafe fn for_each_control(header: &libc::msghdr, mut visit: impl FnMut(libc::c_
 }
 
 /// The oldest entry of the error queue.
-pub(crate) fn take_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
+pub(crate) fn poll_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
     // SAFETY: a socket address is integers; so is a message header but for pointers, which may be null.
     let (mut name, mut header): (libc::sockaddr_storage, libc::msghdr) = unsafe { (zeroed(), zeroed()) };
-    let mut control = Control::EMPTY;
+    let mut control = ControlBuffer::EMPTY;
     header.msg_name = ptr::from_mut(&mut name).cast();
     header.msg_namelen = size_of_val(&name) as libc::socklen_t;
     header.msg_control = ptr::from_mut(&mut control).cast();
-    header.msg_controllen = size_of::<Control>() as _;
+    header.msg_controllen = size_of::<ControlBuffer>() as _;
     // SAFETY: name and control outlive the call and have the lengths that the header says. There is no
     // part: the datagram itself, which the kernel offers back, is cut away.
     let received =
@@ -294,7 +301,7 @@ pub(crate) fn take_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
     let mut cause = None;
     // SAFETY: the kernel has filled the control messages of this header.
     unsafe {
-        for_each_control(&header, |level, kind, data| {
+        for_each_cmsg(&header, |level, kind, data| {
             if matches!(
                 (level, kind),
                 (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR)
@@ -302,16 +309,16 @@ pub(crate) fn take_error(socket: &Socket) -> io::Result<Option<NetworkError>> {
             {
                 let error: libc::sock_extended_err = ptr::read_unaligned(data.as_ptr().cast());
                 cause = Some(match error.ee_errno as i32 {
-                    libc::ECONNREFUSED => Cause::PortUnreachable,
-                    libc::EMSGSIZE => Cause::TooLarge { mtu: error.ee_info },
-                    other => Cause::Other(other),
+                    libc::ECONNREFUSED => NetworkErrorCause::PortUnreachable,
+                    libc::EMSGSIZE => NetworkErrorCause::TooLarge { mtu: error.ee_info },
+                    other => NetworkErrorCause::Other(other),
                 });
             }
         });
     }
     // SAFETY: the name is zeroed but for what the kernel wrote.
     let peer = unsafe { address(&name, header.msg_namelen) };
-    Ok(Some(NetworkError { peer, cause: cause.unwrap_or(Cause::Other(0)) }))
+    Ok(Some(NetworkError { peer, cause: cause.unwrap_or(NetworkErrorCause::Other(0)) }))
 }
 
 /// SO_MEMINFO.

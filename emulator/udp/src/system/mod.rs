@@ -4,15 +4,15 @@ mod interface;
 pub use interface::{Interface, interface_of};
 
 mod process;
-pub use process::ProcessMark;
+pub use process::ProcessIdentity;
 
 mod wait;
-pub use wait::{Ready, Waker, wait, wait_writable};
+pub use wait::{Ready, Waker, wait_readable, wait_writable};
 
 #[cfg(target_os = "linux")]
-mod bells;
+mod wake_set;
 #[cfg(target_os = "linux")]
-pub(crate) use bells::Bells;
+pub(crate) use wake_set::WakeSet;
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -25,7 +25,7 @@ mod plain;
 pub(crate) use plain::*;
 
 /// Whether an error number tells of an earlier datagram's fate, not of this call.
-pub(crate) fn is_of_the_network(number: i32) -> bool {
+pub(crate) fn is_deferred_network_error(number: i32) -> bool {
     matches!(
         number,
         libc::ECONNREFUSED

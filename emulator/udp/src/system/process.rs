@@ -8,31 +8,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The process that something belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProcessMark {
+pub struct ProcessIdentity {
     generation: u64,
     /// Its number, for sentences.
-    pub number: u32,
+    pub pid: u32,
 }
 
 /// The generations of this process and its ancestors, as far as they were asked for. A child goes on counting.
 static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 
-impl ProcessMark {
+impl ProcessIdentity {
     /// This process.
-    pub fn current() -> ProcessMark {
+    pub fn current() -> ProcessIdentity {
         let number = std::process::id();
-        let Some(page) = page() else { return ProcessMark { generation: number.into(), number } };
+        let Some(page) = page() else { return ProcessIdentity { generation: number.into(), pid: number } };
         let fresh = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
         let generation = match page.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => fresh,
             Err(marked) => marked,
         };
-        ProcessMark { generation, number }
+        ProcessIdentity { generation, pid: number }
     }
 
     /// Whether this process is the one, and not a child of it.
     #[inline]
-    pub fn is_here(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         match page() {
             Some(page) => page.load(Ordering::Relaxed) == self.generation,
             None => u64::from(std::process::id()) == self.generation,
@@ -84,15 +84,15 @@ mod tests {
 
     #[test]
     fn a_child_is_somebody_else_and_may_be_marked_itself() {
-        let mark = ProcessMark::current();
-        assert_eq!(mark, ProcessMark::current());
-        assert!(mark.is_here());
+        let mark = ProcessIdentity::current();
+        assert_eq!(mark, ProcessIdentity::current());
+        assert!(mark.is_current());
         // SAFETY: the child calls nothing but atomics, `getpid` and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let was_told = !mark.is_here();
-            let own = ProcessMark::current();
-            let right = was_told && own.is_here() && !mark.is_here() && own != mark;
+            let was_told = !mark.is_current();
+            let own = ProcessIdentity::current();
+            let right = was_told && own.is_current() && !mark.is_current() && own != mark;
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!right)) };
         }
@@ -100,6 +100,6 @@ mod tests {
         // SAFETY: `status` outlives the call.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0, "the child saw itself as its parent");
-        assert!(mark.is_here());
+        assert!(mark.is_current());
     }
 }

@@ -3,21 +3,24 @@
 
 #[path = "../../../fabric/tests/bare/mod.rs"]
 mod bare;
-mod rig;
+mod harness;
 
-use rig::{Host, KEY, Passed, QUARTER, drive, each, free_address, once};
-use softhca_engine::{AddressVector, Memory, MemoryId, Modify, PortState, QpKind, Recovery, State};
-use softhca_fabric::{Action, Classes, Place, Repeat, Rule, Seal};
-use softhca_queue::{Datagram, Operation, RemoteAddress, SendRequest, SendTrailer, Status, Words};
-use softhca_udp::{Conduct, Loopback, Passage, Station};
-use softhca_wire::link::Pause;
+use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, free_address, once};
+use softhca_engine::{AddressVector, Memory, MemoryId, Modify, PortState, QpState, QpType, Recovery};
+use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule};
+use softhca_queue::{
+    CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords,
+    UdDestination,
+};
+use softhca_udp::{DrivePolicy, Loopback, PortDirection, SharedDriver};
+use softhca_wire::link_control::Pause;
 use softhca_wire::{Bth, Gid, Icrc, Psn};
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant as Clock};
 
 #[test]
 fn many_messages_arrive_whole_in_both_directions() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let mut pairs = host.connected_pairs();
         host.fill(0, QUARTER, 1);
@@ -39,7 +42,7 @@ fn many_messages_arrive_whole_in_both_directions() {
             assert!(came.iter().all(|(_, _, status)| status.is_success()), "{came:?}");
         }
         assert!(host.holds(QUARTER, 200_000, 1) && host.holds(2 * QUARTER, 200_000, 1));
-        let counters = *host.driver.card().counters();
+        let counters = *host.driver.hca().counters();
         assert_eq!((counters.retransmitted_pkts, counters.out_of_sequence), (0, 0));
         host.check_links(loopback);
     });
@@ -48,20 +51,20 @@ fn many_messages_arrive_whole_in_both_directions() {
 #[test]
 fn every_operation_does_the_same_both_ways() {
     let mut ends = Vec::new();
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, mut b] = host.connected_pairs();
         host.fill(0, 10_000, 3);
         let Host { application, .. } = &host;
-        let word = RemoteAddress { address: 3 * QUARTER, key: application.key };
+        let word = RemoteAddress { address: 3 * QUARTER, rkey: application.key };
         for id in 0..3 {
             application.receive(&mut b, 100 + id, 2 * QUARTER, 10_000);
         }
-        application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 10_000);
-        application.post(&mut a, 2, Operation::Send(SendTrailer::Immediate(5)), 0, 10);
+        application.post(&mut a, 1, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
+        application.post(&mut a, 2, Operation::Send(SendImmOrInvalidate::Immediate(5)), 0, 10);
         application.post(&mut a, 3, application.write(QUARTER), 0, 10_000);
-        let told = RemoteAddress { address: QUARTER, key: application.key };
-        application.post(&mut a, 4, Operation::Write { remote: told, immediate: Some(9) }, 0, 10_000);
+        let told = RemoteAddress { address: QUARTER, rkey: application.key };
+        application.post(&mut a, 4, Operation::Write { remote: told, imm_data: Some(9) }, 0, 10_000);
         application.post(&mut a, 5, Operation::Read { remote: told }, QUARTER + 20_000, 10_000);
         application.post(&mut a, 6, Operation::FetchAdd { remote: word, add: 4 }, 3 * QUARTER + 8, 8);
         let swap = Operation::CompareSwap { remote: word, compare: 4, swap: 6 };
@@ -72,7 +75,7 @@ fn every_operation_does_the_same_both_ways() {
         assert_eq!([0, 8, 16].map(|at| host.word(3 * QUARTER + at)), [6, 0, 4]);
         let of = |qp| came.iter().filter(move |end| end.0 == qp).map(|end| (end.1, end.2));
         ends.push([of(a.qp).collect::<Vec<_>>(), of(b.qp).collect()]);
-        assert_eq!(host.driver.card().counters().rx_atomic_requests, 2);
+        assert_eq!(host.driver.hca().counters().rx_atomic_requests, 2);
     });
     assert_eq!(ends[0], ends[1]);
     assert_eq!((ends[0][0].len(), ends[0][1].len()), (7, 3));
@@ -80,23 +83,23 @@ fn every_operation_does_the_same_both_ways() {
 
 #[test]
 fn a_message_within_the_card_is_done_in_one_turn_and_asks_nobody() {
-    let mut host = Host::new(Loopback::Card, Recovery::Fatal);
+    let mut host = Host::new(Loopback::Internal, Recovery::Fatal);
     let [mut a, mut b] = host.connected_pairs();
     host.fill(0, 64, 5);
     host.application.receive(&mut b, 2, QUARTER, 64);
-    host.application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 64);
-    assert!(host.turn());
-    let ids = std::iter::from_fn(|| host.application.completions.pop()).map(|end| (end.queue_pair, end.id));
+    host.application.post(&mut a, 1, Operation::Send(SendImmOrInvalidate::None), 0, 64);
+    assert!(host.poll());
+    let ids = std::iter::from_fn(|| host.application.completions.pop()).map(|end| (end.qpn, end.wr_id));
     assert_eq!(ids.collect::<Vec<_>>(), [(b.qp, 2), (a.qp, 1)], "received, then acknowledged");
     assert!(host.holds(QUARTER, 64, 5));
-    assert!(!host.driver.has_more());
+    assert!(!host.driver.has_pending_transmit());
     assert_eq!(host.driver.links().next_timeout(), None, "no heartbeat");
-    host.check_links(Loopback::Card);
+    host.check_links(Loopback::Internal);
 }
 
 #[test]
 fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
-    let mut host = Host::new(Loopback::Card, Recovery::Fatal);
+    let mut host = Host::new(Loopback::Internal, Recovery::Fatal);
     let [mut a, _] = host.connected_pairs();
     for id in 0..8 {
         let write = host.application.write(QUARTER);
@@ -104,12 +107,12 @@ fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
     }
     let mut before = 0;
     while before < 8 << 20 {
-        assert!(host.turn(), "{before} bytes are there");
-        let now = host.driver.card().counters().rcvd_bytes;
+        assert!(host.poll(), "{before} bytes are there");
+        let now = host.driver.hca().counters().rcvd_bytes;
         assert!(now > before && now <= before + 4 * 65_536, "{} bytes in one turn", now - before);
         before = now;
         if now < 8 << 20 {
-            assert!(host.driver.has_more(), "whoever sleeps now would lose the rest");
+            assert!(host.driver.has_pending_transmit(), "whoever sleeps now would lose the rest");
             assert_eq!(host.driver.next_timeout(), Some(Duration::ZERO));
         }
     }
@@ -119,20 +122,20 @@ fn a_turn_is_bounded_and_leaves_the_rest_to_the_next() {
 #[test]
 fn every_packet_is_sealed_and_received_as_it_was_sent() {
     let mut stories = Vec::new();
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, _] = host.connected_pairs();
         let write = host.application.write(QUARTER);
         host.application.post(&mut a, 1, write, 0, 100_000);
         host.succeed(1);
-        let Passed { frames, .. } = &*host.seen.0.lock().unwrap();
+        let RecordedTraffic { frames, .. } = &*host.recorder.0.lock().unwrap();
         assert!(frames.iter().all(|(_, envelope, packet)| Icrc::verify(envelope, packet)));
         let passed = |wanted| {
             let chosen = frames.iter().filter(move |(passage, _, _)| *passage == wanted);
             chosen.map(|(_, envelope, packet)| (envelope.traffic_class, envelope.source_port, packet.clone()))
         };
-        assert!(passed(Passage::Sent).eq(passed(Passage::Received)));
-        let requests = passed(Passage::Received).filter_map(|(class, port, packet)| {
+        assert!(passed(PortDirection::Sent).eq(passed(PortDirection::Received)));
+        let requests = passed(PortDirection::Received).filter_map(|(class, port, packet)| {
             let bth = Bth::parse(&packet).unwrap();
             bth.opcode.operation().is_request().then_some((class, port, bth.opcode, bth.psn))
         });
@@ -144,15 +147,15 @@ fn every_packet_is_sealed_and_received_as_it_was_sent() {
 
 #[test]
 fn a_lost_packet_is_fatal_or_sent_again() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         for (recovery, ends) in [
-            (Recovery::Fatal, [Status::RetryExceeded, Status::Flushed]),
-            (Recovery::GoBackN, [Status::Success; 2]),
+            (Recovery::Fatal, [CompletionStatus::RetryExceededError, CompletionStatus::WrFlushError]),
+            (Recovery::GoBackN, [CompletionStatus::Success; 2]),
         ] {
             let mut host = Host::new(loopback, recovery);
             let [mut a, _] = host.connected_pairs();
             host.fill(0, 50_000, 8);
-            host.driver.add_rule(1, once(Classes::Data, Action::Drop));
+            host.driver.add_rule(1, once(PacketClasses::Data, Action::Drop));
             for id in 0..2 {
                 let write = host.application.write(QUARTER);
                 host.application.post(&mut a, id, write, 0, 50_000);
@@ -160,7 +163,7 @@ fn a_lost_packet_is_fatal_or_sent_again() {
             let came = host.completions(2);
             assert_eq!([came[0].2, came[1].2], ends, "{recovery:?}");
             assert_eq!(host.holds(QUARTER, 50_000, 8), recovery == Recovery::GoBackN);
-            let counters = host.driver.card().counters();
+            let counters = host.driver.hca().counters();
             assert_eq!(counters.packet_seq_err, 1);
             assert_eq!(counters.retransmitted_pkts > 0, recovery == Recovery::GoBackN);
         }
@@ -169,23 +172,23 @@ fn a_lost_packet_is_fatal_or_sent_again() {
 
 #[test]
 fn a_damaged_packet_is_dropped_for_its_crc() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, _] = host.connected_pairs();
         host.fill(0, 5000, 9);
-        let action = Action::Corrupt { place: Place::PayloadBit(77), seal: Seal::Stale };
-        host.driver.add_rule(1, once(Classes::Data, action));
+        let action = Action::Corrupt { bit: BitPosition::PayloadBit(77), icrc: IcrcPolicy::Stale };
+        host.driver.add_rule(1, once(PacketClasses::Data, action));
         let write = host.application.write(QUARTER);
         host.application.post(&mut a, 1, write, 0, 5000);
         host.succeed(1);
         assert!(host.holds(QUARTER, 5000, 9), "the damaged packet was not taken");
-        assert_eq!(host.driver.card().counters().rx_icrc_encapsulated, 1);
+        assert_eq!(host.driver.hca().counters().rx_icrc_encapsulated, 1);
     });
 }
 
 #[test]
 fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let by = NonZeroU32::new(2).unwrap();
         for action in [
             Action::Duplicate { copies: 2 },
@@ -195,12 +198,12 @@ fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
             let mut host = Host::new(loopback, Recovery::GoBackN);
             let [mut a, _] = host.connected_pairs();
             host.fill(0, 20_000, 2);
-            host.driver.add_rule(1, once(Classes::Data, action));
+            host.driver.add_rule(1, once(PacketClasses::Data, action));
             let write = host.application.write(QUARTER);
             host.application.post(&mut a, 1, write, 0, 20_000);
             host.succeed(1);
             assert!(host.holds(QUARTER, 20_000, 2), "{action:?}");
-            let counters = host.driver.card().counters();
+            let counters = host.driver.hca().counters();
             let is_late = !matches!(action, Action::Duplicate { .. });
             assert_eq!(counters.packet_seq_err > 0, is_late, "{action:?}");
             assert!(counters.duplicate_request >= 2 || is_late, "{action:?}");
@@ -210,21 +213,21 @@ fn doubled_delayed_and_overtaken_packets_are_what_they_are_on_a_wire() {
 
 #[test]
 fn a_mark_is_answered_by_a_notification_to_oneself() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, _] = host.connected_pairs();
-        host.driver.add_rule(1, once(Classes::Data, Action::MarkCe));
+        host.driver.add_rule(1, once(PacketClasses::Data, Action::MarkCe));
         let write = host.application.write(QUARTER);
         host.application.post(&mut a, 1, write, 0, 10_000);
-        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rp_cnp_handled > 0);
-        let counters = host.driver.card().counters();
+        drive(&mut [&mut host], |hosts| hosts[0].driver.hca().counters().rp_cnp_handled > 0);
+        let counters = host.driver.hca().counters();
         assert_eq!((counters.np_ecn_marked_roce_packets, counters.np_cnp_sent), (1, 1));
     });
 }
 
 #[test]
 fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, _] = host.connected_pairs();
         let own = host.driver.address();
@@ -237,38 +240,38 @@ fn a_pause_of_oneself_stops_its_priority_until_it_is_over() {
         host.succeed(1);
         host.driver.pause_peer(own, Pause { classes: 1 << 3, quanta: [0xffff; 8], rate: 100_000_000 });
         assert_eq!(
-            host.driver.paused_by(own) == 1 << 3,
-            loopback == Loopback::Card,
+            host.driver.priorities_paused_by(own) == 1 << 3,
+            loopback == Loopback::Internal,
             "at once, within the card"
         );
-        drive(&mut [&mut host], |hosts| hosts[0].driver.paused_by(own) == 1 << 3);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.priorities_paused_by(own) == 1 << 3);
         write(&host);
         drive(&mut [&mut host], |hosts| {
-            let is_over = hosts[0].driver.paused_by(own) == 0;
+            let is_over = hosts[0].driver.priorities_paused_by(own) == 0;
             assert!(is_over || hosts[0].application.completions.pop().is_none(), "in spite of the pause");
             is_over
         });
         host.succeed(1);
-        assert_eq!(host.driver.card().counters().rx_pause_frames, 1);
-        assert_eq!(host.seen.0.lock().unwrap().pauses, [Passage::Sent, Passage::Received]);
+        assert_eq!(host.driver.hca().counters().rx_pause_frames, 1);
+        assert_eq!(host.recorder.0.lock().unwrap().pauses, [PortDirection::Sent, PortDirection::Received]);
     });
 }
 
 #[test]
 fn a_port_that_is_down_loses_what_goes_to_itself() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, _] = host.connected_pairs();
         host.fill(0, 3000, 6);
-        host.driver.set_port(PortState::Down);
+        host.driver.set_port_state(PortState::Down);
         let write = host.application.write(QUARTER);
         host.application.post(&mut a, 1, write, 0, 3000);
-        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().sent_pkts >= 3);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.hca().counters().sent_pkts >= 3);
         for _ in 0..10 {
-            host.turn();
+            host.poll();
         }
-        assert_eq!(host.driver.card().counters().rcvd_pkts, 0);
-        host.driver.set_port(PortState::Active);
+        assert_eq!(host.driver.hca().counters().rcvd_pkts, 0);
+        host.driver.set_port_state(PortState::Active);
         host.succeed(1);
         assert!(host.holds(QUARTER, 3000, 6));
     });
@@ -276,12 +279,12 @@ fn a_port_that_is_down_loses_what_goes_to_itself() {
 
 #[test]
 fn a_receiver_that_is_not_ready_is_tried_again() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::Fatal);
         let [mut a, mut b] = host.connected_pairs();
         host.fill(0, 2000, 4);
-        host.application.post(&mut a, 1, Operation::Send(SendTrailer::None), 0, 2000);
-        drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rcvd_rnr_err > 0);
+        host.application.post(&mut a, 1, Operation::Send(SendImmOrInvalidate::None), 0, 2000);
+        drive(&mut [&mut host], |hosts| hosts[0].driver.hca().counters().rcvd_rnr_err > 0);
         host.application.receive(&mut b, 2, QUARTER, 2000);
         host.succeed(2);
         assert!(host.holds(QUARTER, 2000, 4));
@@ -292,18 +295,18 @@ fn a_receiver_that_is_not_ready_is_tried_again() {
 fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
     let address = free_address();
     let mut headers = Vec::new();
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::at(address, loopback, Recovery::Fatal);
         let own = Gid::from(host.driver.address());
         let Host { application, driver, .. } = &mut host;
-        let [mut a, mut b] = [(); 2].map(|()| application.add_pair(driver, QpKind::Ud));
+        let [mut a, mut b] = [(); 2].map(|()| application.add_pair(driver, QpType::Ud));
         let modify = Modify::default();
         let handle = driver.control(|hca, ctx| {
             for qp in [a.qp, b.qp] {
                 for step in [
-                    modify.state(State::Init).partition_index(0).port(1).queue_key(KEY),
-                    modify.state(State::ReadyToReceive),
-                    modify.state(State::ReadyToSend).send_psn(Psn::new(0)),
+                    modify.state(QpState::Init).pkey_index(0).port(1).qkey(QKEY),
+                    modify.state(QpState::ReadyToReceive),
+                    modify.state(QpState::ReadyToSend).sq_psn(Psn::new(0)),
                 ] {
                     hca.modify_queue_pair(ctx, application.client, qp, &step).unwrap();
                 }
@@ -313,9 +316,9 @@ fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
         });
         application.receive(&mut b, 9, QUARTER, 200);
         let entries = [application.entry(0, 100)];
-        let datagram = Datagram { address_handle: handle.0, queue_pair: b.qp, queue_key: KEY };
-        let send = SendRequest::new(1, Operation::Send(SendTrailer::None), &entries);
-        application.post_request(&mut a, &SendRequest { datagram, ..send });
+        let datagram = UdDestination { ah: handle.0, remote_qpn: b.qp, remote_qkey: QKEY };
+        let send = SendWorkRequest::new(1, Operation::Send(SendImmOrInvalidate::None), &entries);
+        application.post_request(&mut a, &SendWorkRequest { ud: datagram, ..send });
         host.fill(0, 100, 7);
         host.succeed(2);
         assert!(host.holds(QUARTER + 40, 100, 7));
@@ -333,7 +336,7 @@ fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
 
 #[test]
 fn others_are_served_while_a_card_is_busy_with_itself() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut busy = Host::new(loopback, Recovery::Fatal);
         let mut other = Host::new(loopback, Recovery::Fatal);
         let [mut a, _b] = busy.connected_pairs();
@@ -349,8 +352,8 @@ fn others_are_served_while_a_card_is_busy_with_itself() {
             let [busy, other] = hosts else { panic!("two hosts") };
             while let Some(end) = busy.application.completions.pop() {
                 assert!(end.status.is_success(), "{end:?}");
-                outstanding -= u32::from(end.queue_pair == a.qp);
-                done += u32::from(end.queue_pair == c.qp);
+                outstanding -= u32::from(end.qpn == a.qp);
+                done += u32::from(end.qpn == c.qp);
             }
             while let Some(end) = other.application.completions.pop() {
                 assert!(end.status.is_success(), "{end:?}");
@@ -377,18 +380,18 @@ fn others_are_served_while_a_card_is_busy_with_itself() {
 /// Nobody drives but the thread, which sleeps at once whenever it may.
 #[test]
 fn a_thread_that_sleeps_loses_nothing_of_what_stays_in_the_card() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let mut host = Host::new(loopback, Recovery::GoBackN);
         let [mut a, mut b] = host.connected_pairs();
-        let delay = once(Classes::Data, Action::Delay { ns: 2_000_000 });
+        let delay = once(PacketClasses::Data, Action::Delay { ns: 2_000_000 });
         host.driver.add_rule(1, Rule { repeat: Repeat::times(5), ..delay });
         let Host { driver, application: mut ours, .. } = host;
-        let conduct = Conduct::Thread { linger: Duration::ZERO };
-        let station = Station::start(driver, conduct, Words::heap(1)).unwrap();
+        let conduct = DrivePolicy::Thread { busy_poll: Duration::ZERO };
+        let station = SharedDriver::start(driver, conduct, SharedWords::heap(1)).unwrap();
         let deadline = Clock::now() + Duration::from_secs(60);
         for round in 0..50 {
             ours.receive(&mut b, round, QUARTER, 10_000);
-            ours.post(&mut a, round, Operation::Send(SendTrailer::None), 0, 10_000);
+            ours.post(&mut a, round, Operation::Send(SendImmOrInvalidate::None), 0, 10_000);
             station.wake();
             let mut left = 2;
             while left > 0 {
@@ -407,7 +410,7 @@ fn a_thread_that_sleeps_loses_nothing_of_what_stays_in_the_card() {
 
 #[test]
 fn a_card_that_goes_in_the_middle_leaves_its_address_to_the_next() {
-    each(|loopback| {
+    for_each_loopback(|loopback| {
         let address = free_address();
         for round in 0..3 {
             let mut host = Host::at(address, loopback, Recovery::Fatal);
@@ -417,8 +420,8 @@ fn a_card_that_goes_in_the_middle_leaves_its_address_to_the_next() {
                 let write = host.application.write(QUARTER);
                 host.application.post(&mut a, id, write, 0, 1 << 20);
             }
-            drive(&mut [&mut host], |hosts| hosts[0].driver.card().counters().rcvd_bytes > 100_000);
-            assert!(host.driver.has_more() || loopback == Loopback::Socket);
+            drive(&mut [&mut host], |hosts| hosts[0].driver.hca().counters().rcvd_bytes > 100_000);
+            assert!(host.driver.has_pending_transmit() || loopback == Loopback::Socket);
             if round == 2 {
                 host.succeed(8);
                 assert!(host.holds(QUARTER, 1 << 20, round));

@@ -1,16 +1,16 @@
 //! What belongs to an identifier: its queue pair, its queues, and endpoints, which have everything.
 
-use super::identifier::{self, Identifier, create, destroy_id};
-use super::{event, outcome};
+use super::identifier::{self, CmIdState, create, destroy_id};
+use super::{event, return_code};
 use crate::abi::*;
 use crate::{channel, completion_queue, errno, queue_pair, shared_receive};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
-use softhca::QpKind;
-use softhca::rdma_cm::EventKind;
+use softhca::QpType;
+use softhca::rdma_cm::EventType;
 
-fn extended(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
+fn to_init_attr_ex(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
     ibv_qp_init_attr_ex {
         qp_context: attr.qp_context,
         send_cq: attr.send_cq,
@@ -32,7 +32,10 @@ fn extended(attr: &ibv_qp_init_attr) -> ibv_qp_init_attr_ex {
 }
 
 /// A completion queue for an identifier, on a channel of its own.
-unsafe fn queue(id: *mut rdma_cm_id, slots: u32) -> Option<(*mut ibv_comp_channel, *mut ibv_cq)> {
+unsafe fn create_cq_with_channel(
+    id: *mut rdma_cm_id,
+    slots: u32,
+) -> Option<(*mut ibv_comp_channel, *mut ibv_cq)> {
     // SAFETY: the identifier has a device.
     unsafe {
         let channel = channel::create_comp_channel((*id).verbs);
@@ -50,17 +53,17 @@ unsafe fn queue(id: *mut rdma_cm_id, slots: u32) -> Option<(*mut ibv_comp_channe
 }
 
 /// Makes the queues that the attributes do not name.
-unsafe fn make_queues(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> bool {
+unsafe fn create_missing_cqs(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> bool {
     // SAFETY: as the caller says.
     unsafe {
         let Some(state) = identifier::of(id) else { return false };
         if attr.recv_cq.is_null() && attr.qp_type != IBV_QPT_XRC_SEND {
-            let Some((channel, cq)) = queue(id, attr.cap.max_recv_wr) else { return false };
+            let Some((channel, cq)) = create_cq_with_channel(id, attr.cap.max_recv_wr) else { return false };
             ((*id).recv_cq_channel, (*id).recv_cq, attr.recv_cq) = (channel, cq, cq);
             *state.owns_queues.lock() = true;
         }
         if attr.send_cq.is_null() && attr.qp_type != IBV_QPT_XRC_RECV {
-            let Some((channel, cq)) = queue(id, attr.cap.max_send_wr) else { return false };
+            let Some((channel, cq)) = create_cq_with_channel(id, attr.cap.max_send_wr) else { return false };
             ((*id).send_cq_channel, (*id).send_cq, attr.send_cq) = (channel, cq, cq);
             *state.owns_queues.lock() = true;
         }
@@ -69,7 +72,7 @@ unsafe fn make_queues(id: *mut rdma_cm_id, attr: &mut ibv_qp_init_attr_ex) -> bo
 }
 
 /// Ends the queues that were made for an identifier.
-unsafe fn end_queues(id: *mut rdma_cm_id) {
+unsafe fn destroy_owned_cqs(id: *mut rdma_cm_id) {
     // SAFETY: as the caller says: everything is the identifier's own.
     unsafe {
         let Some(state) = identifier::of(id) else { return };
@@ -108,24 +111,24 @@ pub unsafe extern "C" fn create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_qp_ini
         } else if attr.pd.is_null() || (*attr.pd).context != (*id).verbs {
             return errno::minus(libc::EINVAL);
         }
-        if !make_queues(id, attr) {
-            end_queues(id);
+        if !create_missing_cqs(id, attr) {
+            destroy_owned_cqs(id);
             return -1;
         }
         let qp = queue_pair::create_qp_ex((*id).verbs, attr);
         let Some(pair) = queue_pair::of(qp) else {
-            end_queues(id);
+            destroy_owned_cqs(id);
             return -1;
         };
-        let code = outcome("rdma_create_qp", state.id.attach(&pair.pair));
+        let code = return_code("rdma_create_qp", state.id.attach_queue_pair(&pair.pair));
         if code != 0 {
             let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
             queue_pair::destroy_qp(qp);
-            end_queues(id);
+            destroy_owned_cqs(id);
             return errno::minus(kept);
         }
         ((*id).qp, (*id).pd) = (qp, attr.pd);
-        identifier::refresh_queue_pair(id);
+        identifier::update_qp_state(id);
     }
     0
 }
@@ -136,7 +139,7 @@ pub unsafe extern "C" fn create_qp(
     attr: *mut ibv_qp_init_attr,
 ) -> c_int {
     // SAFETY: the caller's attributes.
-    let mut extended = extended(unsafe { &*attr });
+    let mut extended = to_init_attr_ex(unsafe { &*attr });
     (extended.comp_mask, extended.pd) = (IBV_QP_INIT_ATTR_PD, pd);
     // SAFETY: as the caller says.
     unsafe {
@@ -151,14 +154,14 @@ pub unsafe extern "C" fn create_qp(
 pub unsafe extern "C" fn destroy_qp(id: *mut rdma_cm_id) {
     // SAFETY: an identifier of ours.
     let Some(state) = (unsafe { identifier::of(id) }) else { return };
-    drop(state.id.detach());
+    drop(state.id.detach_queue_pair());
     // SAFETY: as above; the queue pair is the identifier's.
     unsafe {
         let qp = core::mem::replace(&mut (*id).qp, null_mut());
         if !qp.is_null() {
             queue_pair::destroy_qp(qp);
         }
-        end_queues(id);
+        destroy_owned_cqs(id);
     }
 }
 
@@ -175,7 +178,7 @@ pub unsafe extern "C" fn create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_srq_i
         }
         let is_extended = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && attr.srq_type == IBV_SRQT_XRC;
         if is_extended && attr.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 {
-            let Some((channel, cq)) = queue(id, attr.attr.max_wr) else { return -1 };
+            let Some((channel, cq)) = create_cq_with_channel(id, attr.attr.max_wr) else { return -1 };
             ((*id).recv_cq_channel, (*id).recv_cq, attr.cq) = (channel, cq, cq);
             attr.comp_mask |= IBV_SRQ_INIT_ATTR_CQ;
         }
@@ -214,17 +217,17 @@ pub unsafe extern "C" fn destroy_srq(id: *mut rdma_cm_id) {
 }
 
 /// The attributes that a listening endpoint gives the queue pairs of its requests.
-static TEMPLATES: parking_lot::Mutex<std::collections::BTreeMap<usize, Template>> =
+static LISTENER_QP_ATTRS: parking_lot::Mutex<std::collections::BTreeMap<usize, ListenerQpAttr>> =
     parking_lot::Mutex::new(std::collections::BTreeMap::new());
 
 #[derive(Clone, Copy)]
-struct Template {
+struct ListenerQpAttr {
     attr: ibv_qp_init_attr,
     pd: *mut ibv_pd,
 }
 
 // SAFETY: the pointers are only given back to verbs.
-unsafe impl Send for Template {}
+unsafe impl Send for ListenerQpAttr {}
 
 pub unsafe extern "C" fn create_ep(
     into: *mut *mut rdma_cm_id,
@@ -235,10 +238,10 @@ pub unsafe extern "C" fn create_ep(
     // SAFETY: the caller's own.
     let Some(info) = (unsafe { info.as_ref() }) else { return errno::minus(libc::EINVAL) };
     let kind = match info.ai_qp_type {
-        IBV_QPT_UC => QpKind::Uc,
-        IBV_QPT_XRC_SEND => QpKind::XrcInitiator,
-        IBV_QPT_XRC_RECV => QpKind::XrcTarget,
-        _ => QpKind::Rc,
+        IBV_QPT_UC => QpType::Uc,
+        IBV_QPT_XRC_SEND => QpType::XrcInitiator,
+        IBV_QPT_XRC_RECV => QpType::XrcTarget,
+        _ => QpType::Rc,
     };
     let mut id = null_mut();
     // SAFETY: as the caller says.
@@ -256,7 +259,7 @@ pub unsafe extern "C" fn create_ep(
                 return failed(id);
             }
             if let Some(attr) = attr.as_ref() {
-                TEMPLATES.lock().insert(id as usize, Template { attr: *attr, pd });
+                LISTENER_QP_ATTRS.lock().insert(id as usize, ListenerQpAttr { attr: *attr, pd });
             }
             *into = id;
             return 0;
@@ -281,7 +284,7 @@ pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
     if id.is_null() {
         return;
     }
-    TEMPLATES.lock().remove(&(id as usize));
+    LISTENER_QP_ATTRS.lock().remove(&(id as usize));
     // SAFETY: an identifier of ours, with what belongs to it.
     unsafe {
         destroy_qp(id);
@@ -294,13 +297,13 @@ pub unsafe extern "C" fn destroy_ep(id: *mut rdma_cm_id) {
 
 pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of ours.
-    let is_synchronous = unsafe { identifier::of(listener) }.is_some_and(Identifier::waits);
+    let is_synchronous = unsafe { identifier::of(listener) }.is_some_and(CmIdState::is_blocking);
     if !is_synchronous {
         return errno::minus(libc::EINVAL);
     }
     // SAFETY: as above.
     unsafe {
-        if event::complete(listener, EventKind::ConnectRequest) != 0 {
+        if event::wait_for_event(listener, EventType::ConnectRequest) != 0 {
             return -1;
         }
         // The new identifier keeps the event, with the private data of the request.
@@ -312,8 +315,8 @@ pub unsafe extern "C" fn get_request(listener: *mut rdma_cm_id, into: *mut *mut 
             return -1;
         }
         (*id).event = event;
-        let template = TEMPLATES.lock().get(&(listener as usize)).copied();
-        if let Some(Template { mut attr, pd }) = template {
+        let template = LISTENER_QP_ATTRS.lock().get(&(listener as usize)).copied();
+        if let Some(ListenerQpAttr { mut attr, pd }) = template {
             attr.qp_type = if (*id).qp_type == 0 { attr.qp_type } else { (*id).qp_type };
             if create_qp(id, pd, &mut attr) != 0 {
                 let kept = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);

@@ -1,43 +1,43 @@
 //! Events of connection management.
 
-use super::identifier::{self, Channel};
+use super::identifier::{self, EventChannelState};
 use crate::abi::*;
-use crate::address::attribute;
-use crate::{descriptor, errno, object};
+use crate::address::ah_attr;
+use crate::{errno, event_fd, object};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::null_mut;
 use parking_lot::Mutex;
 use softhca::Gid;
-use softhca::rdma_cm::{Detail, Event, EventKind};
+use softhca::rdma_cm::{Event, EventParameters, EventType};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// An event that a program has, and what its pointers point to.
 #[repr(C)]
-struct Told {
+struct CmEventObject {
     abi: rdma_cm_event,
     private_data: Vec<u8>,
 }
 
 /// What programs gave with the groups that they joined, by identifier and group.
-static GROUPS: Mutex<BTreeMap<(usize, Gid), usize>> = Mutex::new(BTreeMap::new());
+static MULTICAST_CONTEXTS: Mutex<BTreeMap<(usize, Gid), usize>> = Mutex::new(BTreeMap::new());
 
 /// Notes what a program wants to hear with the event of a group.
-pub fn remember_group(id: *mut rdma_cm_id, group: IpAddr, program_context: *mut c_void) {
-    GROUPS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
+pub fn set_multicast_context(id: *mut rdma_cm_id, group: IpAddr, program_context: *mut c_void) {
+    MULTICAST_CONTEXTS.lock().insert((id as usize, Gid::from(group)), program_context as usize);
 }
 
 /// The next event of a channel, as programs see it; `None` if what it is about is gone.
-unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut Told> {
+unsafe fn new_event(channel: *mut rdma_event_channel, event: Event) -> Option<*mut CmEventObject> {
     let listener = event.listener.as_ref().and_then(identifier::object_of);
     let id = match event.kind {
-        EventKind::ConnectRequest => {
+        EventType::ConnectRequest => {
             // SAFETY: a listener of ours.
             let (context, ps) =
                 unsafe { listener?.as_ref() }.map(|listener| (listener.context, listener.ps))?;
-            let kind = event.id.view().ok()?.kind;
-            let id = identifier::give(event.id.clone(), channel, context, ps, kind, false);
+            let kind = event.id.query().ok()?.qp_type;
+            let id = identifier::new_cm_id(event.id.clone(), channel, context, ps, kind, false);
             // SAFETY: it was just made.
             if let Some(state) = unsafe { identifier::of(id) } {
                 *state.offer.lock() = event.offer();
@@ -48,9 +48,9 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut To
     };
     // SAFETY: an identifier of ours.
     unsafe {
-        identifier::refresh(id);
-        identifier::refresh_queue_pair(id);
-        identifier::of(id)?.events.give_out();
+        identifier::update_route(id);
+        identifier::update_qp_state(id);
+        identifier::of(id)?.events.add();
     }
     // SAFETY: zero is valid for every field.
     let mut param: EventParam = unsafe { zeroed() };
@@ -58,7 +58,7 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut To
     let (data, length) = (private_data.as_ptr().cast::<c_void>(), private_data.len().min(255) as u8);
     let data = if length == 0 { core::ptr::null() } else { data };
     match event.detail {
-        Detail::Connection(offer) => {
+        EventParameters::Connection(offer) => {
             param.conn = rdma_conn_param {
                 private_data: data,
                 private_data_len: length,
@@ -67,24 +67,24 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut To
                 flow_control: u8::from(offer.flow_control),
                 retry_count: offer.retry_count,
                 rnr_retry_count: offer.rnr_retry_count,
-                srq: u8::from(offer.shared_receive_queue),
-                qp_num: offer.queue_pair.value(),
+                srq: u8::from(offer.srq),
+                qp_num: offer.qpn.value(),
             };
         }
-        Detail::Datagram(target) => {
-            let is_group = matches!(event.kind, EventKind::MulticastJoin | EventKind::MulticastError);
-            let group = (id as usize, target.path.destination);
-            let given = GROUPS.lock().get(&group).map_or(0, |given| *given);
+        EventParameters::Ud(target) => {
+            let is_group = matches!(event.kind, EventType::MulticastJoin | EventType::MulticastError);
+            let group = (id as usize, target.address_vector.dgid);
+            let given = MULTICAST_CONTEXTS.lock().get(&group).map_or(0, |given| *given);
             param.ud = rdma_ud_param {
                 private_data: if is_group { given as *const c_void } else { data },
                 private_data_len: length,
-                ah_attr: attribute(&target.path),
-                qp_num: target.queue_pair.value(),
-                qkey: target.queue_key.0,
+                ah_attr: ah_attr(&target.address_vector),
+                qp_num: target.qpn.value(),
+                qkey: target.qkey.0,
             };
         }
         // Both begin with the private data.
-        Detail::None => {
+        EventParameters::None => {
             param.conn.private_data = data;
             param.conn.private_data_len = length;
         }
@@ -96,7 +96,7 @@ unsafe fn tell(channel: *mut rdma_event_channel, event: Event) -> Option<*mut To
         status: event.status,
         param,
     };
-    Some(Box::into_raw(Box::new(Told { abi, private_data })))
+    Some(Box::into_raw(Box::new(CmEventObject { abi, private_data })))
 }
 
 pub unsafe extern "C" fn get_cm_event(
@@ -104,19 +104,19 @@ pub unsafe extern "C" fn get_cm_event(
     into: *mut *mut rdma_cm_event,
 ) -> c_int {
     // SAFETY: a channel of ours.
-    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else {
+    let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else {
         return errno::minus(libc::EINVAL);
     };
     // SAFETY: as above.
     let fd = unsafe { (*channel).fd };
-    let found = descriptor::wait_on(fd, || {
+    let found = event_fd::wait(fd, || {
         loop {
             match state.channel.poll() {
-                Err(error) => return Some(Err(errno::of("rdma_get_cm_event", &error))),
+                Err(error) => return Some(Err(errno::report("rdma_get_cm_event", &error))),
                 Ok(None) => return None,
                 Ok(Some(event)) => {
                     // SAFETY: as the caller says.
-                    if let Some(told) = unsafe { tell(channel, event) } {
+                    if let Some(told) = unsafe { new_event(channel, event) } {
                         return Some(Ok(told));
                     }
                 }
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
         return errno::minus(libc::EINVAL);
     }
     // SAFETY: an event of ours, which is acknowledged once.
-    let told = unsafe { Box::from_raw(event.cast::<Told>()) };
+    let told = unsafe { Box::from_raw(event.cast::<CmEventObject>()) };
     // A new identifier that a program does not keep goes with its listener's event.
     // SAFETY: an identifier of ours, which is not destroyed before its events are acknowledged.
     if let Some(state) = unsafe { identifier::of(told.abi.id) } {
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn ack_cm_event(event: *mut rdma_cm_event) -> c_int {
 ///
 /// # Safety
 /// `id` is an identifier of ours.
-pub unsafe fn let_go(id: *mut rdma_cm_id) {
+pub unsafe fn ack_pending_event(id: *mut rdma_cm_id) {
     // SAFETY: as the caller says.
     unsafe {
         let event = core::mem::replace(&mut (*id).event, null_mut());
@@ -165,10 +165,10 @@ pub unsafe fn let_go(id: *mut rdma_cm_id) {
 ///
 /// # Safety
 /// `id` is an identifier of ours with a channel of its own.
-pub unsafe fn complete(id: *mut rdma_cm_id, kind: EventKind) -> c_int {
+pub unsafe fn wait_for_event(id: *mut rdma_cm_id, kind: EventType) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
-        let_go(id);
+        ack_pending_event(id);
         let mut event = null_mut();
         if get_cm_event((*id).channel, &mut event) != 0 {
             return -1;
@@ -179,7 +179,7 @@ pub unsafe fn complete(id: *mut rdma_cm_id, kind: EventKind) -> c_int {
             return 0;
         }
         errno::minus(match status {
-            _ if told == EventKind::Rejected as c_int => libc::ECONNREFUSED,
+            _ if told == EventType::Rejected as c_int => libc::ECONNREFUSED,
             status if status < 0 => -status,
             _ => libc::ECONNREFUSED,
         })

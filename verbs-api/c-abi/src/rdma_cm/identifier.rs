@@ -1,77 +1,79 @@
 //! Event channels and identifiers.
 
-use super::event::{self, complete};
-use super::lookup::{put, socket_address};
-use super::{home, outcome};
+use super::event::{self, wait_for_event};
+use super::lookup::{socket_address, write_sockaddr};
+use super::{default_device, return_code};
 use crate::abi::*;
-use crate::address::{attribute, words_of};
+use crate::address::{ah_attr, words_of};
 use crate::channel::Unacknowledged;
-use crate::{context, descriptor, errno, object, queue_pair};
+use crate::{context, errno, event_fd, object, queue_pair};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use parking_lot::Mutex;
-use softhca::rdma_cm::{CmOption, EventChannel, EventKind, Id, Offer, Parameters, PortSpace};
-use softhca::{AttributeMask, Error, Modify, QpKind, Qpn, State};
+use softhca::rdma_cm::{
+    CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace,
+};
+use softhca::{Error, Modify, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is behind an `rdma_event_channel`.
-pub struct Channel {
+pub struct EventChannelState {
     pub channel: EventChannel,
 }
 
 /// What is behind an `rdma_cm_id`.
-pub struct Identifier {
+pub struct CmIdState {
     pub id: Id,
     pub events: Unacknowledged,
     /// Its calls wait until they are done: it has a channel of its own.
     pub is_synchronous: AtomicBool,
     /// What the peer offered with its request.
-    pub offer: Mutex<Option<Offer>>,
+    pub offer: Mutex<Option<PeerParameters>>,
     /// The path that the route points to.
     path: Box<std::cell::UnsafeCell<ibv_sa_path_rec>>,
     /// Completion queues and channels were made for it.
     pub owns_queues: Mutex<bool>,
 }
 
-impl Identifier {
+impl CmIdState {
     /// Whether its calls wait until they are done.
-    pub fn waits(&self) -> bool {
+    pub fn is_blocking(&self) -> bool {
         self.is_synchronous.load(Ordering::Relaxed)
     }
 }
 
 // SAFETY: the path is written by calls on the identifier, which programs do not make at the same time.
-unsafe impl Sync for Identifier {}
+unsafe impl Sync for CmIdState {}
 // SAFETY: nothing in it is of one thread.
-unsafe impl Send for Identifier {}
+unsafe impl Send for CmIdState {}
 
 object::kinds! {
-    Channel = rdma_event_channel;
-    Identifier = rdma_cm_id;
+    EventChannelState = rdma_event_channel;
+    CmIdState = rdma_cm_id;
 }
 
 /// The identifiers of the process, by the card's number.
-static KNOWN: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
+static IDS: Mutex<BTreeMap<u32, usize>> = Mutex::new(BTreeMap::new());
 
 /// The object of an identifier.
 pub fn object_of(id: &Id) -> Option<*mut rdma_cm_id> {
-    KNOWN.lock().get(&id.number()).map(|address| *address as *mut rdma_cm_id)
+    IDS.lock().get(&id.handle()).map(|address| *address as *mut rdma_cm_id)
 }
 
 /// Has the identifier of a queue pair that is about to be destroyed let go of it.
 ///
 /// # Safety
 /// `qp` is a queue pair of ours.
-pub unsafe fn forget_queue_pair(qp: *mut ibv_qp) {
-    for address in KNOWN.lock().values() {
+pub unsafe fn detach_queue_pair(qp: *mut ibv_qp) {
+    for address in IDS.lock().values() {
         let id = *address as *mut rdma_cm_id;
         // SAFETY: a known identifier is not destroyed yet: that takes it off the list first.
         unsafe {
             if (*id).qp == qp
                 && let Some(state) = of(id)
             {
-                drop(state.id.detach());
+                drop(state.id.detach_queue_pair());
                 (*id).qp = core::ptr::null_mut();
             }
         }
@@ -82,18 +84,18 @@ pub unsafe fn forget_queue_pair(qp: *mut ibv_qp) {
 ///
 /// # Safety
 /// `id` is null or an identifier of ours.
-pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a Identifier> {
+pub unsafe fn of<'a>(id: *mut rdma_cm_id) -> Option<&'a CmIdState> {
     // SAFETY: as the caller says.
-    unsafe { object::state::<Identifier>(id) }
+    unsafe { object::state::<CmIdState>(id) }
 }
 
 pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
-    let home = match home() {
+    let home = match default_device() {
         Ok(home) => home,
         Err(code) => return errno::null(code),
     };
-    let Some(open) = home.open() else { return errno::null(libc::ENODEV) };
-    let made = EventChannel::new(&open.card).and_then(|channel| {
+    let Some(open) = home.state() else { return errno::null(libc::ENODEV) };
+    let made = EventChannel::new(&open.context).and_then(|channel| {
         channel.descriptor()?;
         // It is readable at first; nothing is there yet.
         channel.poll()?;
@@ -101,14 +103,14 @@ pub unsafe extern "C" fn create_event_channel() -> *mut rdma_event_channel {
     });
     let channel = match made {
         Ok(channel) => channel,
-        Err(error) => return errno::null(errno::of("rdma_create_event_channel", &error)),
+        Err(error) => return errno::null(errno::report("rdma_create_event_channel", &error)),
     };
     let fd = match channel.descriptor() {
-        Ok(inner) => descriptor::watching(&inner),
+        Ok(inner) => event_fd::create(&inner),
         Err(error) => Err(error.errno()),
     };
     match fd {
-        Ok(fd) => object::create(rdma_event_channel { fd, unused: 0 }, Channel { channel }),
+        Ok(fd) => object::create(rdma_event_channel { fd, unused: 0 }, EventChannelState { channel }),
         Err(code) => errno::null(code),
     }
 }
@@ -120,12 +122,12 @@ pub unsafe extern "C" fn destroy_event_channel(channel: *mut rdma_event_channel)
     // SAFETY: a channel of ours.
     let fd = unsafe { (*channel).fd };
     // SAFETY: as above.
-    if unsafe { object::destroy::<Channel>(channel) }.is_some() {
-        descriptor::close(fd);
+    if unsafe { object::destroy::<EventChannelState>(channel) }.is_some() {
+        event_fd::close(fd);
     }
 }
 
-fn space_of(number: c_int) -> Option<PortSpace> {
+fn port_space(number: c_int) -> Option<PortSpace> {
     Some(match number {
         RDMA_PS_IPOIB => PortSpace::IpOverIb,
         RDMA_PS_TCP => PortSpace::Tcp,
@@ -135,30 +137,30 @@ fn space_of(number: c_int) -> Option<PortSpace> {
     })
 }
 
-fn type_of(kind: QpKind) -> c_int {
+fn qp_type(kind: QpType) -> c_int {
     match kind {
-        QpKind::Uc => IBV_QPT_UC,
-        QpKind::Ud | QpKind::Gsi => IBV_QPT_UD,
-        QpKind::XrcInitiator => IBV_QPT_XRC_SEND,
-        QpKind::XrcTarget => IBV_QPT_XRC_RECV,
-        QpKind::Rc => IBV_QPT_RC,
+        QpType::Uc => IBV_QPT_UC,
+        QpType::Ud | QpType::Gsi => IBV_QPT_UD,
+        QpType::XrcInitiator => IBV_QPT_XRC_SEND,
+        QpType::XrcTarget => IBV_QPT_XRC_RECV,
+        QpType::Rc => IBV_QPT_RC,
     }
 }
 
 /// Makes the object of an identifier.
-pub fn give(
+pub fn new_cm_id(
     id: Id,
     channel: *mut rdma_event_channel,
     program_context: *mut c_void,
     ps: c_int,
-    kind: QpKind,
+    kind: QpType,
     is_synchronous: bool,
 ) -> *mut rdma_cm_id {
     // SAFETY: zero is valid for every field.
     let mut abi: rdma_cm_id = unsafe { zeroed() };
-    (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, type_of(kind));
-    let number = id.number();
-    let state = Identifier {
+    (abi.channel, abi.context, abi.ps, abi.qp_type) = (channel, program_context, ps, qp_type(kind));
+    let number = id.handle();
+    let state = CmIdState {
         id,
         events: Unacknowledged::default(),
         is_synchronous: AtomicBool::new(is_synchronous),
@@ -168,7 +170,7 @@ pub fn give(
         owns_queues: Mutex::new(false),
     };
     let object = object::create(abi, state);
-    KNOWN.lock().insert(number, object as usize);
+    IDS.lock().insert(number, object as usize);
     object
 }
 
@@ -178,22 +180,22 @@ pub unsafe fn create(
     into: *mut *mut rdma_cm_id,
     program_context: *mut c_void,
     ps: c_int,
-    kind: QpKind,
+    kind: QpType,
 ) -> c_int {
-    let Some(space) = space_of(ps) else { return errno::minus(libc::EINVAL) };
+    let Some(space) = port_space(ps) else { return errno::minus(libc::EINVAL) };
     let is_synchronous = channel.is_null();
     // SAFETY: nothing is asked of the caller.
     let channel = if is_synchronous { unsafe { create_event_channel() } } else { channel };
     // SAFETY: a channel of ours.
-    let Some(state) = (unsafe { object::state::<Channel>(channel) }) else { return -1 };
-    let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpKind::Ud } else { kind };
-    match state.channel.create_id_of(space, kind) {
+    let Some(state) = (unsafe { object::state::<EventChannelState>(channel) }) else { return -1 };
+    let kind = if matches!(space, PortSpace::Udp | PortSpace::IpOverIb) { QpType::Ud } else { kind };
+    match state.channel.create_id_with_kind(space, kind) {
         Ok(id) => {
             // SAFETY: the caller's own.
-            unsafe { *into = give(id, channel, program_context, ps, kind, is_synchronous) };
+            unsafe { *into = new_cm_id(id, channel, program_context, ps, kind, is_synchronous) };
             0
         }
-        Err(error) => errno::minus(errno::of("rdma_create_id", &error)),
+        Err(error) => errno::minus(errno::report("rdma_create_id", &error)),
     }
 }
 
@@ -204,21 +206,21 @@ pub unsafe extern "C" fn create_id(
     ps: c_int,
 ) -> c_int {
     // SAFETY: as the caller says.
-    unsafe { create(channel, into, program_context, ps, QpKind::Rc) }
+    unsafe { create(channel, into, program_context, ps, QpType::Rc) }
 }
 
 pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: an identifier of ours.
     let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
     // SAFETY: as above.
-    unsafe { event::let_go(id) };
-    KNOWN.lock().remove(&state.id.number());
+    unsafe { event::ack_pending_event(id) };
+    IDS.lock().remove(&state.id.handle());
     state.events.wait();
-    let own = state.waits();
+    let own = state.is_blocking();
     // SAFETY: as above.
     let channel = unsafe { (*id).channel };
     // SAFETY: as above.
-    drop(unsafe { object::destroy::<Identifier>(id) });
+    drop(unsafe { object::destroy::<CmIdState>(id) });
     if own {
         // SAFETY: it was made with the identifier.
         unsafe { destroy_event_channel(channel) };
@@ -230,36 +232,36 @@ pub unsafe extern "C" fn destroy_id(id: *mut rdma_cm_id) -> c_int {
 ///
 /// # Safety
 /// `id` is an identifier of ours.
-pub unsafe fn refresh(id: *mut rdma_cm_id) {
+pub unsafe fn update_route(id: *mut rdma_cm_id) {
     // SAFETY: as the caller says.
     let Some(state) = (unsafe { of(id) }) else { return };
-    let Ok(view) = state.id.view() else { return };
+    let Ok(view) = state.id.query() else { return };
     // SAFETY: as the caller says.
     let abi = unsafe { &mut *id };
     if let Some(local) = view.local {
-        put(local, &mut abi.route.addr.src_storage);
+        write_sockaddr(local, &mut abi.route.addr.src_storage);
         if !local.ip().is_unspecified()
-            && let Ok(home) = home()
+            && let Ok(home) = default_device()
         {
             (abi.verbs, abi.port_num) = (home.context(), 1);
             if abi.pd.is_null() {
-                abi.pd = home.domain();
+                abi.pd = home.pd();
             }
         }
     }
     let Some(peer) = view.peer else { return };
-    put(peer, &mut abi.route.addr.dst_storage);
+    write_sockaddr(peer, &mut abi.route.addr.dst_storage);
     let gids = rdma_ib_addr {
-        sgid: words_of(view.source_gid.0),
-        dgid: words_of(view.path.destination.0),
+        sgid: words_of(view.sgid.0),
+        dgid: words_of(view.address_vector.dgid.0),
         pkey: 0xffff,
     };
     abi.route.addr.addr.ibaddr = gids;
     // SAFETY: the path is the identifier's own.
     let path = unsafe { &mut *state.path.get() };
     (path.sgid, path.dgid, path.pkey) = (gids.sgid, gids.dgid, gids.pkey);
-    (path.mtu, path.hop_limit, path.numb_path) = (view.mtu.code(), view.path.hop_limit, 1);
-    (path.traffic_class, path.sl) = (view.path.traffic_class, view.path.service_level);
+    (path.mtu, path.hop_limit, path.numb_path) = (view.path_mtu.code(), view.address_vector.hop_limit, 1);
+    (path.traffic_class, path.sl) = (view.address_vector.traffic_class, view.address_vector.service_level);
     (abi.route.path_rec, abi.route.num_paths) = (state.path.get(), 1);
 }
 
@@ -267,7 +269,7 @@ pub unsafe fn refresh(id: *mut rdma_cm_id) {
 ///
 /// # Safety
 /// `id` is an identifier of ours.
-pub unsafe fn refresh_queue_pair(id: *mut rdma_cm_id) {
+pub unsafe fn update_qp_state(id: *mut rdma_cm_id) {
     // SAFETY: as the caller says; the queue pair is ours. Another thread may take it from the identifier meanwhile, but
     // not out of memory.
     unsafe {
@@ -284,21 +286,21 @@ pub unsafe fn refresh_queue_pair(id: *mut rdma_cm_id) {
 unsafe fn call(
     name: &str,
     id: *mut rdma_cm_id,
-    act: impl FnOnce(&Identifier) -> Result<(), Error>,
-    wait_for: Option<EventKind>,
+    act: impl FnOnce(&CmIdState) -> Result<(), Error>,
+    wait_for: Option<EventType>,
 ) -> c_int {
     // SAFETY: as the caller says.
     let Some(state) = (unsafe { of(id) }) else { return errno::minus(libc::EINVAL) };
-    let code = outcome(name, act(state));
+    let code = return_code(name, act(state));
     if code != 0 {
         return code;
     }
     // SAFETY: as the caller says.
     unsafe {
-        refresh(id);
-        refresh_queue_pair(id);
+        update_route(id);
+        update_qp_state(id);
         match wait_for {
-            Some(kind) if state.waits() => complete(id, kind),
+            Some(kind) if state.is_blocking() => wait_for_event(id, kind),
             _ => 0,
         }
     }
@@ -320,15 +322,15 @@ pub unsafe extern "C" fn resolve_addr(
     // SAFETY: the caller's addresses.
     let (source, destination) = unsafe { (socket_address(source), socket_address(destination)) };
     let Some(destination) = destination else { return errno::minus(libc::EINVAL) };
-    let act = |state: &Identifier| state.id.resolve_address(source, destination);
+    let act = |state: &CmIdState| state.id.resolve_address(source, destination);
     // SAFETY: as the caller says.
-    unsafe { call("rdma_resolve_addr", id, act, Some(EventKind::AddressResolved)) }
+    unsafe { call("rdma_resolve_addr", id, act, Some(EventType::AddressResolved)) }
 }
 
 pub unsafe extern "C" fn resolve_route(id: *mut rdma_cm_id, _timeout: c_int) -> c_int {
     // SAFETY: as the caller says.
     unsafe {
-        call("rdma_resolve_route", id, |state| state.id.resolve_route(), Some(EventKind::RouteResolved))
+        call("rdma_resolve_route", id, |state| state.id.resolve_route(), Some(EventType::RouteResolved))
     }
 }
 
@@ -338,8 +340,8 @@ pub unsafe extern "C" fn listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
 }
 
 /// What the program offers and asks for; without parameters, what it was offered.
-unsafe fn parameters(state: &Identifier, given: *const rdma_conn_param) -> Parameters {
-    let mut parameters = Parameters::default();
+unsafe fn connection_parameters(state: &CmIdState, given: *const rdma_conn_param) -> ConnectionParameters {
+    let mut parameters = ConnectionParameters::default();
     // SAFETY: the caller's own.
     match unsafe { given.as_ref() } {
         Some(given) => {
@@ -354,8 +356,8 @@ unsafe fn parameters(state: &Identifier, given: *const rdma_conn_param) -> Param
             parameters.flow_control = given.flow_control != 0;
             parameters.retry_count = given.retry_count & 7;
             parameters.rnr_retry_count = given.rnr_retry_count & 7;
-            parameters.shared_receive_queue = given.srq != 0;
-            parameters.queue_pair = Qpn::new(given.qp_num);
+            parameters.srq = given.srq != 0;
+            parameters.qpn = Qpn::new(given.qp_num);
         }
         None => {
             if let Some(offer) = *state.offer.lock() {
@@ -369,18 +371,18 @@ unsafe fn parameters(state: &Identifier, given: *const rdma_conn_param) -> Param
 
 pub unsafe extern "C" fn connect(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's own.
-    let act = |state: &Identifier| state.id.connect(&unsafe { parameters(state, given) });
+    let act = |state: &CmIdState| state.id.connect(&unsafe { connection_parameters(state, given) });
     // SAFETY: as the caller says.
-    unsafe { call("rdma_connect", id, act, Some(EventKind::Established)) }
+    unsafe { call("rdma_connect", id, act, Some(EventType::Established)) }
 }
 
 pub unsafe extern "C" fn accept(id: *mut rdma_cm_id, given: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's own.
-    let act = |state: &Identifier| state.id.accept(&unsafe { parameters(state, given) });
+    let act = |state: &CmIdState| state.id.accept(&unsafe { connection_parameters(state, given) });
     // SAFETY: as the caller says; an answer to a request of datagrams has no event.
     unsafe {
         let waits = id.as_ref().is_some_and(|id| id.qp_type != IBV_QPT_UD);
-        call("rdma_accept", id, act, waits.then_some(EventKind::Established))
+        call("rdma_accept", id, act, waits.then_some(EventType::Established))
     }
 }
 
@@ -405,7 +407,7 @@ pub unsafe extern "C" fn notify(id: *mut rdma_cm_id, _event: c_int) -> c_int {
 
 pub unsafe extern "C" fn disconnect(id: *mut rdma_cm_id) -> c_int {
     // SAFETY: as the caller says.
-    unsafe { call("rdma_disconnect", id, |state| state.id.disconnect(), Some(EventKind::Disconnected)) }
+    unsafe { call("rdma_disconnect", id, |state| state.id.disconnect(), Some(EventType::Disconnected)) }
 }
 
 unsafe fn port(id: *mut rdma_cm_id, of_peer: bool) -> u16 {
@@ -448,11 +450,11 @@ pub unsafe extern "C" fn set_option(
     let option = match (level, name) {
         (RDMA_OPTION_ID, RDMA_OPTION_ID_TOS) => CmOption::TypeOfService(number as u8),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR) => CmOption::ReuseAddress(number != 0),
-        (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::OnlyIpv6(number != 0),
+        (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY) => CmOption::AfOnly(number != 0),
         (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT) => CmOption::AckTimeout(number as u8),
         _ => return errno::minus(libc::EOPNOTSUPP),
     };
-    outcome("rdma_set_option", state.id.set_option(option))
+    return_code("rdma_set_option", state.id.set_option(option))
 }
 
 /// Events go to another channel from now on. Without one, calls wait from now on, as for an identifier that was
@@ -467,10 +469,12 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
         return -1;
     }
     // SAFETY: a channel of ours.
-    let Some(to) = (unsafe { object::state::<Channel>(channel) }) else { return errno::minus(libc::EINVAL) };
+    let Some(to) = (unsafe { object::state::<EventChannelState>(channel) }) else {
+        return errno::minus(libc::EINVAL);
+    };
     // SAFETY: an identifier of ours.
-    unsafe { event::let_go(id) };
-    let code = outcome("rdma_migrate_id", state.id.migrate(&to.channel));
+    unsafe { event::ack_pending_event(id) };
+    let code = return_code("rdma_migrate_id", state.id.migrate(&to.channel));
     // SAFETY: as above.
     let before = unsafe { (*id).channel };
     let (unused, was_synchronous) = match code {
@@ -491,14 +495,14 @@ pub unsafe extern "C" fn migrate_id(id: *mut rdma_cm_id, channel: *mut rdma_even
 unsafe fn join(id: *mut rdma_cm_id, group: *mut libc::sockaddr, program_context: *mut c_void) -> c_int {
     // SAFETY: the caller's address.
     let Some(group) = (unsafe { socket_address(group) }) else { return errno::minus(libc::EINVAL) };
-    event::remember_group(id, group.ip(), program_context);
+    event::set_multicast_context(id, group.ip(), program_context);
     // SAFETY: as the caller says.
     unsafe {
         call(
             "rdma_join_multicast",
             id,
             |state| state.id.join_multicast(group.ip()),
-            Some(EventKind::MulticastJoin),
+            Some(EventType::MulticastJoin),
         )
     }
 }
@@ -548,41 +552,41 @@ pub unsafe extern "C" fn init_qp_attr(
     let (Some(state), attr) = (unsafe { of(id) }, unsafe { &mut *attr }) else {
         return errno::minus(libc::EINVAL);
     };
-    let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| State::ALL.get(index));
+    let wanted = usize::try_from(attr.qp_state).ok().and_then(|index| QpState::ALL.get(index));
     let Some(wanted) = wanted else { return errno::minus(libc::EINVAL) };
-    match state.id.attributes(*wanted) {
+    match state.id.qp_attributes(*wanted) {
         Ok(modify) => {
-            fill(attr, &modify);
+            fill_qp_attr(attr, &modify);
             // SAFETY: the caller's own.
             unsafe { *mask = modify.mask().bits() as c_int };
             0
         }
-        Err(error) => errno::minus(errno::of("rdma_init_qp_attr", &error)),
+        Err(error) => errno::minus(errno::report("rdma_init_qp_attr", &error)),
     }
 }
 
-fn fill(attr: &mut ibv_qp_attr, modify: &Modify) {
+fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &Modify) {
     let mask = modify.mask();
     if let Some(state) = modify.state {
         attr.qp_state = state as c_int;
     }
-    if let Some(path) = &modify.path {
-        attr.ah_attr = attribute(path);
+    if let Some(path) = &modify.address_vector {
+        attr.ah_attr = ah_attr(path);
     }
-    if let Some(mtu) = modify.mtu {
+    if let Some(mtu) = modify.path_mtu {
         attr.path_mtu = mtu.code().into();
     }
-    if mask.contains(AttributeMask::PORT) {
+    if mask.contains(QpAttributeMask::PORT) {
         attr.port_num = 1;
     }
-    attr.pkey_index = modify.partition_index.unwrap_or(attr.pkey_index);
-    attr.qp_access_flags = modify.access.map_or(attr.qp_access_flags, |access| access.bits());
-    attr.qkey = modify.queue_key.map_or(attr.qkey, |key| key.0);
-    attr.rq_psn = modify.receive_psn.map_or(attr.rq_psn, |psn| psn.value());
-    attr.sq_psn = modify.send_psn.map_or(attr.sq_psn, |psn| psn.value());
-    attr.dest_qp_num = modify.destination.map_or(attr.dest_qp_num, |number| number.value());
-    attr.max_rd_atomic = modify.max_reads_out.unwrap_or(attr.max_rd_atomic);
-    attr.max_dest_rd_atomic = modify.max_reads_in.unwrap_or(attr.max_dest_rd_atomic);
+    attr.pkey_index = modify.pkey_index.unwrap_or(attr.pkey_index);
+    attr.qp_access_flags = modify.access_flags.map_or(attr.qp_access_flags, |access| access.bits());
+    attr.qkey = modify.qkey.map_or(attr.qkey, |key| key.0);
+    attr.rq_psn = modify.rq_psn.map_or(attr.rq_psn, |psn| psn.value());
+    attr.sq_psn = modify.sq_psn.map_or(attr.sq_psn, |psn| psn.value());
+    attr.dest_qp_num = modify.dest_qpn.map_or(attr.dest_qp_num, |number| number.value());
+    attr.max_rd_atomic = modify.max_rd_atomic.unwrap_or(attr.max_rd_atomic);
+    attr.max_dest_rd_atomic = modify.max_dest_rd_atomic.unwrap_or(attr.max_dest_rd_atomic);
     attr.min_rnr_timer = modify.min_rnr_timer.map_or(attr.min_rnr_timer, |timer| timer.code());
     attr.timeout = modify.timeout.unwrap_or(attr.timeout);
     attr.retry_cnt = modify.retry_count.unwrap_or(attr.retry_cnt);
@@ -593,7 +597,7 @@ fn fill(attr: &mut ibv_qp_attr, modify: &Modify) {
 ///
 /// # Safety
 /// `id` is an identifier of ours.
-pub unsafe fn device_of<'a>(id: *mut rdma_cm_id) -> Option<&'a context::Open> {
+pub unsafe fn device_of<'a>(id: *mut rdma_cm_id) -> Option<&'a context::ContextState> {
     // SAFETY: as the caller says.
     unsafe { if (*id).verbs.is_null() { None } else { context::of((*id).verbs) } }
 }

@@ -1,6 +1,6 @@
 //! Socket addresses, and finding them by name.
 
-use super::home;
+use super::default_device;
 use crate::abi::*;
 use crate::address::ip_of;
 use crate::errno;
@@ -22,7 +22,7 @@ pub unsafe fn socket_address(address: *mut libc::sockaddr) -> Option<SocketAddr>
 }
 
 /// Writes a socket address down, and returns its length.
-pub fn put(address: SocketAddr, into: &mut Storage) -> u32 {
+pub fn write_sockaddr(address: SocketAddr, into: &mut Storage) -> u32 {
     *into = Storage([0; 128]);
     let place = (&raw mut *into).cast::<u8>();
     match address {
@@ -50,15 +50,15 @@ pub fn put(address: SocketAddr, into: &mut Storage) -> u32 {
 }
 
 /// The text behind a pointer that may be null.
-unsafe fn text(pointer: *const c_char) -> Option<String> {
+unsafe fn string_from_c(pointer: *const c_char) -> Option<String> {
     // SAFETY: as the caller says.
     (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
-fn boxed(address: Option<SocketAddr>) -> (*mut libc::sockaddr, u32) {
+fn boxed_sockaddr(address: Option<SocketAddr>) -> (*mut libc::sockaddr, u32) {
     let Some(address) = address else { return (core::ptr::null_mut(), 0) };
     let mut storage = Box::new(Storage([0; 128]));
-    let length = put(address, &mut storage);
+    let length = write_sockaddr(address, &mut storage);
     (Box::into_raw(storage).cast(), length)
 }
 
@@ -80,12 +80,12 @@ pub unsafe extern "C" fn getaddrinfo(
     into: *mut *mut rdma_addrinfo,
 ) -> c_int {
     // SAFETY: strings and hints of the caller's.
-    let (node, service, hints) = unsafe { (text(node), text(service), hints.as_ref()) };
-    let home = match home() {
+    let (node, service, hints) = unsafe { (string_from_c(node), string_from_c(service), hints.as_ref()) };
+    let home = match default_device() {
         Ok(home) => home,
         Err(code) => return errno::minus(code),
     };
-    let Some(open) = home.open() else { return errno::minus(libc::ENODEV) };
+    let Some(open) = home.state() else { return errno::minus(libc::ENODEV) };
     let flags = hints.map_or(0, |hints| hints.ai_flags);
     let family = hints.map_or(0, |hints| hints.ai_family);
     let (mut space, mut kind) = hints.map_or((0, 0), |hints| (hints.ai_port_space, hints.ai_qp_type));
@@ -117,13 +117,13 @@ pub unsafe extern "C" fn getaddrinfo(
         (own, peer)
     } else {
         let service = service.map_or_else(|| "0".into(), |service| port_of(&service));
-        match address_info(&open.card, node.as_deref(), &service, &wanted) {
+        match address_info(&open.context, node.as_deref(), &service, &wanted) {
             Ok(found) => (found.source.or(own), found.destination),
-            Err(error) => return errno::minus(errno::of("rdma_getaddrinfo", &error)),
+            Err(error) => return errno::minus(errno::report("rdma_getaddrinfo", &error)),
         }
     };
-    let (ai_src_addr, ai_src_len) = boxed(source);
-    let (ai_dst_addr, ai_dst_len) = boxed(destination);
+    let (ai_src_addr, ai_src_len) = boxed_sockaddr(source);
+    let (ai_dst_addr, ai_dst_len) = boxed_sockaddr(destination);
     let is_ipv4 = source.or(destination).is_none_or(|address| address.is_ipv4());
     let info = rdma_addrinfo {
         ai_flags: flags,

@@ -18,39 +18,39 @@ use softhca::Error;
 
 /// What every identifier of the process is on: the device, opened once, and a domain for those who bring none.
 #[derive(Clone, Copy)]
-struct Home {
+struct DefaultDevice {
     context: usize,
-    domain: usize,
+    pd: usize,
 }
 
-impl Home {
+impl DefaultDevice {
     fn context(self) -> *mut ibv_context {
         self.context as *mut ibv_context
     }
 
-    fn domain(self) -> *mut ibv_pd {
-        self.domain as *mut ibv_pd
+    fn pd(self) -> *mut ibv_pd {
+        self.pd as *mut ibv_pd
     }
 
-    fn open<'a>(self) -> Option<&'a context::Open> {
+    fn state<'a>(self) -> Option<&'a context::ContextState> {
         // SAFETY: it was opened below and is closed by nobody but a program's mistake, which is recognised.
         unsafe { context::of(self.context()) }
     }
 }
 
 /// The process's device, opened when it is needed first, and again after a daemon was gone.
-fn home() -> Result<Home, c_int> {
-    static HOME: Mutex<Option<(u32, Home)>> = Mutex::new(None);
-    let mut home = HOME.lock();
+fn default_device() -> Result<DefaultDevice, c_int> {
+    static DEVICE: Mutex<Option<(u32, DefaultDevice)>> = Mutex::new(None);
+    let mut home = DEVICE.lock();
     let process = std::process::id();
     // A child of a fork has a device of its own.
     if let Some((owner, found)) = *home
         && owner == process
-        && found.open().is_some_and(|open| open.card.is_alive())
+        && found.state().is_some_and(|open| open.context.is_alive())
     {
         return Ok(found);
     }
-    let device = device::own().ok_or(libc::ENODEV)?;
+    let device = device::default_device().ok_or(libc::ENODEV)?;
     let last = || std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENODEV);
     // SAFETY: a device of ours.
     let context = unsafe { context::open_device(device) };
@@ -62,21 +62,21 @@ fn home() -> Result<Home, c_int> {
     if domain.is_null() {
         return Err(last());
     }
-    let found = Home { context: context as usize, domain: domain as usize };
+    let found = DefaultDevice { context: context as usize, pd: domain as usize };
     *home = Some((process, found));
     Ok(found)
 }
 
 /// What a call of librdmacm returns: zero, or −1 with errno set.
-fn outcome(call: &str, result: Result<(), Error>) -> c_int {
+fn return_code(call: &str, result: Result<(), Error>) -> c_int {
     match result {
         Ok(()) => 0,
-        Err(error) => errno::minus(errno::of(call, &error)),
+        Err(error) => errno::minus(errno::report(call, &error)),
     }
 }
 
 pub unsafe extern "C" fn get_devices(count: *mut c_int) -> *mut *mut ibv_context {
-    let found = home();
+    let found = default_device();
     // SAFETY: plain allocation, checked below; programs give it back to `free_devices`.
     let list = unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast::<*mut ibv_context>();
     if list.is_null() {

@@ -1,0 +1,399 @@
+//! A card: two devices, and a thread of this process for each.
+
+use super::results::Measurement;
+use super::{BenchError, Effort, Mode, connections};
+use softhca::{
+    AccessFlags, CompletionQueue, ConnectOptions, Context, Device, MemoryRegion, Mtu, ProtectionDomain,
+    QpType, QueuePair, ReceiveRequest, SendRequest,
+};
+use softhca_udp::raw;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Where bare sockets are measured.
+const RAW_ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1))];
+
+/// What travels as one packet of path MTU 4096 without an extended header, with so much of a message.
+fn packet_bytes(bytes: usize) -> usize {
+    bytes.min(4096) + 12 + 4
+}
+
+/// One benchmark.
+pub struct Benchmark {
+    pub name: String,
+    kind: BenchmarkKind,
+}
+
+#[derive(Clone, Copy)]
+enum BenchmarkKind {
+    Bandwidth(Stream),
+    Latency {
+        blocking: bool,
+    },
+    Rate,
+    /// Connections made and ended, so many at a time.
+    Connections(usize),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Verb {
+    Write,
+    Read,
+    Send,
+}
+
+impl Verb {
+    const ALL: [(Verb, &'static str); 3] =
+        [(Verb::Write, "write"), (Verb::Read, "read"), (Verb::Send, "send")];
+}
+
+/// Where the data is.
+#[derive(Clone, Copy, PartialEq)]
+enum BufferMemory {
+    /// In memory that the card allocates: a daemon maps it.
+    Device,
+    /// In memory of the process's own, as `malloc` gives it.
+    Process,
+}
+
+/// Messages one after the other, so many on the way.
+#[derive(Clone, Copy)]
+struct Stream {
+    verb: Verb,
+    bytes: usize,
+    queue_pairs: usize,
+    memory: BufferMemory,
+}
+
+impl Stream {
+    fn new(verb: Verb) -> Stream {
+        Stream { verb, bytes: LARGE_MESSAGE, queue_pairs: 1, memory: BufferMemory::Device }
+    }
+}
+
+/// The benchmarks that everything is compared by, in the order in which they run.
+pub fn standard_benchmarks() -> Vec<Benchmark> {
+    let stream = |(verb, name)| Benchmark {
+        name: format!("rc-{name}-1MiB"),
+        kind: BenchmarkKind::Bandwidth(Stream::new(verb)),
+    };
+    let mut all: Vec<Benchmark> = Verb::ALL.into_iter().map(stream).collect();
+    for (name, kind) in [
+        ("rc-send-64B-latency", BenchmarkKind::Latency { blocking: false }),
+        ("rc-send-64B-blocking", BenchmarkKind::Latency { blocking: true }),
+        ("rc-send-64B-rate", BenchmarkKind::Rate),
+        ("cm-connect-1", BenchmarkKind::Connections(1)),
+        ("cm-connect-64", BenchmarkKind::Connections(64)),
+    ] {
+        all.push(Benchmark { name: name.into(), kind });
+    }
+    all
+}
+
+/// Other sizes, more queue pairs, memory of the process's own.
+pub fn extended_benchmarks() -> Vec<Benchmark> {
+    let sizes = [(64, "64B"), (512, "512B"), (4096, "4KiB"), (32_768, "32KiB"), (262_144, "256KiB")];
+    let mut all = Vec::new();
+    let mut add = |name: String, stream| all.push(Benchmark { name, kind: BenchmarkKind::Bandwidth(stream) });
+    for (verb, name) in Verb::ALL {
+        for (bytes, size) in sizes {
+            add(format!("rc-{name}-{size}"), Stream { bytes, ..Stream::new(verb) });
+        }
+        add(format!("rc-{name}-1MiB-16qp"), Stream { queue_pairs: 16, ..Stream::new(verb) });
+        add(format!("rc-{name}-1MiB-malloc"), Stream { memory: BufferMemory::Process, ..Stream::new(verb) });
+    }
+    all
+}
+
+const LARGE_MESSAGE: usize = 1 << 20;
+const SMALL_MESSAGE: usize = 64;
+
+/// One side of the measured connection.
+struct Endpoint {
+    _context: Context,
+    _domain: ProtectionDomain,
+    cq: CompletionQueue,
+    region: MemoryRegion,
+    /// At least one.
+    queue_pairs: Vec<QueuePair>,
+}
+
+impl Endpoint {
+    fn new(device: &Device, depth: u32, pairs: usize, home: BufferMemory) -> Result<Endpoint, BenchError> {
+        let context = device.open();
+        let domain = context.allocate_protection_domain()?;
+        let queue = context.create_completion_queue(4 * depth * pairs as u32)?;
+        let rights = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let region = match home {
+            BufferMemory::Device => domain.allocate_region(2 * LARGE_MESSAGE, rights)?,
+            BufferMemory::Process => domain.allocate_private_region(2 * LARGE_MESSAGE, rights)?,
+        };
+        let make =
+            || domain.create_queue_pair(QpType::Rc, &queue).max_send_wr(depth).max_recv_wr(2 * depth).build();
+        let pairs = (0..pairs).map(|_| make()).collect::<Result<_, _>>()?;
+        Ok(Endpoint { _context: context, _domain: domain, cq: queue, region, queue_pairs: pairs })
+    }
+
+    /// A receive on one of the queue pairs, which its completion will name.
+    fn post_receive(&self, pair: u64, length: usize) -> Result<(), BenchError> {
+        let scatter = [self.region.sge(0, length as u32)];
+        Ok(self.queue_pairs[pair as usize].post_recv(&ReceiveRequest { wr_id: pair, sg_list: &scatter })?)
+    }
+}
+
+fn connect(mode: &Mode, depth: u32, pairs: usize, home: BufferMemory) -> Result<[Endpoint; 2], BenchError> {
+    let [near, far] = mode.devices()?;
+    let sides = [Endpoint::new(&near, depth, pairs, home)?, Endpoint::new(&far, depth, pairs, home)?];
+    let path = ConnectOptions { path_mtu: Mtu::B4096, ..ConnectOptions::default() };
+    for (near, far) in sides[0].queue_pairs.iter().zip(&sides[1].queue_pairs) {
+        near.connect_both(far, &path)?;
+    }
+    Ok(sides)
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+impl Benchmark {
+    /// Measures the card and bare sockets in turns.
+    pub fn measure(&self, mode: &Mode, effort: Effort) -> Result<Measurement, BenchError> {
+        let (mut values, mut raws, mut tails) = (vec![], vec![], vec![]);
+        for _ in 0..effort.rounds {
+            match self.kind {
+                BenchmarkKind::Bandwidth(stream) => {
+                    let bare = raw::stream(
+                        RAW_ADDRESSES[0],
+                        RAW_ADDRESSES[1],
+                        packet_bytes(stream.bytes),
+                        effort.round_time,
+                    )?;
+                    raws.push(bare.gigabytes_per_second());
+                    values.push(bandwidth(mode, stream, effort.round_time)?);
+                }
+                BenchmarkKind::Latency { blocking } => {
+                    let count = (effort.round_time.as_micros() / 20) as usize;
+                    let bounce = if blocking { raw::ping_pong_blocking } else { raw::ping_pong };
+                    raws.push(
+                        micros(bounce(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, count)?.median)
+                            / 2.0,
+                    );
+                    let times = latency(mode, blocking, count)?;
+                    values.push(micros(times[times.len() / 2]) / 2.0);
+                    tails.push(micros(times[times.len() * 99 / 100]) / 2.0);
+                }
+                BenchmarkKind::Rate => {
+                    let stream =
+                        raw::stream(RAW_ADDRESSES[0], RAW_ADDRESSES[1], SMALL_MESSAGE, effort.round_time)?;
+                    raws.push(stream.million_datagrams_per_second());
+                    values.push(rate(mode, effort.round_time)?);
+                }
+                BenchmarkKind::Connections(at_once) => {
+                    raws.push(connections::tcp_rate(at_once, effort.round_time)?);
+                    values.push(connections::rdma_cm_rate(mode, at_once, effort.round_time)?);
+                }
+            }
+        }
+        let (value, raw) = (median(values), median(raws));
+        let unit = match self.kind {
+            BenchmarkKind::Bandwidth(_) => "GB/s",
+            BenchmarkKind::Latency { .. } => "us",
+            BenchmarkKind::Rate => "M/s",
+            BenchmarkKind::Connections(_) => "connections/s",
+        };
+        let p99 = (!tails.is_empty()).then(|| median(tails));
+        Ok(Measurement {
+            name: self.name.clone(),
+            mode: mode.name(),
+            unit,
+            value,
+            raw,
+            ratio: value / raw,
+            p99,
+        })
+    }
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_nanos() as f64 / 1e3
+}
+
+/// Checks a completion.
+fn check_completion(completion: softhca::Completion) -> Result<(), BenchError> {
+    match completion.status.is_success() {
+        true => Ok(()),
+        false => Err(format!("a work request ended with {}", completion.status.name()).into()),
+    }
+}
+
+/// Gigabytes a second of messages: sixteen outstanding of the largest, more of smaller ones.
+fn bandwidth(mode: &Mode, stream: Stream, round: Duration) -> Result<f64, BenchError> {
+    let Stream { verb, bytes, queue_pairs: pairs, memory: home } = stream;
+    let depth = (16 * LARGE_MESSAGE / bytes).clamp(16, 512) as u32;
+    let on_each = (depth / pairs as u32).max(1);
+    let [near, far] = connect(mode, depth, pairs, home)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let target = scope.spawn(|| -> Result<(), BenchError> {
+            if verb == Verb::Send {
+                for pair in 0..pairs as u64 {
+                    for _ in 0..2 * depth {
+                        far.post_receive(pair, bytes)?;
+                    }
+                }
+            }
+            while !stop.load(Ordering::Relaxed) {
+                if let Some(completion) = far.cq.poll() {
+                    check_completion(completion)?;
+                    far.post_receive(completion.wr_id, bytes)?;
+                }
+            }
+            Ok(())
+        });
+        let measured = (|| -> Result<f64, BenchError> {
+            let entry = [near.region.sge(0, bytes as u32)];
+            let remote = far.region.remote_address(0);
+            let post = |pair: u64| {
+                let request = match verb {
+                    Verb::Write => SendRequest::rdma_write(pair, &entry, remote),
+                    Verb::Read => SendRequest::rdma_read(pair, &entry, remote),
+                    Verb::Send => SendRequest::send(pair, &entry),
+                };
+                near.queue_pairs[pair as usize].post_send(&request)
+            };
+            for pair in 0..pairs as u64 {
+                for _ in 0..on_each {
+                    post(pair)?;
+                }
+            }
+            // The first half of the window warms up.
+            let mut done = 0u64;
+            let mut start = Instant::now();
+            loop {
+                let Some(completion) = near.cq.poll() else { continue };
+                check_completion(completion)?;
+                post(completion.wr_id)?;
+                done += 1;
+                let warm_up = u64::from(depth);
+                if done == warm_up {
+                    start = Instant::now();
+                } else if done > warm_up && start.elapsed() >= round {
+                    let moved = (done - warm_up) * bytes as u64;
+                    return Ok(moved as f64 / start.elapsed().as_nanos() as f64);
+                }
+            }
+        })();
+        stop.store(true, Ordering::Relaxed);
+        target.join().expect("the target does not panic")?;
+        measured
+    })
+}
+
+/// Sorted round trip times of 64 byte messages.
+fn latency(mode: &Mode, blocking: bool, count: usize) -> Result<Vec<Duration>, BenchError> {
+    const DEPTH: u32 = 64;
+    let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
+    let next = |side: &Endpoint| -> Result<(), BenchError> {
+        loop {
+            let completion = match blocking {
+                true => side.cq.wait()?,
+                false => match side.cq.poll() {
+                    Some(completion) => completion,
+                    None => continue,
+                },
+            };
+            check_completion(completion)?;
+            if completion.opcode.is_receive() {
+                return side.post_receive(0, SMALL_MESSAGE);
+            }
+        }
+    };
+    let ball = |side: &Endpoint| -> Result<(), BenchError> {
+        let entry = [side.region.sge(0, SMALL_MESSAGE as u32)];
+        Ok(side.queue_pairs[0].post_send(&SendRequest::send(1, &entry))?)
+    };
+    for side in [&near, &far] {
+        for _ in 0..DEPTH {
+            side.post_receive(0, SMALL_MESSAGE)?;
+        }
+    }
+    let warm_up = count / 10 + 1;
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<(), BenchError> {
+            for _ in 0..warm_up + count {
+                next(&far)?;
+                ball(&far)?;
+            }
+            Ok(())
+        });
+        let mut times = Vec::with_capacity(count);
+        for turn in 0..warm_up + count {
+            let start = Instant::now();
+            ball(&near)?;
+            next(&near)?;
+            if turn >= warm_up {
+                times.push(start.elapsed());
+            }
+        }
+        echo.join().expect("the echo does not panic")?;
+        times.sort_unstable();
+        Ok(times)
+    })
+}
+
+/// Million 64 byte messages a second.
+fn rate(mode: &Mode, round: Duration) -> Result<f64, BenchError> {
+    const DEPTH: u32 = 1024;
+    let [near, far] = connect(mode, DEPTH, 1, BufferMemory::Device)?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let target = scope.spawn(|| -> Result<(), BenchError> {
+            for _ in 0..2 * DEPTH {
+                far.post_receive(0, SMALL_MESSAGE)?;
+            }
+            let scatter = [far.region.sge(0, SMALL_MESSAGE as u32)];
+            let receives = [ReceiveRequest { wr_id: 0, sg_list: &scatter }; 2 * DEPTH as usize];
+            let mut batch = Vec::with_capacity(256);
+            while !stop.load(Ordering::Relaxed) {
+                let count = far.cq.poll_many(&mut batch);
+                batch.drain(..).try_for_each(check_completion)?;
+                far.queue_pairs[0].post_recv_list(&receives[..count])?;
+            }
+            Ok(())
+        });
+        let measured = (|| -> Result<f64, BenchError> {
+            let entry = [near.region.sge(0, SMALL_MESSAGE as u32)];
+            let requests = [SendRequest::send(0, &entry); 64];
+            let mut outstanding = 0u32;
+            let mut done = 0u64;
+            let mut start = Instant::now();
+            let mut batch = Vec::with_capacity(256);
+            loop {
+                while outstanding + 64 <= DEPTH {
+                    near.queue_pairs[0].post_send_list(&requests)?;
+                    outstanding += 64;
+                }
+                batch.clear();
+                near.cq.poll_many(&mut batch);
+                for completion in &batch {
+                    check_completion(*completion)?;
+                }
+                let before = done;
+                done += batch.len() as u64;
+                outstanding -= batch.len() as u32;
+                let warm_up = u64::from(DEPTH);
+                if before < warm_up && done >= warm_up {
+                    (start, done) = (Instant::now(), warm_up);
+                } else if done > warm_up && start.elapsed() >= round {
+                    return Ok((done - warm_up) as f64 * 1e3 / start.elapsed().as_nanos() as f64);
+                }
+            }
+        })();
+        stop.store(true, Ordering::Relaxed);
+        target.join().expect("the target does not panic")?;
+        measured
+    })
+}

@@ -1,0 +1,241 @@
+//! What the daemon's cards tell while a program runs: read as it comes, and kept as far as an explanation needs it.
+
+use crate::terminal;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use softhca::DaemonControl;
+use softhca_trace::lint::{Linter, Severity};
+use softhca_trace::log::{Entry, Header};
+use softhca_trace::why::{LogAnalyzer, Query};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// So many of the last lines are kept.
+const MAX_RECENT_LINES: usize = 1 << 16;
+/// What led to so many failures is kept, of more only that they happened.
+const MAX_FAILURES_KEPT: usize = 8;
+/// So many of them are explained.
+const MAX_FAILURES_EXPLAINED: usize = 4;
+/// Bytes that are read at once.
+const READ_CHUNK: usize = 1 << 20;
+
+/// Lines of a log, in order: what queue pairs were told, what led to failures, and the last of everything else.
+#[derive(Default)]
+struct RecentLines {
+    kept: Vec<Box<str>>,
+    window: VecDeque<Box<str>>,
+    failures: usize,
+}
+
+impl RecentLines {
+    fn push(&mut self, line: &str) {
+        if self.window.len() == MAX_RECENT_LINES
+            && let Some(oldest) = self.window.pop_front()
+            && matches!(event_name(&oldest), "qp:configured" | "qp:state_changed")
+        {
+            self.kept.push(oldest);
+        }
+        self.window.push_back(line.into());
+    }
+
+    /// A work request failed by itself: everything that led to it stays.
+    fn keep_window(&mut self) {
+        self.failures += 1;
+        if self.failures <= MAX_FAILURES_KEPT {
+            self.kept.extend(self.window.drain(..));
+        }
+    }
+}
+
+/// The name of an entry, without reading all of it.
+fn event_name(line: &str) -> &str {
+    let name = line.split_once("\"name\":\"").and_then(|(_, rest)| rest.split_once('"'));
+    name.map_or("", |(name, _)| name)
+}
+
+/// Whether a completion tells of a failure that is not the consequence of another.
+fn is_failure(line: &str) -> bool {
+    event_name(line) == "work:completed"
+        && !line.contains("\"status\":\"success\"")
+        && !line.contains("\"status\":\"flushed\"")
+}
+
+/// Where the log goes.
+enum LogStorage {
+    /// To a file that somebody wants.
+    File(PathBuf),
+    /// To memory, as long as it is not read.
+    Memory,
+}
+
+/// The event log of a daemon, being read while it is written.
+pub struct DaemonEventLog {
+    file: File,
+    storage: LogStorage,
+    offset: u64,
+    partial_line: Vec<u8>,
+    header: Option<Header>,
+    recent: RecentLines,
+    linter: Option<Linter>,
+    findings_printed: usize,
+}
+
+impl DaemonEventLog {
+    /// A log in `path`, or in no file. Give its descriptor to the daemon.
+    pub fn create(path: Option<&Path>) -> io::Result<DaemonEventLog> {
+        let (file, store) = match path {
+            Some(path) => {
+                let file = File::options().create(true).truncate(true).read(true).write(true).open(path)?;
+                (file, LogStorage::File(path.into()))
+            }
+            None => {
+                let memory = rustix::fs::memfd_create("softhca-events", MemfdFlags::CLOEXEC)?;
+                (File::from(memory), LogStorage::Memory)
+            }
+        };
+        Ok(DaemonEventLog {
+            file,
+            storage: store,
+            offset: 0,
+            partial_line: Vec::new(),
+            header: None,
+            recent: RecentLines::default(),
+            linter: None,
+            findings_printed: 0,
+        })
+    }
+
+    /// Has the daemon write to it, and packets to `capture`, from now on.
+    pub fn start(&self, connection: &mut DaemonControl, capture: Option<&File>) -> Result<(), String> {
+        let capture = capture.map(|file| file.as_fd());
+        connection.start_recording(capture, Some(self.file.as_fd())).map_err(|error| error.to_string())
+    }
+
+    /// Reads what was written since, and hands entries on whose names are wanted. With `lint`, tells of pitfalls.
+    pub fn read_new(
+        &mut self,
+        lint: bool,
+        wanted: fn(&str) -> bool,
+        hear: &mut dyn FnMut(&Entry),
+    ) -> io::Result<()> {
+        let mut piece = vec![0; READ_CHUNK];
+        loop {
+            let count = self.file.read_at(&mut piece, self.offset)?;
+            if count == 0 {
+                break;
+            }
+            self.partial_line.extend_from_slice(&piece[..count]);
+            self.free_memory(count as u64);
+            self.offset += count as u64;
+            let whole = self.partial_line.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+            let lines: Vec<u8> = self.partial_line.drain(..whole).collect();
+            for line in String::from_utf8_lossy(&lines).lines() {
+                self.process_line(line, lint, wanted, hear);
+            }
+        }
+        self.print_findings();
+        Ok(())
+    }
+
+    /// Gives the memory of what was read back.
+    fn free_memory(&self, count: u64) {
+        if let LogStorage::Memory = self.storage {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let _ = rustix::fs::fallocate(&self.file, flags, self.offset, count);
+        }
+    }
+
+    fn process_line(
+        &mut self,
+        line: &str,
+        lint: bool,
+        wanted: fn(&str) -> bool,
+        hear: &mut dyn FnMut(&Entry),
+    ) {
+        let Some(header) = &self.header else {
+            self.header = serde_json::from_str(line).ok();
+            return;
+        };
+        self.recent.push(line);
+        if lint || wanted(event_name(line)) {
+            // A line of another version is of no use, and the daemon checked that there are none.
+            let Ok(entry) = serde_json::from_str::<Entry>(line) else { return };
+            if lint {
+                self.linter.get_or_insert_with(|| Linter::new(header)).push(&entry);
+            }
+            if wanted(entry.event.name()) {
+                hear(&entry);
+            }
+        }
+        if is_failure(line) {
+            self.recent.keep_window();
+        }
+    }
+
+    /// Tells of pitfalls that were found since.
+    fn print_findings(&mut self) {
+        let Some(linter) = &self.linter else { return };
+        for finding in linter.findings().skip(self.findings_printed) {
+            eprintln!("softhca lint: {finding}");
+            self.findings_printed += 1;
+        }
+    }
+
+    /// How many pitfalls were found.
+    pub fn lint_summary(&self) -> String {
+        let findings = || self.linter.iter().flat_map(Linter::findings);
+        let of = |severity| findings().filter(|finding| finding.pitfall.severity == severity).count();
+        let counts = [of(Severity::Error), of(Severity::Warning), of(Severity::Note)];
+        format!("softhca lint: {} errors, {} warnings, {} notes", counts[0], counts[1], counts[2])
+    }
+
+    /// Why work requests failed, if some did.
+    pub fn explanation(&self) -> Option<String> {
+        let header = self.header.as_ref().filter(|_| self.recent.failures > 0)?;
+        let mut inquiry = LogAnalyzer::new(header);
+        for line in self.recent.kept.iter().chain(&self.recent.window) {
+            if let Ok(entry) = serde_json::from_str(line) {
+                inquiry.push(entry);
+            }
+        }
+        let mut answer = inquiry.diagnose(&Query::default()).ok()?;
+        let more = self.recent.failures.saturating_sub(MAX_FAILURES_EXPLAINED);
+        answer.explanations.truncate(MAX_FAILURES_EXPLAINED);
+        answer.summary = match (&self.storage, more) {
+            (LogStorage::File(path), 0) => format!("`softhca why {}` tells it again.", path.display()),
+            (LogStorage::File(path), more) => {
+                format!("{more} more failed: `softhca why {}`.", path.display())
+            }
+            (LogStorage::Memory, 0) => String::new(),
+            (LogStorage::Memory, more) => format!("{more} more failed: `--log FILE` keeps what happened."),
+        };
+        Some(answer.text(terminal::style().width))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RecentLines, event_name, is_failure};
+
+    #[test]
+    fn what_led_to_a_failure_is_kept_in_order() {
+        let mut recent = RecentLines::default();
+        let told = r#"{"time":1,"host":"a","name":"qp:configured","data":{}}"#;
+        recent.push(told);
+        for n in 0..super::MAX_RECENT_LINES + 10 {
+            recent.push(&format!(r#"{{"time":{n},"host":"a","name":"packet:sent","data":{{}}}}"#));
+        }
+        assert_eq!(recent.kept.len(), 1, "what a queue pair was told outlives the packets");
+        let failed = r#"{"time":9,"host":"a","name":"work:completed","data":{"status":"retry-exceeded"}}"#;
+        assert!(is_failure(failed));
+        recent.push(failed);
+        recent.keep_window();
+        assert_eq!(recent.kept.len(), super::MAX_RECENT_LINES + 1);
+        assert_eq!(event_name(&recent.kept[0]), "qp:configured");
+        assert_eq!(event_name(recent.kept.last().unwrap()), "work:completed");
+        assert!(recent.window.is_empty());
+    }
+}

@@ -1,0 +1,76 @@
+//! What a run leaves behind: log, capture, ladder, result and, if it failed, a page, in a folder of its own.
+
+use super::job::{Job, RunResult};
+use softhca_explorer::{Page, Run};
+use softhca_scenarios::Verdict;
+use softhca_trace::LadderStyle;
+use std::borrow::Cow;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+
+/// What file systems hand out: a file takes whole blocks.
+const FILE_SYSTEM_BLOCK: u64 = 4096;
+
+/// The files of a run, before they are written.
+pub struct Artifacts<'a> {
+    files: Vec<(&'static str, Cow<'a, [u8]>)>,
+    /// Whether a page is made of them.
+    has_report: bool,
+}
+
+impl<'a> Artifacts<'a> {
+    /// Everything that was kept of a run.
+    pub fn new(job: &Job, ran: &'a RunResult) -> io::Result<Artifacts<'a>> {
+        let line = serde_json::to_string(&job.json_line(ran)).map_err(io::Error::from)? + "\n";
+        let mut files: Vec<(_, Cow<[u8]>)> = vec![("result.json", line.into_bytes().into())];
+        if let Some(kept) = &ran.outcome.artifacts {
+            let ladders: Vec<String> =
+                kept.ladders.iter().map(|ladder| ladder.draw(LadderStyle::default())).collect();
+            files.push(("events.jsonl", (&kept.events).into()));
+            files.push(("capture.pcapng", (&kept.capture).into()));
+            files.push(("ladder.txt", ladders.join("\n").into_bytes().into()));
+        }
+        let page = ran.outcome.verdict != Verdict::Pass && ran.outcome.artifacts.is_some();
+        Ok(Artifacts { files, has_report: page })
+    }
+
+    /// How much the files take, without the page: that is made of what was written.
+    pub fn size(&self) -> u64 {
+        self.files.iter().map(|(_, content)| (content.len() as u64).next_multiple_of(FILE_SYSTEM_BLOCK)).sum()
+    }
+
+    /// Writes the files into a folder.
+    pub fn write(&self, folder: &Path) -> io::Result<()> {
+        fs::create_dir_all(folder)?;
+        for (name, content) in &self.files {
+            fs::write(folder.join(name), content)?;
+        }
+        if self.has_report
+            && let Ok(run) = Run::open(folder)
+        {
+            Page::new(run).write(BufWriter::new(File::create(folder.join("report.html"))?))?;
+        }
+        Ok(())
+    }
+}
+
+/// How much the files of a folder take; nothing if it is not there.
+pub fn folder_size(folder: &Path) -> u64 {
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let files = entries.filter_map(|entry| entry.ok()?.metadata().ok());
+    files.filter(|file| file.is_file()).map(|file| file.len().next_multiple_of(FILE_SYSTEM_BLOCK)).sum()
+}
+
+/// A folder for each file, parameters and seed: `library/livelock/seed-1`.
+pub fn run_folder(job: &Job) -> PathBuf {
+    let path = Path::new(job.scenario.name());
+    let stem = path.file_stem().map_or_else(|| "scenario".into(), |stem| stem.to_string_lossy().into_owned());
+    let mut name = format!("seed-{}", job.seed);
+    for (parameter, value) in &job.parameters {
+        let value: String =
+            value.chars().filter(|c| c.is_ascii_alphanumeric() || ".-_".contains(*c)).collect();
+        name += &format!("-{parameter}-{value}");
+    }
+    Path::new(&stem).join(name)
+}

@@ -1,0 +1,178 @@
+//! Finding the datagram queue pair of a service: SIDR_REQ, SIDR_REP.
+
+use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
+use super::identifier::SentMad;
+use super::{
+    CmDropReason, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType, find_gid, words,
+};
+use crate::hca_state::HcaState;
+use crate::{CmId, Context, Event};
+use core::net::IpAddr;
+use softhca_wire::cm::{CommunicationId, Datagram, PrivateData, RdmaCmHeader, SidrRep, SidrReq, SidrStatus};
+use softhca_wire::{AddressHeaders, PartitionKey};
+use words::UdParameters;
+
+impl ConnectionManager {
+    /// Sends the SIDR_REQ of an identifier that `connect` prepared.
+    pub(super) fn send_sidr_req(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        id: CmId,
+        data: &[u8],
+    ) {
+        let Some(identifier) = self.identifiers.get(&id) else { return };
+        let request = SidrReq {
+            request_id: identifier.local_comm_id.0,
+            pkey: PartitionKey::DEFAULT,
+            service_id: identifier.service,
+            private_data: private_data_with_addresses(identifier, data),
+        };
+        let transaction = identifier.transaction_id;
+        self.set_state(ctx, id, CmState::SidrReqSent);
+        self.send_with_retries(card, ctx, id, request, transaction);
+    }
+
+    /// Takes a SIDR_REQ.
+    pub(super) fn on_sidr_req(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        envelope: &AddressHeaders,
+        transaction: u64,
+        req: &SidrReq,
+    ) {
+        let peer = envelope.source;
+        let name = CommunicationId(req.request_id);
+        if let Some(id) = self.by_remote_comm_id.get(&(peer, name)).copied() {
+            emit_cm_dropped(ctx, Some(id), "SIDR_REQ", peer, CmDropReason::Duplicate);
+            if let Some(answer) = &self.identifiers[&id].sidr_reply {
+                let (envelope, datagram) = (answer.addressing, answer.datagram);
+                self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
+            }
+            return;
+        }
+        let header = req.rdma_cm_header().and_then(Result::ok);
+        let space = req.service_id.port_space();
+        let listener = header.zip(space).and_then(|(header, space)| {
+            self.ports.listener(space, req.service_id.port(), header.destination)
+        });
+        let listener = listener.filter(|id| self.identifiers[id].is_datagram());
+        let (Some(listener), Some(header), Some(source)) =
+            (listener, header, find_gid(card, envelope.destination))
+        else {
+            let rep = SidrRep {
+                request_id: req.request_id,
+                status: SidrStatus::UNSUPPORTED_SERVICE,
+                service_id: req.service_id,
+                ..SidrRep::default()
+            };
+            let datagram = Datagram::new(transaction, rep);
+            return self.mad_queue.push(card, ctx, None, reply_addressing(envelope), datagram, false);
+        };
+        if self.identifiers[&listener].is_backlog_full() {
+            let limit = self.identifiers[&listener].backlog.as_ref().map_or(0, |listening| listening.limit);
+            let (message, reason) = (CmMessageKind::new(&(*req).into()), CmDropReason::BacklogFull { limit });
+            return ctx.emit(Event::CmDropped { id: Some(listener), message, peer, reason });
+        }
+        let Some(id) = self.create_child(listener, envelope, &header, source.1) else {
+            return emit_cm_dropped(ctx, Some(listener), "SIDR_REQ", peer, CmDropReason::TooManyIdentifiers);
+        };
+        self.by_remote_comm_id.insert((peer, name), id);
+        let identifier = self.identifiers.get_mut(&id).expect("it was just made");
+        identifier.remote_comm_id = name;
+        identifier.transaction_id = transaction;
+        identifier.service = req.service_id;
+        let (path, queue_key) = (identifier.path(), identifier.queue_key);
+        self.set_state(ctx, id, CmState::SidrReqReceived);
+        let detail = EventParameters::Ud(UdParameters {
+            address_vector: path,
+            qpn: Default::default(),
+            qkey: queue_key,
+        });
+        let private_data = req.private_data.0[RdmaCmHeader::LEN..].to_vec();
+        let (listener, kind) = (Some(listener), EventType::ConnectRequest);
+        self.raise_event(
+            ctx,
+            words::Event { id, listener, event_type: kind, status: 0, private_data, parameters: detail },
+        );
+    }
+
+    /// Names the queue pair of an identifier that `accept` prepared.
+    pub(super) fn send_sidr_rep(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        id: CmId,
+        data: &[u8],
+    ) {
+        let Some(identifier) = self.identifiers.get_mut(&id) else { return };
+        let rep = SidrRep {
+            request_id: identifier.remote_comm_id.0,
+            status: SidrStatus::VALID,
+            qpn: identifier.qpn,
+            service_id: identifier.service,
+            qkey: identifier.queue_key,
+            private_data: PrivateData::new(data).unwrap_or_default(),
+            ..SidrRep::default()
+        };
+        let transaction = identifier.transaction_id;
+        let (envelope, datagram) = (identifier.addressing(), Datagram::new(transaction, rep));
+        identifier.sidr_reply = Some(alloc::boxed::Box::new(SentMad { addressing: envelope, datagram }));
+        self.set_state(ctx, id, CmState::SidrResolved);
+        self.send(card, ctx, id, rep, transaction);
+    }
+
+    /// Names none.
+    pub(super) fn reject_sidr(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        id: CmId,
+        status: SidrStatus,
+        data: &[u8],
+    ) {
+        let Some(identifier) = self.identifiers.get(&id) else { return };
+        let rep = SidrRep {
+            request_id: identifier.remote_comm_id.0,
+            status,
+            service_id: identifier.service,
+            private_data: PrivateData::new(data).unwrap_or_default(),
+            ..SidrRep::default()
+        };
+        let transaction = identifier.transaction_id;
+        self.send(card, ctx, id, rep, transaction);
+    }
+
+    /// Takes a SIDR_REP.
+    pub(super) fn on_sidr_rep(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        peer: IpAddr,
+        rep: &SidrRep,
+    ) {
+        let Some(id) = self.find_by_comm_id(CommunicationId(rep.request_id), peer) else {
+            return emit_cm_dropped(ctx, None, "SIDR_REP", peer, CmDropReason::NoSuchConnection);
+        };
+        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        if identifier.state != CmState::SidrReqSent {
+            return emit_cm_dropped(ctx, Some(id), "SIDR_REP", peer, CmDropReason::Duplicate);
+        }
+        let private_data = rep.private_data.0.to_vec();
+        identifier.remote_qpn = rep.qpn;
+        let target = UdParameters { address_vector: identifier.path(), qpn: rep.qpn, qkey: rep.qkey };
+        self.stop_retries(card, id);
+        let (state, kind, detail) = match rep.status {
+            SidrStatus::VALID => (CmState::SidrResolved, EventType::Established, EventParameters::Ud(target)),
+            _ => (CmState::Closed, EventType::Unreachable, EventParameters::None),
+        };
+        self.set_state(ctx, id, state);
+        self.remove_connection(id);
+        let status = i32::from(rep.status.0);
+        self.raise_event(
+            ctx,
+            words::Event { id, listener: None, event_type: kind, status, private_data, parameters: detail },
+        );
+    }
+}

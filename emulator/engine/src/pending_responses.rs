@@ -1,0 +1,152 @@
+//! Replies that are owed, turned into packets in the order of the requests.
+
+use crate::congestion::set_ecn_capable;
+use crate::hca_state::HcaState;
+use crate::queue_pair::QueuePair;
+use crate::responder_state::PendingResponse;
+use crate::transmit::PlannedPacket;
+use crate::{Context, EndToEndCredits, RequestError};
+use softhca_queue::AccessFlags;
+use softhca_wire::{
+    Aeth, AtomicAckEth, Bth, Credits, ImmOrInvalidate, Opcode, Operation, Position, Syndrome, TransportHeader,
+};
+
+impl QueuePair {
+    /// The next reply, if one is owed.
+    pub(crate) fn plan_response(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+    ) -> Option<PlannedPacket> {
+        let carries =
+            matches!(self.responder.pending_responses.front()?, PendingResponse::ReadResponse { .. });
+        if carries && !self.may_send_now(card, ctx) {
+            return None;
+        }
+        let owed = self.responder.pending_responses.front()?;
+        let service = self.kind.service();
+        let header = |operation, position, psn| {
+            let opcode = Opcode::new(service, operation, position, ImmOrInvalidate::None);
+            let opcode = opcode.expect("a reliable service has every reply");
+            TransportHeader::new(Bth::new(opcode, self.attributes.dest_qpn, psn))
+        };
+        let (header, payload, offset) = match *owed {
+            PendingResponse::Ack { psn, syndrome, msn } => {
+                let mut header = header(Operation::Acknowledge, Position::Only, psn);
+                header.aeth = Some(Aeth { syndrome, msn });
+                (header, 0, 0)
+            }
+            PendingResponse::AtomicResponse { psn, original, msn, .. } => {
+                let mut header = header(Operation::AtomicAcknowledge, Position::Only, psn);
+                header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+                header.atomic_ack = Some(AtomicAckEth(original));
+                (header, 0, 0)
+            }
+            PendingResponse::ReadResponse { first, next, packets, reth: remote, msn, .. } => {
+                let index = next.since(first);
+                let position = Position::of(index, packets);
+                let mtu = self.attributes.path_mtu.bytes();
+                let offset = u64::from(index) * u64::from(mtu);
+                let payload = (u64::from(remote.dma_length) - offset).min(u64::from(mtu)) as u32;
+                let mut header = header(Operation::ReadResponse, position, next);
+                header.bth.pad = (payload.wrapping_neg() & 3) as u8;
+                if position != Position::Middle {
+                    header.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn });
+                }
+                (header, payload, offset)
+            }
+        };
+        let mut header = header;
+        if let Some(Aeth { syndrome: Syndrome::Ack(code), .. }) = &mut header.aeth {
+            *code = self.advertised_credits(card);
+        }
+        let mut envelope = self.addressing;
+        if payload > 0 {
+            set_ecn_capable(card, &mut envelope);
+        }
+        let service_level = self.attributes.address_vector.service_level;
+        Some(PlannedPacket {
+            header,
+            payload_length: payload,
+            addressing: envelope,
+            service_level,
+            offset,
+            is_response: true,
+        })
+    }
+
+    /// What acknowledgements say of the receives that are posted. A shared queue's are nobody's.
+    fn advertised_credits(&self, card: &HcaState) -> u8 {
+        match (card.settings.end_to_end_credits, &self.responder.ring) {
+            (EndToEndCredits::On, Some(ring)) => ring.pending().map_or(Credits::UNUSED, Credits::encode),
+            _ => Credits::UNUSED,
+        }
+    }
+
+    /// Reads the payload of the planned reply into `into`.
+    #[inline]
+    pub(crate) fn fill_response_payload(
+        &self,
+        card: &HcaState,
+        ctx: &Context<'_>,
+        plan: &PlannedPacket,
+        into: &mut [u8],
+    ) -> Result<(), RequestError> {
+        let Some(PendingResponse::ReadResponse { reth: remote, pd: domain, .. }) =
+            self.responder.pending_responses.front()
+        else {
+            return Ok(());
+        };
+        let address = remote.virtual_address.wrapping_add(plan.offset);
+        let length = into.len() as u32;
+        let target = card
+            .protection
+            .check_remote_access(*domain, self.qpn, remote.rkey, address, length, AccessFlags::REMOTE_READ)
+            .map_err(RequestError::ReadAccess)?;
+        ctx.memory
+            .read(target.memory, target.offset, into)
+            .map_err(|fault| RequestError::ReadAccess(target.to_access_error(fault)))
+    }
+
+    /// The planned reply left.
+    pub(crate) fn on_response_sent(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        plan: &PlannedPacket,
+    ) {
+        let again = match self.responder.pending_responses.front_mut() {
+            Some(PendingResponse::ReadResponse { first, next, packets, is_duplicate: again, .. }) => {
+                *next = next.plus(1);
+                let again = *again;
+                if next.since(*first) == *packets {
+                    self.responder.pending_responses.pop_front();
+                }
+                again
+            }
+            Some(PendingResponse::AtomicResponse { is_duplicate: again, .. }) => {
+                let again = *again;
+                self.responder.pending_responses.pop_front();
+                again
+            }
+            _ => {
+                self.responder.pending_responses.pop_front();
+                false
+            }
+        };
+        self.record_paced_send(card, ctx, plan);
+        self.emit_sent(card, ctx, plan, None, again);
+    }
+
+    /// The planned reply cannot be made: the region went, or its memory.
+    pub(crate) fn fail_response(
+        &mut self,
+        card: &mut HcaState,
+        ctx: &mut Context<'_>,
+        plan: &PlannedPacket,
+        why: RequestError,
+    ) {
+        self.responder.pending_responses.clear();
+        self.reject_request(card, ctx, plan.header.bth.psn, why);
+    }
+}

@@ -1,0 +1,306 @@
+//! Everything that will happen, ordered by time and then by the order in which it was scheduled.
+
+use crate::frame_pool::{FramePool, NO_SLOT};
+use crate::{Direction, HostId, LinkId, SwitchId};
+use alloc::collections::BinaryHeap;
+use alloc::vec;
+use alloc::vec::Vec;
+use core::cmp::Ordering;
+
+/// Something that will happen.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SimEvent {
+    /// A frame comes out of a cable.
+    Arrival { slot: u32, link: LinkId, direction: Direction },
+    /// The line of a host is free.
+    HostLinkFree { host: HostId },
+    /// A timer of a card may have run out.
+    HostTimer { host: HostId },
+    /// A cable held frames back for long enough.
+    ReorderTimeout { link: LinkId },
+    /// The oldest frame that a host sent to itself comes back.
+    Loopback,
+    /// The line of a switch's port is free.
+    SwitchLinkFree { switch: SwitchId, port: u16 },
+    /// A pause of a switch's port may be over.
+    SwitchPauseExpired { switch: SwitchId, port: u16 },
+    /// A pause of a host may be over.
+    HostPauseExpired { host: HostId },
+    /// A pause that a switch asked for is to be asked for again.
+    SwitchPauseRefresh { switch: SwitchId, port: u16, priority: u8 },
+    /// A pause that a host asked for is to be asked for again.
+    HostPauseRefresh { host: HostId, priority: u8 },
+    /// A queue may have stood still for too long, or its guard may be lifted.
+    SwitchWatchdog { switch: SwitchId, port: u16, priority: u8 },
+    /// A host may have asked for pauses for too long.
+    HostWatchdog { host: HostId, priority: u8 },
+    /// A slow receiver has done with a frame.
+    ReceiverDrain { host: HostId },
+}
+
+/// The place of a slot in a heap.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    at: u64,
+    serial: u64,
+    slot: u32,
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Entry) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    /// The earlier the greater: a heap gives the greatest first.
+    #[inline]
+    fn cmp(&self, other: &Entry) -> Ordering {
+        (other.at, other.serial).cmp(&(self.at, self.serial))
+    }
+}
+
+/// Words of 64 bits that say which nanoseconds of the wheel hold something, a bit of `u128` for each of them.
+const WHEEL_WORDS: usize = 128;
+/// Nanoseconds that the wheel has room for. A frame of 4 KiB on a cable of 100 Gb/s and 1 µs arrives after 1.4 µs; one
+/// of a queue pair with a sixteenth of that rate follows after 5.4 µs.
+const WHEEL_SIZE: usize = 64 * WHEEL_WORDS;
+
+/// The queue of happenings: a wheel with a bucket for each nanosecond of the near future, and a heap for the rest.
+///
+/// Almost everything happens within microseconds, and what happens within one nanosecond happens in the order in
+/// which it was scheduled: nothing is sorted. What comes from the heap into a bucket was scheduled before anything
+/// that is put there at once, and gets there first.
+pub(crate) struct EventQueue {
+    /// What is left of the current bucket: its first slot.
+    current: u32,
+    /// What was scheduled for the current nanosecond since it began, or for one that is over.
+    late: BinaryHeap<Entry>,
+    /// The current nanosecond.
+    tick: u64,
+    /// The first and the last slot of each bucket, the others between them.
+    buckets: Vec<(u32, u32)>,
+    pub pool: FramePool,
+    /// A bit for each bucket that holds something, and one for each word that is not zero.
+    occupied: [u64; WHEEL_WORDS],
+    occupied_words: u128,
+    /// What happens beyond the wheel.
+    overflow: BinaryHeap<Entry>,
+    serial: u64,
+}
+
+impl Default for EventQueue {
+    fn default() -> EventQueue {
+        EventQueue {
+            current: NO_SLOT,
+            late: BinaryHeap::new(),
+            tick: 0,
+            buckets: vec![(NO_SLOT, NO_SLOT); WHEEL_SIZE],
+            pool: FramePool::default(),
+            occupied: [0; WHEEL_WORDS],
+            occupied_words: 0,
+            overflow: BinaryHeap::new(),
+            serial: 0,
+        }
+    }
+}
+
+impl EventQueue {
+    /// Schedules something: a frame that arrives stays in its slot.
+    #[inline]
+    pub fn push(&mut self, at: u64, happening: SimEvent) {
+        self.serial += 1;
+        let slot = match happening {
+            SimEvent::Arrival { slot, .. } => slot,
+            _ => self.pool.reserve(),
+        };
+        let this = self.pool.slot_mut(slot);
+        (this.serial, this.event, this.next) = (self.serial, happening, NO_SLOT);
+        if at > self.tick && at - self.tick < WHEEL_SIZE as u64 {
+            return self.append(at, slot);
+        }
+        let entry = Entry { at, serial: self.serial, slot };
+        match at <= self.tick {
+            true => self.late.push(entry),
+            false => self.overflow.push(entry),
+        }
+    }
+
+    /// Puts a slot at the end of its bucket.
+    #[inline]
+    fn append(&mut self, at: u64, slot: u32) {
+        let index = at as usize % WHEEL_SIZE;
+        let (first, last) = &mut self.buckets[index];
+        if *first == NO_SLOT {
+            *first = slot;
+            self.occupied[index / 64] |= 1 << (index % 64);
+            self.occupied_words |= 1 << (index / 64);
+        } else {
+            self.pool.slot_mut(*last).next = slot;
+        }
+        *last = slot;
+    }
+
+    /// When the next bucket that holds something has its turn.
+    #[inline]
+    fn next_bucket(&self) -> Option<u64> {
+        let start = (self.tick as usize + 1) % WHEEL_SIZE;
+        let (word, bit) = (start / 64, start % 64);
+        // The first word is looked at from the start on, and once more at the end up to it.
+        let bits = self.occupied[word] & u64::MAX << bit;
+        let index = if bits != 0 {
+            word * 64 + bits.trailing_zeros() as usize
+        } else {
+            let turned = self.occupied_words.rotate_right(word as u32 + 1);
+            if turned == 0 {
+                return None;
+            }
+            let word = (word + 1 + turned.trailing_zeros() as usize) % WHEEL_WORDS;
+            word * 64 + self.occupied[word].trailing_zeros() as usize
+        };
+        Some(self.tick + 1 + ((index + WHEEL_SIZE - start) % WHEEL_SIZE) as u64)
+    }
+
+    /// Goes to the next nanosecond in which something happens. False if there is none by then.
+    fn advance(&mut self, until: u64) -> bool {
+        let far = self.overflow.peek().map(|entry| entry.at);
+        let tick = match (self.next_bucket(), far) {
+            (Some(near), Some(far)) => near.min(far),
+            (near, far) => match near.or(far) {
+                Some(tick) => tick,
+                None => return false,
+            },
+        };
+        if tick > until {
+            return false;
+        }
+        self.tick = tick;
+        let index = tick as usize % WHEEL_SIZE;
+        self.current = core::mem::replace(&mut self.buckets[index], (NO_SLOT, NO_SLOT)).0;
+        self.occupied[index / 64] &= !(1 << (index % 64));
+        if self.occupied[index / 64] == 0 {
+            self.occupied_words &= !(1 << (index / 64));
+        }
+        if far.is_some_and(|far| far - tick < WHEEL_SIZE as u64) {
+            self.refill_wheel();
+        }
+        true
+    }
+
+    /// Puts into buckets what is no longer beyond the wheel.
+    fn refill_wheel(&mut self) {
+        while self.overflow.peek().is_some_and(|entry| entry.at - self.tick < WHEEL_SIZE as u64) {
+            let Some(entry) = self.overflow.pop() else { return };
+            match entry.at > self.tick {
+                true => self.append(entry.at, entry.slot),
+                false => self.late.push(entry),
+            }
+        }
+    }
+
+    /// What happens next in this nanosecond, of what was scheduled before it.
+    #[inline]
+    pub fn next_slot(&self) -> Option<u32> {
+        Some(self.current).filter(|slot| *slot != NO_SLOT)
+    }
+
+    /// When the next thing happens.
+    pub fn next_at(&self) -> Option<u64> {
+        let current = (self.current != NO_SLOT).then_some(self.tick);
+        let late = self.late.peek().map(|entry| entry.at);
+        let now = current.into_iter().chain(late).min();
+        now.or_else(|| self.next_bucket().into_iter().chain(self.overflow.peek().map(|entry| entry.at)).min())
+    }
+
+    /// The next thing, if it happens by then.
+    #[inline]
+    pub fn pop_until(&mut self, until: u64) -> Option<(u64, SimEvent)> {
+        if self.current == NO_SLOT && self.late.is_empty() && !self.advance(until) {
+            return None;
+        }
+        if let Some(late) = self.late.peek()
+            && (self.current == NO_SLOT
+                || (late.at, late.serial) < (self.tick, self.pool.slot_mut(self.current).serial))
+        {
+            if late.at > until {
+                return None;
+            }
+            let Entry { at, slot, .. } = self.late.pop()?;
+            return Some((at, self.take_event(slot)));
+        }
+        if self.tick > until {
+            return None;
+        }
+        let slot = self.current;
+        self.current = self.pool.slot_mut(slot).next;
+        Some((self.tick, self.take_event(slot)))
+    }
+
+    /// What is in a slot happens now: only frames stay in theirs.
+    #[inline]
+    fn take_event(&mut self, slot: u32) -> SimEvent {
+        let happening = self.pool.slot_mut(slot).event;
+        if !matches!(happening, SimEvent::Arrival { .. }) {
+            self.pool.free(slot);
+        }
+        happening
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn host(happening: SimEvent) -> u32 {
+        match happening {
+            SimEvent::HostLinkFree { host } => host.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_earlier_happens_first_and_of_one_time_what_was_scheduled_first() {
+        let mut agenda = EventQueue::default();
+        for (at, host) in [(5, 0), (3, 1), (5, 2), (3, 3), (9_000_000, 4), (17_000, 5)] {
+            agenda.push(at, SimEvent::HostLinkFree { host: HostId(host) });
+        }
+        assert!(agenda.pop_until(2).is_none());
+        let mut order = vec![];
+        while let Some((at, happening)) = agenda.pop_until(u64::MAX) {
+            order.push((at, host(happening)));
+        }
+        assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2), (17_000, 5), (9_000_000, 4)]);
+    }
+
+    proptest! {
+        /// The same order as that of one sorted list, whatever is scheduled meanwhile.
+        #[test]
+        fn the_wheel_keeps_the_order_of_a_list(
+            steps in prop::collection::vec((0u64..200_000, any::<bool>()), 1..300),
+        ) {
+            let (mut agenda, mut list) = (EventQueue::default(), vec![]);
+            let mut now = 0;
+            for (serial, (ahead, pops)) in steps.into_iter().enumerate() {
+                let ahead = if ahead % 3 == 0 { ahead } else { ahead % 2_000 };
+                agenda.push(now + ahead, SimEvent::HostLinkFree { host: HostId(serial as u32) });
+                list.push((now + ahead, serial as u32));
+                if pops {
+                    list.sort();
+                    let expected = list.remove(0);
+                    prop_assert_eq!(agenda.next_at(), Some(expected.0));
+                    let (at, happening) = agenda.pop_until(u64::MAX).expect("something was scheduled");
+                    prop_assert_eq!((at, host(happening)), expected);
+                    now = at;
+                }
+            }
+            list.sort();
+            for expected in list {
+                let (at, happening) = agenda.pop_until(u64::MAX).expect("something is left");
+                prop_assert_eq!((at, host(happening)), expected);
+            }
+            prop_assert!(agenda.pop_until(u64::MAX).is_none());
+        }
+    }
+}

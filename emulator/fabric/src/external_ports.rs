@@ -1,0 +1,474 @@
+//! The ports of other machines at a network: each has a cable of its own to the switch of the host that it sends to.
+//!
+//! What comes from such a machine waits here for the line, and for the pauses that the network asked of it: a port here
+//! honours them at once, whatever the machine itself does. What it is asked for is kept until somebody tells it.
+
+use crate::event_queue::SimEvent;
+use crate::fabric_event::PacketId;
+use crate::network::Network;
+use crate::sink::FabricSink;
+use crate::{
+    Direction, FabricEvent, Fault, Frame, FrameDropReason, HostId, LinkId, LinkSettings, Node, Stage,
+};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::net::IpAddr;
+use softhca_engine::{Event, Instant};
+use softhca_wire::{AddressHeaders, Pfc};
+
+/// The most ports of other machines. What comes from more of them goes past the network.
+const MAX_PORTS: usize = 1024;
+
+/// Where a frame that arrived came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A host of the network.
+    Internal,
+    /// Another machine.
+    External,
+}
+
+/// What changed at the port of another machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExternalPortUpdate {
+    /// The machine's address.
+    pub peer: IpAddr,
+    /// Bytes that wait for its line.
+    pub queued_bytes: u64,
+    /// What it is asked for: the last word for each priority.
+    pub pause: Option<Pfc>,
+}
+
+struct ExternalPort {
+    /// Its own number in the network, and that of the host that it sends to.
+    id: HostId,
+    host: HostId,
+    address: IpAddr,
+    /// The address of the host that it sends to.
+    destination: IpAddr,
+    link: LinkId,
+    queues: [VecDeque<Frame>; 8],
+    /// The queues that hold frames.
+    occupied: u8,
+    queued_bytes: u64,
+    /// Frames that wait here or are on their way to the host.
+    in_flight: u64,
+    /// It will be looked at when its line is free.
+    waiting_for_link: bool,
+    pending_pause: Option<Pfc>,
+}
+
+impl ExternalPort {
+    fn pop(&mut self, priority: u8) -> Option<Frame> {
+        let queue = &mut self.queues[usize::from(priority)];
+        let frame = queue.pop_front()?;
+        if queue.is_empty() {
+            self.occupied &= !(1 << priority);
+        }
+        self.queued_bytes -= frame.bytes.len() as u64;
+        Some(frame)
+    }
+}
+
+/// All ports of other machines.
+pub(crate) struct ExternalPorts {
+    settings: LinkSettings,
+    ports: Vec<ExternalPort>,
+    by_ends: BTreeMap<(HostId, IpAddr), usize>,
+    by_id: BTreeMap<HostId, usize>,
+    by_link: BTreeMap<LinkId, usize>,
+    /// Those that there is something to tell of.
+    updated: BTreeSet<(HostId, usize)>,
+}
+
+impl ExternalPorts {
+    /// Nobody yet; the cables will be like this.
+    pub fn new(line: LinkSettings) -> ExternalPorts {
+        ExternalPorts {
+            settings: line,
+            ports: Vec::new(),
+            by_ends: BTreeMap::new(),
+            by_id: BTreeMap::new(),
+            by_link: BTreeMap::new(),
+            updated: BTreeSet::new(),
+        }
+    }
+
+    pub fn contains(&self, id: HostId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub fn find(&self, host: HostId, peer: IpAddr) -> Option<usize> {
+        self.by_ends.get(&(host, peer)).copied()
+    }
+
+    /// Connects a port to the switch of a host, or to the host itself if it has none.
+    pub fn attach(
+        &mut self,
+        host: HostId,
+        envelope: &AddressHeaders,
+        network: &mut Network,
+        observer: &mut dyn FabricSink,
+    ) -> Option<usize> {
+        let AddressHeaders { source: address, destination, .. } = *envelope;
+        if self.ports.len() >= MAX_PORTS {
+            return None;
+        }
+        let uplink = network.hosts[host.0 as usize].uplinks.first().copied();
+        let there = match uplink {
+            Some((cable, direction)) => network.link_source(cable, direction.reverse()),
+            None => Node::Host(host),
+        };
+        let id = network.add_port(address);
+        let ends = [Node::Host(id), there];
+        let cable = network.add_link(ends, self.settings);
+        let index = self.ports.len();
+        self.ports.push(ExternalPort {
+            id,
+            host,
+            address,
+            destination,
+            link: cable,
+            queues: Default::default(),
+            occupied: 0,
+            queued_bytes: 0,
+            in_flight: 0,
+            waiting_for_link: false,
+            pending_pause: None,
+        });
+        self.by_ends.insert((host, address), index);
+        self.by_id.insert(id, index);
+        self.by_link.insert(cable, index);
+        observer.on_port_attached(id, address, cable, ends);
+        Some(index)
+    }
+
+    /// Takes a frame in, unless too much waits already.
+    pub fn enqueue(
+        &mut self,
+        now: Instant,
+        index: usize,
+        frame: Frame,
+        max_queued_bytes: u64,
+        network: &mut Network,
+        woken: &mut Vec<HostId>,
+        observer: &mut dyn FabricSink,
+    ) {
+        let port = &mut self.ports[index];
+        let (priority, bytes) = (frame.priority(), frame.bytes.len() as u64);
+        if port.queued_bytes + bytes > max_queued_bytes {
+            let (at, cable, culprit) = (Node::Host(port.id), port.link, PacketId::of(&frame));
+            let cause = FrameDropReason::BufferFull;
+            return observer.on_fabric_event(
+                now,
+                &FabricEvent::FrameDropped {
+                    node: at,
+                    link: cable,
+                    priority,
+                    reason: cause,
+                    packet: culprit,
+                },
+            );
+        }
+        port.queued_bytes += bytes;
+        port.in_flight += 1;
+        port.occupied |= 1 << priority;
+        port.queues[usize::from(priority)].push_back(frame);
+        self.updated.insert((port.host, index));
+        self.serve(now, index, network, woken, observer);
+    }
+
+    /// Sends what the port may send now: the highest priority first, as hosts do.
+    fn serve(
+        &mut self,
+        now: Instant,
+        index: usize,
+        network: &mut Network,
+        woken: &mut Vec<HostId>,
+        observer: &mut dyn FabricSink,
+    ) {
+        loop {
+            let port = &mut self.ports[index];
+            let may = port.occupied & !network.hosts[port.id.0 as usize].pauses.mask();
+            if may == 0 {
+                return;
+            }
+            let free_at = network.host_link_free_at(port.id);
+            if free_at > now.nanos() {
+                if !port.waiting_for_link {
+                    port.waiting_for_link = true;
+                    network.event_queue.push(free_at, SimEvent::HostLinkFree { host: port.id });
+                }
+                return;
+            }
+            let Some(frame) = port.pop(7 - may.leading_zeros() as u8) else { return };
+            let (host, way) = (port.host, (port.link, Direction::Forward));
+            if port.occupied == 0 {
+                woken.push(host);
+            }
+            self.updated.insert((host, index));
+            network.send_on_link(
+                now,
+                way,
+                host,
+                frame,
+                &mut ExternalPortSink { inner: observer, external_ports: self },
+            );
+        }
+    }
+
+    /// The line of a port is free, if it is one of these.
+    pub fn on_link_free(
+        &mut self,
+        now: Instant,
+        id: HostId,
+        network: &mut Network,
+        woken: &mut Vec<HostId>,
+        observer: &mut dyn FabricSink,
+    ) {
+        if let Some(index) = self.by_id.get(&id).copied() {
+            self.ports[index].waiting_for_link = false;
+            self.serve(now, index, network, woken, observer);
+        }
+    }
+
+    /// A port was told to stop, or goes on: its machine is to be told.
+    pub fn on_pause_change(
+        &mut self,
+        now: Instant,
+        id: HostId,
+        network: &mut Network,
+        woken: &mut Vec<HostId>,
+        observer: &mut dyn FabricSink,
+    ) {
+        if let Some(index) = self.by_id.get(&id).copied() {
+            woken.push(self.ports[index].host);
+            self.serve(now, index, network, woken, observer);
+        }
+    }
+
+    /// What there is to tell of a port that sends to `host`.
+    pub fn next_update(&mut self, host: HostId) -> Option<ExternalPortUpdate> {
+        let entry = *self.updated.range((host, 0)..=(host, usize::MAX)).next()?;
+        self.updated.remove(&entry);
+        let port = &mut self.ports[entry.1];
+        Some(ExternalPortUpdate {
+            peer: port.address,
+            queued_bytes: port.queued_bytes,
+            pause: port.pending_pause.take(),
+        })
+    }
+
+    pub fn has_in_flight(&self, host: HostId, peer: IpAddr) -> bool {
+        self.find(host, peer).is_some_and(|index| self.ports[index].in_flight > 0)
+    }
+
+    /// A frame of a machine left the network, or was lost there.
+    pub fn record_departure(&mut self, host: HostId, peer: IpAddr) -> Origin {
+        match self.find(host, peer) {
+            Some(index) => {
+                let port = &mut self.ports[index];
+                port.in_flight = port.in_flight.saturating_sub(1);
+                Origin::External
+            }
+            None => Origin::Internal,
+        }
+    }
+
+    /// A frame between these addresses was lost in the network.
+    fn record_drop(&mut self, culprit: &PacketId) {
+        let ends = (culprit.source, culprit.destination);
+        if let Some(port) = self.ports.iter_mut().find(|port| (port.address, port.destination) == ends) {
+            port.in_flight = port.in_flight.saturating_sub(1);
+        }
+    }
+
+    pub fn drop_peer(&mut self, host: HostId, peer: IpAddr) {
+        if let Some(index) = self.find(host, peer) {
+            let port = &mut self.ports[index];
+            let dropped: usize = port.queues.iter().map(VecDeque::len).sum();
+            port.in_flight -= dropped as u64;
+            port.queues.iter_mut().for_each(VecDeque::clear);
+            (port.occupied, port.queued_bytes, port.pending_pause) = (0, 0, None);
+            self.updated.insert((host, index));
+        }
+    }
+
+    pub fn ports(&self) -> impl Iterator<Item = (HostId, IpAddr, LinkId, HostId)> {
+        self.ports.iter().map(|port| (port.host, port.address, port.link, port.id))
+    }
+}
+
+/// Shows everything to somebody else, and takes note of what concerns the ports of other machines.
+pub(crate) struct ExternalPortSink<'a> {
+    pub inner: &'a mut dyn FabricSink,
+    pub external_ports: &'a mut ExternalPorts,
+}
+
+impl FabricSink for ExternalPortSink<'_> {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        self.inner.on_hca_event(now, host, event);
+    }
+
+    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
+        self.inner.on_frame(now, cable, direction, stage, frame);
+    }
+
+    fn on_pause_frame(
+        &mut self,
+        now: Instant,
+        cable: LinkId,
+        direction: Direction,
+        stage: Stage,
+        pause: &Pfc,
+    ) {
+        self.inner.on_pause_frame(now, cable, direction, stage, pause);
+        let came = stage == Stage::Delivered && direction == Direction::Backward;
+        if let Some(index) = self.external_ports.by_link.get(&cable).copied().filter(|_| came) {
+            let port = &mut self.external_ports.ports[index];
+            let asked = port.pending_pause.get_or_insert(*pause);
+            for (known, later) in asked.pause.iter_mut().zip(pause.pause) {
+                *known = later.or(*known);
+            }
+            self.external_ports.updated.insert((port.host, index));
+        }
+    }
+
+    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
+        self.inner.on_fault(now, cable, fault);
+    }
+
+    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
+        self.inner.on_fabric_event(now, event);
+        if let FabricEvent::FrameDropped { packet: culprit, .. } = event {
+            self.external_ports.record_drop(culprit);
+        }
+    }
+
+    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
+        self.inner.on_port_attached(port, address, cable, ends);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Fabric, PfcSettings, ReceiverSettings, SwitchSettings, Topology};
+    use alloc::vec;
+    use core::net::Ipv4Addr;
+    use core::num::NonZeroU64;
+
+    const BOB: HostId = HostId(0);
+
+    fn address(last: u8) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
+    }
+
+    /// Bob behind a switch, who takes what comes at a tenth of the rate of the lines.
+    fn slow_host() -> Fabric {
+        let line = LinkSettings {
+            bits_per_second: NonZeroU64::new(1_000_000_000),
+            delay_ns: 1_000,
+            ..LinkSettings::default()
+        };
+        let flow_control = Some(PfcSettings { xoff: 16_000, xon: 12_000, ..PfcSettings::default() });
+        let settings = SwitchSettings { pfc: flow_control, ..SwitchSettings::default() };
+        let (mut fabric, _) =
+            Fabric::new(1, &[address(1)], &Topology::Star { hosts: 1 }, line, settings).unwrap();
+        let receiver = ReceiverSettings {
+            bits_per_second: Some(100_000_000),
+            pfc: settings.pfc,
+            ..ReceiverSettings::default()
+        };
+        fabric.set_receiver(Instant::from_nanos(0), BOB, receiver, &mut ());
+        fabric
+    }
+
+    /// A packet of priority 3 that tells its number.
+    fn packet(from: u8, number: u8) -> Frame {
+        let envelope =
+            AddressHeaders { traffic_class: 3 << 5, ..AddressHeaders::between(address(from), address(1)) };
+        Frame::new(envelope, vec![number; 1_000])
+    }
+
+    #[derive(Default)]
+    struct Losses(Vec<FrameDropReason>);
+
+    impl FabricSink for Losses {
+        fn on_fabric_event(&mut self, _: Instant, event: &FabricEvent) {
+            if let FabricEvent::FrameDropped { reason: cause, .. } = event {
+                self.0.push(*cause);
+            }
+        }
+    }
+
+    /// Lets time pass until nothing happens any more. Returns the numbers of what Bob got, and what machines were
+    /// told about priority 3.
+    fn settle(fabric: &mut Fabric, losses: &mut Losses) -> (Vec<u8>, Vec<(IpAddr, u16)>) {
+        let (mut taken, mut told) = (Vec::new(), Vec::new());
+        while let Some(at) = fabric.next_at() {
+            fabric.advance(at, losses);
+            while let Some((frame, origin)) = fabric.receive(BOB) {
+                assert_eq!(origin, Origin::External);
+                taken.push(frame.bytes[0]);
+            }
+            while let Some(news) = fabric.next_external_update(BOB) {
+                told.extend(news.pause.and_then(|pause| pause.pause[3]).map(|quanta| (news.peer, quanta)));
+            }
+        }
+        (taken, told)
+    }
+
+    #[test]
+    fn a_slow_host_stops_other_machines_in_time_and_lets_them_go_on() {
+        let (mut fabric, mut losses) = (slow_host(), Losses::default());
+        for number in 0..200 {
+            fabric
+                .inject_external(Instant::from_nanos(0), BOB, packet(2, number), u64::MAX, &mut losses)
+                .unwrap();
+        }
+        assert!(fabric.has_in_flight(BOB, address(2)) && !fabric.has_in_flight(BOB, address(3)));
+        let (taken, told) = settle(&mut fabric, &mut losses);
+        assert_eq!(taken, (0..200).collect::<Vec<u8>>(), "all of it, in its order");
+        assert_eq!(losses.0, []);
+        assert_eq!(told.first(), Some(&(address(2), u16::MAX)));
+        assert_eq!(told.last(), Some(&(address(2), 0)));
+        assert!(!fabric.has_in_flight(BOB, address(2)) && fabric.frame_counters().is_balanced());
+        let ports: Vec<_> = fabric.external_ports().collect();
+        let [(BOB, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
+        assert_eq!(peer, address(2));
+        assert_eq!(port.pauses_received[3] as usize, told.len());
+        assert_eq!(fabric.link_ends(cable)[1], Node::Switch(crate::SwitchId(0)));
+    }
+
+    #[test]
+    fn a_machine_that_sends_more_than_it_may_loses_that_and_stops_nobody_else() {
+        let (mut fabric, mut losses) = (slow_host(), Losses::default());
+        for number in 0..100 {
+            fabric
+                .inject_external(Instant::from_nanos(0), BOB, packet(2, number), 10_000, &mut losses)
+                .unwrap();
+        }
+        fabric.inject_external(Instant::from_nanos(0), BOB, packet(3, 200), 10_000, &mut losses).unwrap();
+        // One was on its way at once, ten waited.
+        assert_eq!(losses.0, [FrameDropReason::BufferFull; 89]);
+        let (taken, _) = settle(&mut fabric, &mut losses);
+        assert_eq!((taken.len(), losses.0.len()), (12, 89));
+        assert!(taken.contains(&200));
+    }
+
+    #[test]
+    fn what_waits_of_a_machine_that_is_gone_is_dropped() {
+        let (mut fabric, mut losses) = (slow_host(), Losses::default());
+        for number in 0..10 {
+            fabric
+                .inject_external(Instant::from_nanos(0), BOB, packet(2, number), u64::MAX, &mut losses)
+                .unwrap();
+        }
+        fabric.drop_peer(BOB, address(2));
+        let news = fabric.next_external_update(BOB).unwrap();
+        assert_eq!((news.peer, news.queued_bytes), (address(2), 0));
+        assert_eq!(settle(&mut fabric, &mut losses).0, [0], "what was on its way arrives");
+        assert!(!fabric.has_in_flight(BOB, address(2)));
+    }
+}

@@ -1,0 +1,405 @@
+//! What switches do with the frames of a network.
+
+use crate::event_queue::SimEvent;
+use crate::fabric_event::PacketId;
+use crate::frame_pool::Slot;
+use crate::network::Network;
+use crate::pfc::{PauseChange, pause_ns};
+use crate::sink::{FabricSink, Stage};
+use crate::switch::WatchdogAction;
+use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
+use softhca_engine::Instant;
+use softhca_wire::{Ecn, MacAddress, Pfc};
+
+/// The words of a draw that say that it is about a mark.
+const MARK: u64 = 0x6d61_726b;
+
+/// The address that pause frames of a switch's port come from: made up, and marked as such.
+fn port_mac(switch: SwitchId, port: u16) -> MacAddress {
+    let ([_, _, a, b], [c, d]) = (switch.0.to_be_bytes(), port.to_be_bytes());
+    MacAddress([0x02, 0x53, a, b, c, d])
+}
+
+/// A frame that changes one priority.
+pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
+    let mut pause = [None; 8];
+    pause[usize::from(priority)] = Some(quanta);
+    Pfc { source, pause }
+}
+
+impl Network {
+    pub fn arrive_at_switch(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        slot: u32,
+        observer: &mut dyn FabricSink,
+    ) {
+        let frame = self.event_queue.pool.slot_mut(slot);
+        if frame.is_pause {
+            return self.receive_pause_at_switch(now, switch, port, slot, observer);
+        }
+        let (host, flow) = (frame.host, frame.flow);
+        frame.hop_limit = frame.hop_limit.saturating_sub(1);
+        let is_old = frame.hop_limit == 0;
+        let this = &mut self.switches[switch.0 as usize];
+        let entry = &mut this.ports[usize::from(port)];
+        entry.received_frames += 1;
+        let cable = entry.link;
+        if is_old {
+            return self.drop_at_switch(
+                now,
+                switch,
+                port,
+                cable,
+                slot,
+                FrameDropReason::HopLimitExceeded,
+                observer,
+            );
+        }
+        if host == Slot::MULTICAST {
+            return self.flood(now, switch, port, slot, observer);
+        }
+        match this.egress_port(host, flow) {
+            Some(egress) => self.enqueue(now, switch, port, egress, slot, observer),
+            None => self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, observer),
+        }
+    }
+
+    fn drop_at_switch(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        cable: LinkId,
+        slot: u32,
+        cause: FrameDropReason,
+        observer: &mut dyn FabricSink,
+    ) {
+        self.switches[switch.0 as usize].ports[usize::from(port)].dropped_frames += 1;
+        self.drop_frame(now, Node::Switch(switch), cable, slot, cause, observer);
+    }
+
+    /// Sends a datagram for a group along the tree.
+    fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, observer: &mut dyn FabricSink) {
+        let this = &self.switches[switch.0 as usize];
+        let ports: alloc::vec::Vec<u16> =
+            this.routes.flood.iter().copied().filter(|egress| *egress != port).collect();
+        let Some((last, others)) = ports.split_last() else {
+            let cable = this.ports[usize::from(port)].link;
+            return self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, observer);
+        };
+        self.count_copies(others.len() as u64);
+        for egress in others {
+            let Slot { host, flow, .. } = *self.event_queue.pool.slot_mut(slot);
+            let copy = self.event_queue.pool.frame(slot).clone();
+            let copy = self.event_queue.pool.insert(copy, host, flow);
+            self.enqueue(now, switch, port, *egress, copy, observer);
+        }
+        self.enqueue(now, switch, port, *last, slot, observer);
+    }
+
+    /// Takes a frame into the queue of the port that it leaves by, or loses it.
+    fn enqueue(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        ingress: u16,
+        egress: u16,
+        slot: u32,
+        observer: &mut dyn FabricSink,
+    ) {
+        let frame = self.event_queue.pool.slot_mut(slot);
+        frame.ingress = ingress;
+        let Slot { priority, bytes, flow, packet, traffic_class, .. } = *frame;
+        let this = &mut self.switches[switch.0 as usize];
+        let cable = this.ports[usize::from(egress)].link;
+        if let Err(cause) = this.admit(ingress, egress, priority, bytes.into()) {
+            return self.drop_at_switch(now, switch, ingress, cable, slot, cause, observer);
+        }
+        let port = &mut this.ports[usize::from(egress)];
+        let depth = port.queues[usize::from(priority)].depth;
+        if let Some(marking) = &this.settings.ecn_marking
+            && depth > marking.kmin
+            && matches!(Ecn::of(traffic_class), Ecn::Ect0 | Ecn::Ect1)
+        {
+            let words = [MARK, switch.0.into(), egress.into(), flow, packet];
+            if self.seed.happens(marking.probability(depth), &words) {
+                frame.traffic_class |= Ecn::CongestionExperienced as u8;
+                port.marked += 1;
+                if observer.is_enabled() {
+                    let culprit = PacketId::of(self.event_queue.pool.frame(slot));
+                    observer.on_fabric_event(
+                        now,
+                        &FabricEvent::EcnMarked { switch, link: cable, priority, depth, packet: culprit },
+                    );
+                }
+            }
+        }
+        let stops = this.enqueue(now.nanos(), egress, priority, slot, &mut self.event_queue.pool);
+        let step = this.settings.sample_step;
+        if step > 0 && depth / step != (depth + u64::from(bytes)) / step {
+            let depth = depth + u64::from(bytes);
+            observer
+                .on_fabric_event(now, &FabricEvent::QueueSampled { switch, link: cable, priority, depth });
+        }
+        if stops {
+            self.request_switch_pause(now, switch, ingress, priority, observer);
+        }
+        self.arm_watchdog(now, switch, egress, priority);
+        self.serve(now, switch, egress, observer);
+    }
+
+    /// Sends what the port may send now.
+    pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, observer: &mut dyn FabricSink) {
+        loop {
+            let this = &mut self.switches[switch.0 as usize];
+            let scheduling = this.settings.scheduling;
+            let step = this.settings.sample_step;
+            let egress = &mut this.ports[usize::from(port)];
+            let Some(priority) = egress.next_priority(scheduling) else { return };
+            let (cable, direction) = (egress.link, egress.direction);
+            let free_at = self.links[cable.0 as usize].free_at_ns(direction);
+            if free_at > now.nanos() {
+                if !egress.waiting_for_link {
+                    egress.waiting_for_link = true;
+                    self.event_queue.push(free_at, SimEvent::SwitchLinkFree { switch, port });
+                }
+                return;
+            }
+            let before = egress.queues[usize::from(priority)].depth;
+            let Some(slot) = egress.dequeue(priority, &mut self.event_queue.pool) else { return };
+            let Slot { bytes, ingress, .. } = *self.event_queue.pool.slot_mut(slot);
+            let depth = egress.queues[usize::from(priority)].depth;
+            egress.sent_frames += 1;
+            egress.sent_bytes += u64::from(bytes);
+            if this.settings.watchdog.is_some()
+                && let Some(guard) = &mut egress.watchdog
+            {
+                guard.stalled_since[usize::from(priority)] = u64::MAX;
+            }
+            let resumes = this.release(priority, ingress, bytes);
+            if step > 0 && before / step != depth / step {
+                observer.on_fabric_event(
+                    now,
+                    &FabricEvent::QueueSampled { switch, link: cable, priority, depth },
+                );
+            }
+            self.count_forwarded();
+            self.transmit(now, cable, direction, slot, Stage::Forwarded, observer);
+            if resumes {
+                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
+            }
+        }
+    }
+
+    /// Tells the sender at a port to stop, and sees to it that it is told again.
+    fn request_switch_pause(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let this = &mut self.switches[switch.0 as usize];
+        let Some(flow) = this.settings.pfc else { return };
+        let entry = &mut this.ports[usize::from(port)];
+        let rate = self.links[entry.link.0 as usize].settings().bits_per_second;
+        let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
+        entry.pause_generator.schedule_refresh(priority, again);
+        self.event_queue.push(again, SimEvent::SwitchPauseRefresh { switch, port, priority });
+        self.send_switch_pause(now, switch, port, priority, flow.quanta, observer);
+    }
+
+    fn send_switch_pause(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        priority: u8,
+        quanta: u16,
+        observer: &mut dyn FabricSink,
+    ) {
+        let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
+        entry.pause_generator.count_sent(priority);
+        let (cable, direction) = (entry.link, entry.direction);
+        let held = entry.queues[usize::from(priority)].ingress_bytes;
+        let at = Node::Switch(switch);
+        observer.on_fabric_event(
+            now,
+            &FabricEvent::PauseSent { node: at, link: cable, priority, quanta, ingress_bytes: held },
+        );
+        let pause = pause_frame(port_mac(switch, port), priority, quanta);
+        self.send_pause(now, cable, direction, &pause, observer);
+    }
+
+    /// A pause that was asked for may have to be asked for again.
+    pub fn refresh_switch_pause(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let ingress = &self.switches[switch.0 as usize].ports[usize::from(port)].pause_generator;
+        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
+            self.request_switch_pause(now, switch, port, priority, observer);
+        }
+    }
+
+    /// A pause frame came to a switch.
+    fn receive_pause_at_switch(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        slot: u32,
+        observer: &mut dyn FabricSink,
+    ) {
+        let at = Node::Switch(switch);
+        let cable = self.switches[switch.0 as usize].ports[usize::from(port)].link;
+        let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
+            return self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, observer);
+        };
+        self.count_delivered();
+        self.event_queue.pool.release(slot);
+        let rate = self.links[cable.0 as usize].settings().bits_per_second;
+        for (priority, quanta) in (0..8u8).zip(pause.pause) {
+            let Some(quanta) = quanta else { continue };
+            let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
+            let mut for_ns = pause_ns(quanta, rate);
+            if let Some(guard) = &mut egress.watchdog {
+                guard.last_pause[usize::from(priority)] = now.nanos();
+                if guard.active >> priority & 1 == 1 {
+                    for_ns = 0;
+                }
+            }
+            let change = egress.pause_state.apply(now.nanos(), priority, for_ns);
+            let until_ns = now.nanos() + for_ns;
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::PauseReceived { node: at, link: cable, priority, quanta, until_ns },
+            );
+            match change {
+                PauseChange::Stopped => {
+                    self.event_queue.push(until_ns, SimEvent::SwitchPauseExpired { switch, port });
+                    self.arm_watchdog(now, switch, port, priority);
+                }
+                PauseChange::Resumed => {
+                    self.disarm_watchdog(switch, port, priority);
+                    let how = PauseEndReason::Resumed;
+                    observer.on_fabric_event(
+                        now,
+                        &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                    );
+                }
+                PauseChange::Unchanged => {}
+            }
+        }
+        self.serve(now, switch, port, observer);
+    }
+
+    /// A pause may be over.
+    pub fn expire_switch_pauses(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        observer: &mut dyn FabricSink,
+    ) {
+        let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
+        let (cable, over) = (egress.link, egress.pause_state.expire(now.nanos()));
+        for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
+            self.disarm_watchdog(switch, port, priority);
+            let (at, how) = (Node::Switch(switch), PauseEndReason::Expired);
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+            );
+        }
+        if over != 0 {
+            self.serve(now, switch, port, observer);
+        }
+    }
+
+    /// Takes note of a queue that a pause keeps from moving.
+    fn arm_watchdog(&mut self, now: Instant, switch: SwitchId, port: u16, priority: u8) {
+        let this = &mut self.switches[switch.0 as usize];
+        let Some(watchdog) = this.settings.watchdog else { return };
+        let egress = &mut this.ports[usize::from(port)];
+        let Some(guard) = &mut egress.watchdog else { return };
+        let stands = egress.occupied & egress.pause_state.mask() & !guard.active;
+        if stands >> priority & 1 == 1 && guard.stalled_since[usize::from(priority)] == u64::MAX {
+            guard.stalled_since[usize::from(priority)] = now.nanos();
+            let at = now.plus(watchdog.detection_time).nanos();
+            self.event_queue.push(at, SimEvent::SwitchWatchdog { switch, port, priority });
+        }
+    }
+
+    fn disarm_watchdog(&mut self, switch: SwitchId, port: u16, priority: u8) {
+        if let Some(guard) = &mut self.switches[switch.0 as usize].ports[usize::from(port)].watchdog {
+            guard.stalled_since[usize::from(priority)] = u64::MAX;
+        }
+    }
+
+    /// A queue may have stood still for too long, or may be trusted again.
+    pub fn run_switch_watchdog(
+        &mut self,
+        now: Instant,
+        switch: SwitchId,
+        port: u16,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let at = Node::Switch(switch);
+        let this = &mut self.switches[switch.0 as usize];
+        let Some(watchdog) = this.settings.watchdog else { return };
+        let egress = &mut this.ports[usize::from(port)];
+        let cable = egress.link;
+        let Some(guard) = &mut egress.watchdog else { return };
+        let again = SimEvent::SwitchWatchdog { switch, port, priority };
+        if guard.active >> priority & 1 == 1 {
+            let trusted_at =
+                Instant::from_nanos(guard.last_pause[usize::from(priority)]).plus(watchdog.restoration_time);
+            if trusted_at > now {
+                return self.event_queue.push(trusted_at.nanos(), again);
+            }
+            guard.active &= !(1 << priority);
+            return observer
+                .on_fabric_event(now, &FabricEvent::WatchdogRestored { node: at, link: cable, priority });
+        }
+        let since = guard.stalled_since[usize::from(priority)];
+        if since == u64::MAX || Instant::from_nanos(since).plus(watchdog.detection_time) > now {
+            return;
+        }
+        guard.stalled_since[usize::from(priority)] = u64::MAX;
+        guard.active |= 1 << priority;
+        egress.watchdog_fired += 1;
+        egress.pause_state.end(now.nanos(), priority);
+        let waiting = egress.queues[usize::from(priority)].len(&mut self.event_queue.pool);
+        let lost = if watchdog.action == WatchdogAction::Drop { waiting } else { 0 };
+        observer.on_fabric_event(
+            now,
+            &FabricEvent::WatchdogFired { node: at, link: cable, priority, dropped: lost },
+        );
+        let how = PauseEndReason::WatchdogFired;
+        observer
+            .on_fabric_event(now, &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how });
+        for _ in 0..lost {
+            let this = &mut self.switches[switch.0 as usize];
+            let port = &mut this.ports[usize::from(port)];
+            let Some(slot) = port.dequeue(priority, &mut self.event_queue.pool) else { break };
+            let Slot { bytes, ingress, .. } = *self.event_queue.pool.slot_mut(slot);
+            let resumes = this.release(priority, ingress, bytes);
+            self.drop_at_switch(now, switch, ingress, cable, slot, FrameDropReason::Watchdog, observer);
+            if resumes {
+                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
+            }
+        }
+        self.event_queue.push(now.plus(watchdog.restoration_time).nanos(), again);
+        self.serve(now, switch, port, observer);
+    }
+}

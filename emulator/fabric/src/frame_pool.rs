@@ -1,0 +1,221 @@
+//! Everything that waits in a network, a line of the cache for each: frames on their way, and what else will happen.
+//!
+//! With a thousand hosts tens of thousands of frames are on their way, more than a cache holds. A node that a frame
+//! passes touches its slot and nothing else of it: the slot says what nodes ask for, and is itself the link of the
+//! list that the frame waits in. The frame stands apart until it arrives.
+
+use crate::event_queue::SimEvent;
+use crate::{Frame, FrameContent};
+use alloc::vec::Vec;
+use core::hint::black_box;
+use softhca_wire::AddressHeaders;
+
+/// No slot: the end of a list.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// A frame that waits, or something else that will happen.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Slot {
+    /// Which of all that was scheduled it is.
+    pub serial: u64,
+    pub event: SimEvent,
+    /// The next of the list that it stands in: a bucket of the agenda, the queue of a port, or the free slots.
+    pub next: u32,
+    /// The host that the frame is for, or [`Slot::EVERYBODY`]. This and what follows is of frames only.
+    pub host: u32,
+    /// Stands for its flow.
+    pub flow: u64,
+    /// Destination queue pair and PSN, as they stand in the BTH.
+    pub packet: u64,
+    /// What it takes in a buffer.
+    pub bytes: u32,
+    /// The port by which it came to the switch where it waits.
+    pub ingress: u16,
+    pub priority: u8,
+    pub is_pause: bool,
+    /// What switches change; the frame is told when somebody looks at it.
+    pub traffic_class: u8,
+    pub hop_limit: u8,
+}
+
+impl Slot {
+    pub const MULTICAST: u32 = u32::MAX;
+
+    const fn for_event(happening: SimEvent) -> Slot {
+        Slot {
+            serial: 0,
+            event: happening,
+            next: NO_SLOT,
+            host: 0,
+            flow: 0,
+            packet: 0,
+            bytes: 0,
+            ingress: 0,
+            priority: 0,
+            is_pause: false,
+            traffic_class: 0,
+            hop_limit: 0,
+        }
+    }
+}
+
+/// The slots, and the frames of those that have one. What was free last is used first: it may be in the cache.
+pub(crate) struct FramePool {
+    slots: Vec<Slot>,
+    /// The frame of each slot; of a free one, what is left of its last: the memory of its bytes.
+    frames: Vec<Frame>,
+    free: u32,
+    in_flight: usize,
+}
+
+impl Default for FramePool {
+    fn default() -> FramePool {
+        FramePool { slots: Vec::new(), frames: Vec::new(), free: NO_SLOT, in_flight: 0 }
+    }
+}
+
+impl FramePool {
+    #[inline]
+    pub fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    /// A slot for something that is no frame, or for a frame that follows.
+    #[inline]
+    pub fn reserve(&mut self) -> u32 {
+        match self.slots.get(self.free as usize) {
+            Some(slot) => core::mem::replace(&mut self.free, slot.next),
+            None => {
+                self.slots.push(Slot::for_event(SimEvent::Loopback));
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The end of what was no frame.
+    #[inline]
+    pub fn free(&mut self, slot: u32) {
+        self.slots[slot as usize].next = core::mem::replace(&mut self.free, slot);
+    }
+
+    /// Takes a frame.
+    pub fn insert(&mut self, frame: Frame, host: u32, flow: u64) -> u32 {
+        let slot = self.reserve_frame();
+        self.frames[slot as usize] = frame;
+        self.fill_slot(slot, host, flow);
+        slot
+    }
+
+    /// Takes a frame of these bytes.
+    pub fn insert_bytes(
+        &mut self,
+        envelope: &AddressHeaders,
+        bytes: &[u8],
+        content: FrameContent,
+        service_level: u8,
+        host: u32,
+        flow: u64,
+    ) -> u32 {
+        let slot = self.reserve_frame();
+        let frame = &mut self.frames[slot as usize];
+        (frame.addressing, frame.content, frame.service_level) = (*envelope, content, service_level);
+        frame.bytes.clear();
+        frame.bytes.extend_from_slice(bytes);
+        self.fill_slot(slot, host, flow);
+        slot
+    }
+
+    fn reserve_frame(&mut self) -> u32 {
+        let slot = self.reserve();
+        if slot as usize >= self.frames.len() {
+            self.frames.resize_with(slot as usize + 1, Frame::empty);
+        }
+        self.in_flight += 1;
+        slot
+    }
+
+    fn fill_slot(&mut self, slot: u32, host: u32, flow: u64) {
+        let frame = &self.frames[slot as usize];
+        let packet = frame.bytes.get(4..12).and_then(|bytes| bytes.try_into().ok());
+        let this = &mut self.slots[slot as usize];
+        (this.host, this.flow) = (host, flow);
+        this.packet = packet.map_or(0, u64::from_be_bytes);
+        this.bytes = frame.buffer_length() as u32;
+        this.priority = frame.priority();
+        this.is_pause = frame.content == FrameContent::Pause;
+        this.traffic_class = frame.addressing.traffic_class;
+        this.hop_limit = frame.addressing.hop_limit;
+    }
+
+    /// Reads the first line of a frame: see [`crate::network::Network::look_ahead`].
+    #[inline]
+    pub fn prefetch_frame(&self, slot: u32) {
+        black_box(self.frames.get(slot as usize).map(|frame| frame.service_level));
+    }
+
+    /// A frame, as it is now.
+    pub fn frame(&mut self, slot: u32) -> &Frame {
+        let Slot { traffic_class, hop_limit, .. } = self.slots[slot as usize];
+        let frame = &mut self.frames[slot as usize];
+        (frame.addressing.traffic_class, frame.addressing.hop_limit) = (traffic_class, hop_limit);
+        frame
+    }
+
+    /// Takes a frame out.
+    pub fn remove(&mut self, slot: u32) -> Frame {
+        self.frame(slot);
+        let frame = core::mem::replace(&mut self.frames[slot as usize], Frame::empty());
+        self.release(slot);
+        frame
+    }
+
+    /// The end of a frame.
+    pub fn release(&mut self, slot: u32) {
+        self.in_flight -= 1;
+        self.free(slot);
+    }
+
+    pub fn frames_in_flight(&self) -> usize {
+        self.in_flight
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Packet;
+    use softhca_wire::Operation;
+
+    #[test]
+    fn a_slot_is_one_line_of_the_cache() {
+        assert_eq!((size_of::<Slot>(), align_of::<Slot>()), (64, 64));
+    }
+
+    #[test]
+    fn a_frame_that_is_looked_at_has_what_switches_changed() {
+        let mut slots = FramePool::default();
+        let sent = Packet::rc(Operation::Write, 7).frame();
+        let slot = slots.insert(sent.clone(), 3, 5);
+        assert_eq!(slots.slot_mut(slot).bytes as usize, sent.buffer_length());
+        (slots.slot_mut(slot).hop_limit, slots.slot_mut(slot).traffic_class) = (9, 3);
+        let mut expected = sent;
+        (expected.addressing.hop_limit, expected.addressing.traffic_class) = (9, 3);
+        assert_eq!(*slots.frame(slot), expected);
+        assert_eq!(slots.frames_in_flight(), 1);
+        assert_eq!((slots.remove(slot), slots.frames_in_flight()), (expected, 0));
+    }
+
+    #[test]
+    fn what_was_free_last_is_used_first_and_nothing_of_it_is_left() {
+        let mut slots = FramePool::default();
+        let long = Packet::rc(Operation::Write, 7).payload(100).frame();
+        let [first, second] = [long.clone(), long].map(|frame| slots.insert(frame, 0, 0));
+        slots.release(first);
+        slots.release(second);
+        let short = Packet::rc(Operation::Acknowledge, 1).frame();
+        let slot = slots.insert_bytes(&short.addressing, &short.bytes, short.content, 0, 1, 2);
+        assert_eq!((slot, slots.frame(slot)), (second, &short));
+        assert_eq!((slots.reserve(), slots.reserve()), (first, 2));
+    }
+}

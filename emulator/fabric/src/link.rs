@@ -1,0 +1,232 @@
+//! A cable: two directions, a line that both share, and the fault rules.
+
+use crate::link_direction::{AdmittedFrame, LinkDirection};
+use crate::rule::ActiveRule;
+use crate::{
+    Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
+    LinkCounters, LinkOutput, LinkSettings, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
+};
+use alloc::vec::Vec;
+
+/// Whether one direction of a link carries frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// It does.
+    Up,
+    /// Every frame is lost until the link is told to be up.
+    Down,
+}
+
+/// A cable between two ports.
+///
+/// Every frame admitted goes through the rules in the order in which they were added, until one drops it or
+/// holds it back; all of them see it as it was admitted. What is left is put on the line.
+#[derive(Clone, Debug)]
+pub struct Link {
+    directions: [LinkDirection; 2],
+    seed: Seed,
+    rules: Vec<ActiveRule>,
+    /// Kept only if a rule looks back.
+    history: Option<FlowHistory>,
+}
+
+impl Link {
+    /// A cable without rules. The seed decides every draw; cables may share it.
+    pub const fn new(seed: Seed, line: LinkSettings) -> Link {
+        let lanes =
+            [LinkDirection::new(Direction::Forward, line), LinkDirection::new(Direction::Backward, line)];
+        Link { directions: lanes, seed, rules: Vec::new(), history: None }
+    }
+
+    /// Adds a rule behind the others.
+    pub fn add_rule(&mut self, rule: Rule) {
+        if rule.needs_history() {
+            self.history.get_or_insert_default();
+        }
+        self.rules.push(ActiveRule::new(rule));
+        self.update_fast_path();
+    }
+
+    /// Sees again where frames pass unhindered.
+    fn update_fast_path(&mut self) {
+        let has_rules = !self.rules.is_empty();
+        self.directions.iter_mut().for_each(|lane| lane.update_fast_path(has_rules));
+    }
+
+    /// Takes a rule away and returns how often it fired. Frames that it held back still go their way.
+    pub fn remove_rule(&mut self, id: RuleId) -> Option<RuleCounters> {
+        let index = self.rules.iter().position(|armed| armed.rule.id == id)?;
+        let tally = self.rules.remove(index).counters;
+        if !self.rules.iter().any(|armed| armed.rule.needs_history()) {
+            self.history = None;
+        }
+        self.update_fast_path();
+        Some(tally)
+    }
+
+    /// The rules in their order, and how often each fired.
+    pub fn rules(&self) -> impl Iterator<Item = (&Rule, RuleCounters)> {
+        self.rules.iter().map(|armed| (&armed.rule, armed.counters))
+    }
+
+    /// Whether a rule may let frames overtake each other.
+    pub fn may_reorder(&self) -> bool {
+        let overtakes = |action| matches!(action, Action::Reorder { .. } | Action::Delay { .. });
+        self.rules.iter().any(|armed| overtakes(armed.rule.action))
+    }
+
+    /// The line.
+    pub const fn settings(&self) -> &LinkSettings {
+        self.directions[0].settings()
+    }
+
+    /// Changes the line for frames that are admitted from now on.
+    pub fn set_settings(&mut self, line: LinkSettings) {
+        self.directions.iter_mut().for_each(|lane| lane.set_settings(line));
+    }
+
+    /// Takes one direction down or brings it up. Frames that already left the sender arrive.
+    pub fn set_state(&mut self, direction: Direction, state: LinkState) {
+        self.directions[direction as usize].down_until_ns = match state {
+            LinkState::Up => 0,
+            LinkState::Down => u64::MAX,
+        };
+        self.update_fast_path();
+    }
+
+    /// Whether one direction carries frames.
+    pub const fn state(&self, now_ns: u64, direction: Direction) -> LinkState {
+        match now_ns < self.directions[direction as usize].down_until_ns {
+            true => LinkState::Down,
+            false => LinkState::Up,
+        }
+    }
+
+    /// When the last bit of everything admitted has left the sender: a port that waits for this time keeps
+    /// its queue to itself.
+    pub const fn free_at_ns(&self, direction: Direction) -> u64 {
+        self.directions[direction as usize].busy_until_ns()
+    }
+
+    /// What became of the frames of one direction.
+    pub const fn counters(&self, direction: Direction) -> LinkCounters {
+        self.directions[direction as usize].total_counters()
+    }
+
+    /// When [`Cable::expire`] has something to do, if nothing is admitted before.
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.directions.iter().filter_map(LinkDirection::next_timeout).min()
+    }
+
+    /// Lets go of frames that were held back for long enough.
+    pub fn expire(&mut self, now_ns: u64, outlet: &mut dyn LinkOutput) {
+        for lane in &mut self.directions {
+            lane.expire(now_ns, outlet);
+        }
+        self.update_fast_path();
+    }
+
+    /// Takes a frame that nothing can happen to, and tells when it arrives: no rule is there to look at it, the
+    /// line carries it and nothing waits for it to pass. Otherwise it is to be admitted. Its bytes are those that it
+    /// takes in a buffer.
+    #[inline]
+    pub(crate) fn fast_transmit(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        bytes: usize,
+        is_pause: bool,
+    ) -> Option<u64> {
+        let packet_length = if is_pause { 0 } else { bytes - Frame::ETHERNET_LEN };
+        self.directions[direction as usize].fast_transmit(
+            now_ns,
+            packet_length,
+            bytes + Frame::PREAMBLE_AND_GAP_LEN,
+        )
+    }
+
+    /// Takes a frame at the end where `direction` starts. `now_ns` never goes back.
+    pub fn admit(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        frame: Frame,
+        flows: &FlowTable,
+        outlet: &mut dyn LinkOutput,
+    ) {
+        self.apply_rules(now_ns, direction, frame, flows, outlet);
+        self.update_fast_path();
+    }
+
+    /// Takes a frame through the rules.
+    fn apply_rules(
+        &mut self,
+        now_ns: u64,
+        direction: Direction,
+        frame: Frame,
+        flows: &FlowTable,
+        outlet: &mut dyn LinkOutput,
+    ) {
+        let Link { directions: lanes, seed, rules, history } = self;
+        let lane = &mut lanes[direction as usize];
+        lane.expire(now_ns, outlet);
+        lane.counters.admitted += 1;
+        if rules.is_empty() && lane.drop_cause(now_ns, &frame).is_none() {
+            return lane.transmit_unfiltered(now_ns, frame, outlet);
+        }
+        let sighting = match history {
+            Some(history) => history.observe(&frame, flows),
+            None => ObservedPacket::of(&frame, flows),
+        };
+        let mut shipment = AdmittedFrame { frame, sighting, copies: 0, delay_ns: 0 };
+        for armed in rules {
+            let id = armed.rule.id;
+            let verdict = armed.evaluate(now_ns, direction, *seed, &shipment.frame, &sighting);
+            let Some((action, question)) = verdict else { continue };
+            let mut report = |effect| {
+                outlet.report(Fault {
+                    at_ns: now_ns,
+                    direction,
+                    cause: FaultCause::Rule(id),
+                    effect,
+                    packet: sighting,
+                });
+            };
+            let lane = &mut lanes[direction as usize];
+            match action {
+                Action::Count => {}
+                Action::Drop => return lane.drop_frame(now_ns, FaultCause::Rule(id), &shipment, outlet),
+                Action::Duplicate { copies } => {
+                    report(FaultEffect::Duplicated { copies });
+                    lane.counters.duplicated += u64::from(copies);
+                    shipment.copies += u64::from(copies);
+                }
+                Action::Reorder { by, within_ns } => {
+                    report(FaultEffect::Reordered { by });
+                    return lane.hold(shipment, by, now_ns.saturating_add(within_ns));
+                }
+                Action::Delay { ns } => {
+                    report(FaultEffect::Delayed { ns });
+                    shipment.delay_ns = shipment.delay_ns.saturating_add(ns);
+                }
+                Action::LinkDown { directions: cut, for_ns } => {
+                    let until_ns = now_ns.saturating_add(for_ns);
+                    report(FaultEffect::LinkTakenDown { directions: cut, until_ns });
+                    lane.down_until_ns = lane.down_until_ns.max(until_ns);
+                    if cut == DownDirections::BothWays {
+                        let other = &mut lanes[direction.reverse() as usize];
+                        other.down_until_ns = other.down_until_ns.max(until_ns);
+                    }
+                }
+                Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. } => {
+                    let effect = action.apply(&mut shipment.frame, sighting.opcode, *seed, &question);
+                    effect.into_iter().for_each(report);
+                }
+            }
+        }
+        lanes[direction as usize].transmit(now_ns, shipment, outlet);
+    }
+}
+
+#[cfg(test)]
+mod tests;

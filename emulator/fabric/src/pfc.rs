@@ -1,0 +1,270 @@
+//! Priority flow control (IEEE 802.1Qbb): the port that is told to stop, and the buffer that tells it to.
+
+use alloc::boxed::Box;
+use core::num::NonZeroU64;
+
+/// One quantum of pause time is so many bit times.
+pub const QUANTUM_BITS: u64 = 512;
+
+/// The rate at which quanta are counted on a line that has none.
+const DEFAULT_RATE: u64 = 100_000_000_000;
+
+/// How long so many quanta last on a line of this rate, in nanoseconds, rounded down. A line without a rate
+/// counts them at 100 Gb/s.
+///
+/// ```
+/// use core::num::NonZeroU64;
+/// use softhca_fabric::pause_ns;
+/// assert_eq!(pause_ns(65_535, NonZeroU64::new(40_000_000_000)), 838_848);
+/// ```
+pub const fn pause_ns(quanta: u16, bits_per_second: Option<NonZeroU64>) -> u64 {
+    let rate = match bits_per_second {
+        Some(rate) => rate.get(),
+        None => DEFAULT_RATE,
+    };
+    ((quanta as u128 * QUANTUM_BITS as u128 * 1_000_000_000) / rate as u128) as u64
+}
+
+/// When a buffer asks for pauses, per ingress port and priority. Bytes are those of frames in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PfcSettings {
+    /// The priorities that are never to lose a frame, as a mask.
+    pub priorities: u8,
+    /// From so many bytes on the sender is told to stop.
+    pub xoff: u64,
+    /// Down to so many bytes it stays stopped.
+    pub xon: u64,
+    /// Bytes beyond `xoff` for what is under way when the sender is told.
+    pub headroom: u64,
+    /// For how long each pause frame stops the sender. It is sent again after half that time.
+    pub quanta: u16,
+}
+
+impl PfcSettings {
+    /// The headroom that a line needs so that nothing is lost: what is under way for the time of a pause
+    /// frame there and a frame back, one frame that the sender has begun, and one that keeps the pause frame
+    /// waiting.
+    pub fn headroom_for(bits_per_second: u64, delay_ns: u64, largest_frame: u64) -> u64 {
+        const PAUSE_FRAME: u64 = 84;
+        let flying = u128::from(bits_per_second) * u128::from(2 * delay_ns) / 8_000_000_000;
+        flying as u64 + 2 * largest_frame + PAUSE_FRAME
+    }
+}
+
+impl Default for PfcSettings {
+    /// Priorities 0 to 5; XOFF at 256 KiB, above the marking threshold Kmax; headroom for 100 Gb/s over 2 µs.
+    fn default() -> PfcSettings {
+        PfcSettings {
+            priorities: 0b0011_1111,
+            xoff: 256 << 10,
+            xon: 224 << 10,
+            headroom: 64 << 10,
+            quanta: u16::MAX,
+        }
+    }
+}
+
+/// What a pause frame changed for one priority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PauseChange {
+    /// It stops now, or stays stopped for longer.
+    Stopped,
+    /// It goes on.
+    Resumed,
+    /// It was not stopped anyway.
+    Unchanged,
+}
+
+/// The priorities of a port that may not send, and until when.
+#[derive(Clone, Debug, Default)]
+pub struct PauseState {
+    mask: u8,
+    /// Apart, because most ports are never paused, and every frame asks for the mask.
+    history: Option<Box<PauseHistory>>,
+}
+
+/// What pause frames did to a port, for each priority.
+#[derive(Clone, Debug, Default)]
+struct PauseHistory {
+    until: [u64; 8],
+    since: [u64; 8],
+    total_ns: [u64; 8],
+    received: [u64; 8],
+}
+
+impl PauseState {
+    /// The priorities that are stopped.
+    #[inline]
+    pub fn mask(&self) -> u8 {
+        self.mask
+    }
+
+    /// A pause frame says that a priority stops for so long; zero lets it go on.
+    pub fn apply(&mut self, now: u64, priority: u8, for_ns: u64) -> PauseChange {
+        let (at, bit) = (usize::from(priority), 1 << priority);
+        let past = self.history.get_or_insert_default();
+        past.received[at] += 1;
+        let was = self.mask & bit != 0;
+        if for_ns == 0 {
+            self.end(now, priority);
+            return if was { PauseChange::Resumed } else { PauseChange::Unchanged };
+        }
+        if !was {
+            self.mask |= bit;
+            past.since[at] = now;
+        }
+        past.until[at] = now.saturating_add(for_ns);
+        PauseChange::Stopped
+    }
+
+    /// When a priority that is stopped goes on.
+    pub fn until(&self, priority: u8) -> u64 {
+        self.history.as_ref().map_or(0, |past| past.until[usize::from(priority)])
+    }
+
+    /// When the first of the pauses ends, if there is one.
+    pub fn next_end(&self) -> Option<u64> {
+        (0..8).filter(|priority| self.mask >> priority & 1 == 1).map(|priority| self.until(priority)).min()
+    }
+
+    /// How long each priority was stopped in all.
+    pub fn total_ns(&self) -> [u64; 8] {
+        self.history.as_ref().map_or([0; 8], |past| past.total_ns)
+    }
+
+    /// Pause frames that came, for each priority.
+    pub fn received(&self) -> [u64; 8] {
+        self.history.as_ref().map_or([0; 8], |past| past.received)
+    }
+
+    /// Lets a priority go on.
+    pub fn end(&mut self, now: u64, priority: u8) {
+        if self.mask & 1 << priority != 0 {
+            self.mask &= !(1 << priority);
+            let past = self.history.get_or_insert_default();
+            past.total_ns[usize::from(priority)] += now - past.since[usize::from(priority)];
+        }
+    }
+
+    /// The priorities whose pause is over; they go on.
+    pub fn expire(&mut self, now: u64) -> u8 {
+        let over = (0..8).filter(|priority| self.mask >> priority & 1 == 1 && self.until(*priority) <= now);
+        let over = over.fold(0, |mask, priority| mask | 1 << priority);
+        (0..8).filter(|priority| over >> priority & 1 == 1).for_each(|priority| self.end(now, priority));
+        over
+    }
+}
+
+/// Which priorities of an ingress port were told to stop. What the buffer holds of each, its owner keeps.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PauseGenerator {
+    stopped: u8,
+    /// Apart, because most ports never ask.
+    requests: Option<Box<PauseRequests>>,
+}
+
+/// What a port asked its sender for, for each priority.
+#[derive(Clone, Debug, Default)]
+struct PauseRequests {
+    refresh_at: [u64; 8],
+    stopped_at: [u64; 8],
+    sent: [u64; 8],
+}
+
+impl PauseGenerator {
+    pub fn is_stopped(&self, priority: u8) -> bool {
+        self.stopped >> priority & 1 == 1
+    }
+
+    /// A frame was taken in, and so many bytes are held now. True if the sender is to be told to stop.
+    pub fn on_enqueue(&mut self, flow: Option<&PfcSettings>, now: u64, priority: u8, held: u64) -> bool {
+        let stops = flow.is_some_and(|flow| flow.priorities >> priority & 1 == 1 && held >= flow.xoff);
+        if !stops || self.is_stopped(priority) {
+            return false;
+        }
+        self.stop(now, priority);
+        true
+    }
+
+    pub fn stop(&mut self, now: u64, priority: u8) {
+        self.stopped |= 1 << priority;
+        self.requests.get_or_insert_default().stopped_at[usize::from(priority)] = now;
+    }
+
+    /// A frame was let out, and so many bytes are held still. True if the sender is to be told to go on.
+    pub fn on_dequeue(&mut self, flow: Option<&PfcSettings>, priority: u8, held: u64) -> bool {
+        let resumes = flow.is_none_or(|flow| held <= flow.xon);
+        if !resumes || self.stopped >> priority & 1 == 0 {
+            return false;
+        }
+        self.stopped &= !(1 << priority);
+        true
+    }
+
+    pub fn resume(&mut self, priority: u8) {
+        self.stopped &= !(1 << priority);
+    }
+
+    /// Since when a priority that is stopped is so.
+    pub fn stopped_at(&self, priority: u8) -> u64 {
+        self.requests.as_ref().map_or(0, |asked| asked.stopped_at[usize::from(priority)])
+    }
+
+    /// When a stopped priority is told again.
+    pub fn refresh_at(&self, priority: u8) -> u64 {
+        self.requests.as_ref().map_or(0, |asked| asked.refresh_at[usize::from(priority)])
+    }
+
+    /// A stopped priority is to be told again then.
+    pub fn schedule_refresh(&mut self, priority: u8, at: u64) {
+        self.requests.get_or_insert_default().refresh_at[usize::from(priority)] = at;
+    }
+
+    /// A pause frame is sent.
+    pub fn count_sent(&mut self, priority: u8) {
+        self.requests.get_or_insert_default().sent[usize::from(priority)] += 1;
+    }
+
+    /// Pause frames sent, for each priority, those that end a pause included.
+    pub fn sent(&self) -> [u64; 8] {
+        self.requests.as_ref().map_or([0; 8], |asked| asked.sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quanta_are_512_bit_times() {
+        assert_eq!(pause_ns(1, NonZeroU64::new(1_000_000_000)), 512);
+        assert_eq!(pause_ns(65_535, NonZeroU64::new(100_000_000_000)), 335_539);
+        assert_eq!(pause_ns(0, None), 0);
+    }
+
+    #[test]
+    fn a_pause_ends_with_its_time_or_with_a_resume() {
+        let mut pauses = PauseState::default();
+        assert_eq!(pauses.apply(10, 3, 100), PauseChange::Stopped);
+        assert_eq!(pauses.apply(20, 3, 100), PauseChange::Stopped);
+        assert_eq!((pauses.mask(), pauses.until(3)), (0b1000, 120));
+        assert_eq!(pauses.next_end(), Some(120));
+        assert_eq!(pauses.expire(119), 0);
+        assert_eq!(pauses.expire(120), 0b1000);
+        assert_eq!(pauses.apply(130, 3, 0), PauseChange::Unchanged);
+        pauses.apply(200, 3, 50);
+        assert_eq!(pauses.apply(210, 3, 0), PauseChange::Resumed);
+        assert_eq!((pauses.total_ns()[3], pauses.received()[3]), (110 + 10, 5));
+    }
+
+    #[test]
+    fn a_sender_is_told_once_to_stop_and_once_to_go_on() {
+        let flow = PfcSettings { xoff: 100, xon: 50, ..PfcSettings::default() };
+        let mut ingress = PauseGenerator::default();
+        let told = [40, 80, 120, 160].map(|held| ingress.on_enqueue(Some(&flow), 0, 3, held));
+        assert_eq!(told, [false, false, true, false]);
+        let told = [120, 80, 40, 0].map(|held| ingress.on_dequeue(Some(&flow), 3, held));
+        assert_eq!(told, [false, false, true, false]);
+        assert!(!ingress.on_enqueue(Some(&flow), 0, 7, 1_000), "priority 7 may lose frames");
+    }
+}

@@ -1,0 +1,62 @@
+//! Memory that two sides share, as a slice of atomics.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+
+/// Words of eight bytes that may change under the reader's eyes: on the heap, or in a mapping that another
+/// process has too.
+#[derive(Clone)]
+pub struct SharedWords {
+    base: NonNull<AtomicU64>,
+    len: usize,
+    /// Keeps the heap block or the mapping alive.
+    _owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the words are only reached as `&[AtomicU64]`, which is Sync, and the owner is Send + Sync.
+#[allow(unsafe_code)]
+unsafe impl Send for SharedWords {}
+// SAFETY: as above.
+#[allow(unsafe_code)]
+unsafe impl Sync for SharedWords {}
+
+impl SharedWords {
+    /// `len` words of zero on the heap of this process.
+    pub fn heap(len: usize) -> SharedWords {
+        let block: Arc<Vec<AtomicU64>> = Arc::new((0..len).map(|_| AtomicU64::new(0)).collect());
+        let base = NonNull::from(block.as_slice()).cast();
+        SharedWords { base, len, _owner: block }
+    }
+
+    /// The `len` words at `base`.
+    ///
+    /// # Safety
+    /// `base` is aligned to eight bytes, and `len` words from there stay mapped, readable and writable, for
+    /// as long as `owner` lives. Whoever else writes there, in this process, does so through atomics.
+    #[allow(unsafe_code)]
+    pub unsafe fn mapped(
+        base: NonNull<AtomicU64>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> SharedWords {
+        SharedWords { base, len, _owner: owner }
+    }
+}
+
+impl Deref for SharedWords {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        // SAFETY: `heap` and the contract of `mapped` give `len` live, aligned words, and atomics may be
+        // shared with any writer.
+        #[allow(unsafe_code)]
+        unsafe {
+            core::slice::from_raw_parts(self.base.as_ptr(), self.len)
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! Gathers what cards, cables and captures tell, and sorts it into ladders.
+
+use super::event_text::{self, BasePsns};
+use super::flow::Flows;
+use super::label::{HeaderDetails, LadderPacket};
+use super::{Delivery, Emphasis, Ladder, Side, Step, StepContent};
+use crate::{NameTable, Packet, PacketContents, describe};
+use softhca_engine::{Event, Instant, QpState, Reason};
+use softhca_fabric::{Direction, Endpoint, FabricSink, Fault, FaultEffect, Frame, HostId, LinkId, Stage};
+use softhca_wire::{AddressHeaders, Icrc, Qpn, TransportPacket};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// How far back a frame or a fault looks for the packet that it is about.
+const MAX_LOOKBACK: usize = 1024;
+
+#[derive(Clone, Debug)]
+enum Observation {
+    Packet(LadderPacket),
+    Event { address: IpAddr, event: Event },
+}
+
+/// Gathers facts from anywhere, in the order of their times, and yields a ladder per connection.
+///
+/// A host whose card is heard is told from its events; frames only add what events do not say. Of other
+/// hosts the frames are all there is. As an [`Observer`] it watches a world.
+#[derive(Debug, Default)]
+pub struct LadderBuilder {
+    names: NameTable,
+    flows: Flows,
+    observations: Vec<(i64, Observation)>,
+    hosts_with_events: BTreeSet<IpAddr>,
+}
+
+impl LadderBuilder {
+    /// Nothing is known yet but names. Events of hosts that have none are not told.
+    pub fn new(cast: NameTable) -> LadderBuilder {
+        LadderBuilder { names: cast, ..LadderBuilder::default() }
+    }
+
+    /// The names, to add some.
+    pub fn names_mut(&mut self) -> &mut NameTable {
+        &mut self.names
+    }
+
+    /// A card told an event.
+    pub fn record_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        let Some(address) = self.names.address(host) else { return };
+        let time_ns = now.nanos() as i64;
+        self.hosts_with_events.insert(address);
+        match *event {
+            Event::QpConfigured { .. }
+            | Event::PacketReceived { .. }
+            | Event::MemoryWritten { .. }
+            | Event::CompletionNotified { .. } => {}
+            Event::PacketSent { qp, packet, retransmission: again, .. } => {
+                let to = Endpoint { address: packet.peer, qpn: packet.dest_qp };
+                let flow = self.flows.flow_index(address, Some(qp), to, packet.opcode, 0);
+                if packet.opcode.operation().is_request() {
+                    self.flows.get_mut(flow).record_request(packet.psn);
+                } else {
+                    self.flows.record_response(flow, packet.psn);
+                }
+                let sent = LadderPacket {
+                    flow,
+                    opcode: packet.opcode,
+                    psn: packet.psn,
+                    payload: packet.payload_length,
+                    syndrome: packet.syndrome,
+                    retransmission: again,
+                    header_details: None,
+                    remarks: Vec::new(),
+                    lost: false,
+                    outstanding_delta: [0; 2],
+                };
+                self.observations.push((time_ns, Observation::Packet(sent)));
+            }
+            event => self.observations.push((time_ns, Observation::Event { address, event })),
+        }
+    }
+
+    /// A frame left a host: the packet from the BTH to the ICRC.
+    pub fn record_frame(&mut self, now: Instant, envelope: &AddressHeaders, packet: &[u8]) {
+        let Ok((bytes, _)) = Icrc::split(packet) else { return };
+        let Ok(transport) = TransportPacket::parse(bytes) else { return };
+        let bth = transport.header.bth;
+        let mut extra = HeaderDetails::from_header(&transport.header, envelope.ecn());
+        if !self.hosts_with_events.contains(&envelope.source) {
+            extra.icrc_bad = !Icrc::verify(envelope, packet);
+            let addresses = [envelope.source, envelope.destination];
+            let port = envelope.source_port;
+            let sent = self.packet_from_headers(addresses, port, &transport, extra);
+            return self.observations.push((now.nanos() as i64, Observation::Packet(sent)));
+        }
+        let to = Endpoint { address: envelope.destination, qpn: bth.destination_qp };
+        for (_, fact) in self.observations.iter_mut().rev().take(MAX_LOOKBACK) {
+            let Observation::Packet(sent) = fact else { continue };
+            let flow = self.flows.get(sent.flow);
+            let is_it =
+                (flow.from, flow.to, sent.opcode, sent.psn) == (envelope.source, to, bth.opcode, bth.psn);
+            if is_it {
+                sent.header_details.get_or_insert(extra);
+                return;
+            }
+        }
+    }
+
+    /// A fault happened to a packet of this sender, if it is known who that is.
+    pub fn record_fault(&mut self, sender: Option<IpAddr>, record_fault: &Fault) {
+        let remark = describe::fault(record_fault, &self.names);
+        let sighting = &record_fault.packet;
+        for (_, fact) in self.observations.iter_mut().rev().take(MAX_LOOKBACK) {
+            let Observation::Packet(sent) = fact else { continue };
+            let from = self.flows.get(sent.flow).from;
+            if sender.is_none_or(|sender| sender == from)
+                && (Some(sent.opcode), Some(sent.psn)) == (sighting.opcode, sighting.psn)
+            {
+                sent.lost |= matches!(record_fault.effect, FaultEffect::Dropped { .. });
+                sent.remarks.push(remark);
+                return;
+            }
+        }
+    }
+
+    /// A packet of a capture.
+    pub fn record_packet(&mut self, record_packet: &Packet<'_>) {
+        if let Some(sent) = self.ladder_packet(record_packet) {
+            self.observations.push((record_packet.time_ns, Observation::Packet(sent)));
+        }
+    }
+
+    /// What a packet of a capture is, in the light of those before it.
+    pub(super) fn ladder_packet(&mut self, packet: &Packet<'_>) -> Option<LadderPacket> {
+        let PacketContents::Roce(roce) = &packet.contents else { return None };
+        let network = &roce.frame.network;
+        let port = network.addressing().map_or(0, |envelope| envelope.source_port);
+        let addresses = [network.source(), network.destination()];
+        Some(self.packet_from_headers(addresses, port, &roce.transport, HeaderDetails::from_capture(roce)))
+    }
+
+    pub(super) fn flows(&self) -> &Flows {
+        &self.flows
+    }
+
+    pub(super) fn names(&self) -> &NameTable {
+        &self.names
+    }
+
+    /// A packet of a host whose card is not heard.
+    fn packet_from_headers(
+        &mut self,
+        [from, address]: [IpAddr; 2],
+        port: u16,
+        transport: &TransportPacket<'_>,
+        extra: HeaderDetails,
+    ) -> LadderPacket {
+        let header = &transport.header;
+        let (opcode, psn) = (header.bth.opcode, header.bth.psn);
+        let to = Endpoint { address, qpn: header.bth.destination_qp };
+        let flow = self.flows.flow_index(from, header.deth.map(|deth| deth.source_qp), to, opcode, port);
+        let mut sent = LadderPacket {
+            flow,
+            opcode,
+            psn,
+            payload: transport.payload.len() as u32,
+            syndrome: header.aeth.map(|aeth| aeth.syndrome),
+            retransmission: false,
+            header_details: Some(extra),
+            remarks: Vec::new(),
+            lost: false,
+            outstanding_delta: [0; 2],
+        };
+        if opcode.operation().is_request() {
+            let flow = self.flows.get_mut(flow);
+            sent.retransmission = flow.record_request(psn);
+            sent.outstanding_delta[0] = flow.begin_message(opcode, psn, sent.retransmission);
+        } else if opcode != softhca_wire::Opcode::CNP {
+            self.flows.record_response(flow, psn);
+            if let Some(requests) = self.flows.reverse(flow) {
+                sent.outstanding_delta[1] =
+                    -self.flows.get_mut(requests).complete_messages(opcode, psn, sent.syndrome);
+            }
+        }
+        sent
+    }
+
+    /// The ladders of everything so far, in the order in which the connections were first heard of.
+    pub fn ladders(&mut self) -> Vec<Ladder> {
+        self.flows.pair_remaining();
+        let mut sorter = ConnectionSorter::new(&self.names, &self.flows);
+        for (time_ns, fact) in &self.observations {
+            match fact {
+                Observation::Packet(sent) => sorter.add_packet(*time_ns, sent),
+                Observation::Event { address, event } => sorter.add_event(*time_ns, *address, event),
+            }
+        }
+        sorter.ladders()
+    }
+}
+
+impl FabricSink for LadderBuilder {
+    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+        LadderBuilder::record_event(self, now, host, event);
+    }
+
+    fn on_frame(&mut self, now: Instant, _: LinkId, _: Direction, stage: Stage, frame: &Frame) {
+        if stage == Stage::Admitted {
+            LadderBuilder::record_frame(self, now, &frame.addressing, &frame.bytes);
+        }
+    }
+
+    fn on_fault(&mut self, _: Instant, cable: LinkId, fault: &Fault) {
+        let sender = self.names.sender_address(cable, fault.direction);
+        LadderBuilder::record_fault(self, sender, fault);
+    }
+}
+
+/// An end of a connection: its host, and its queue pair where known.
+type ConnectionEnd = Option<(IpAddr, Option<Qpn>)>;
+
+/// A step whose words may still change.
+enum PendingStep {
+    /// Packets that continue each other.
+    Packets(usize, Vec<(i64, LadderPacket)>),
+    /// State changes that the application asked for, one after the other.
+    States(usize, i64, Vec<QpState>),
+    /// Anything else, with the end it is at.
+    Done(usize, Step),
+}
+
+struct Connection {
+    ends: [ConnectionEnd; 2],
+    steps: Vec<PendingStep>,
+    /// When it was first heard of, among all facts.
+    first_observed: Option<usize>,
+}
+
+#[derive(Default)]
+struct WorkRequests {
+    count: u64,
+    /// Those under way: id, number, name.
+    outstanding: Vec<(u64, u64, String)>,
+}
+
+/// Sorts facts into connections.
+struct ConnectionSorter<'a> {
+    names: &'a NameTable,
+    flows: &'a Flows,
+    connections: Vec<Connection>,
+    /// The connection of each flow.
+    connection_of_flow: Vec<usize>,
+    /// The connection that a queue pair was last heard in.
+    current: BTreeMap<Endpoint, usize>,
+    connection_of_host: BTreeMap<IpAddr, usize>,
+    work_requests: BTreeMap<Endpoint, WorkRequests>,
+    /// Why the last completion of a queue pair failed.
+    failures: BTreeMap<Endpoint, Reason>,
+    observed: usize,
+}
+
+impl<'a> ConnectionSorter<'a> {
+    fn new(cast: &'a NameTable, flows: &'a Flows) -> ConnectionSorter<'a> {
+        let mut sorter = ConnectionSorter {
+            names: cast,
+            flows,
+            connections: Vec::new(),
+            connection_of_flow: Vec::new(),
+            current: BTreeMap::new(),
+            connection_of_host: BTreeMap::new(),
+            work_requests: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            observed: 0,
+        };
+        for (index, flow) in flows.iter().enumerate() {
+            let connection = match flows.reverse(index).filter(|other| *other < index) {
+                Some(other) => sorter.connection_of_flow[other],
+                None => sorter
+                    .connect([Some((flow.from, flow.from_qp)), Some((flow.to.address, Some(flow.to.qpn)))]),
+            };
+            sorter.connection_of_flow.push(connection);
+        }
+        sorter
+    }
+
+    fn connect(&mut self, ends: [ConnectionEnd; 2]) -> usize {
+        let index = self.connections.len();
+        self.connections.push(Connection { ends, steps: Vec::new(), first_observed: None });
+        for (address, qpn) in ends.into_iter().flatten() {
+            if let Some(qpn) = qpn {
+                self.current.entry(Endpoint { address, qpn }).or_insert(index);
+            }
+        }
+        index
+    }
+
+    /// The connection that a queue pair is in, and which of its ends it is.
+    fn locate(&mut self, at: Endpoint) -> (usize, usize) {
+        let known = self.current.get(&at).copied();
+        let index = known.unwrap_or_else(|| {
+            let peer = self.names.peer(at).map(|peer| (peer.address, Some(peer.qpn)));
+            self.connect([Some((at.address, Some(at.qpn))), peer])
+        });
+        let is_second = self.connections[index].ends[0] != Some((at.address, Some(at.qpn)));
+        (index, usize::from(is_second))
+    }
+
+    fn base_psns(&self, at: Endpoint, connection: usize) -> BasePsns {
+        let mut zeros = BasePsns { own: self.names.first_psn(at), peer: None };
+        for (index, flow) in self.flows.iter().enumerate() {
+            if self.connection_of_flow[index] != connection {
+                continue;
+            }
+            if (flow.from, flow.from_qp) == (at.address, Some(at.qpn)) {
+                zeros.own = zeros.own.or(self.flows.base_psn(index, true, self.names));
+                zeros.peer = zeros.peer.or(self.flows.base_psn(index, false, self.names));
+            } else if flow.to == at {
+                zeros.peer = self.flows.base_psn(index, true, self.names).or(zeros.peer);
+            }
+        }
+        zeros
+    }
+
+    fn add_step(&mut self, connection: usize, add_step: PendingStep) {
+        self.observed += 1;
+        let connection = &mut self.connections[connection];
+        connection.first_observed.get_or_insert(self.observed);
+        match (connection.steps.last_mut(), add_step) {
+            (Some(PendingStep::Packets(end, run)), PendingStep::Packets(other, next))
+                if *end == other && run[run.len() - 1].1.continues_with(&next[0].1) =>
+            {
+                run.extend(next);
+            }
+            (Some(PendingStep::States(end, _, chain)), PendingStep::States(other, _, next))
+                if *end == other && chain.last() == next.first() =>
+            {
+                chain.extend(&next[1..]);
+            }
+            (_, draft) => connection.steps.push(draft),
+        }
+    }
+
+    fn add_note(
+        &mut self,
+        (connection, end): (usize, usize),
+        time_ns: i64,
+        bar: i32,
+        tone: Emphasis,
+        text: String,
+    ) {
+        let mut bars = [0; 2];
+        bars[end] = bar;
+        // The side is settled when all ends are known.
+        let step = Step {
+            time_ns,
+            side: Side::Left,
+            outstanding_delta: bars,
+            emphasis: tone,
+            content: StepContent::Note(text),
+        };
+        self.add_step(connection, PendingStep::Done(end, step));
+    }
+
+    fn add_packet(&mut self, time_ns: i64, add_packet: &LadderPacket) {
+        let flow = self.flows.get(add_packet.flow);
+        let connection = self.connection_of_flow[add_packet.flow];
+        let end = usize::from(self.connections[connection].ends[0] != Some((flow.from, flow.from_qp)));
+        if let Some(qpn) = flow.from_qp {
+            self.current.insert(Endpoint { address: flow.from, qpn }, connection);
+        }
+        self.current.insert(flow.to, connection);
+        self.connection_of_host.insert(flow.from, connection);
+        self.connection_of_host.insert(flow.to.address, connection);
+        self.add_step(connection, PendingStep::Packets(end, vec![(time_ns, add_packet.clone())]));
+    }
+
+    fn add_event(&mut self, time_ns: i64, address: IpAddr, event: &Event) {
+        let qpn = event_text::qpn_of_event(event).filter(|qpn| *qpn != Qpn::default());
+        let Some(qpn) = qpn else {
+            // About the host as a whole: told where that was last heard.
+            let Some(connection) = self.connection_of_host.get(&address).copied() else { return };
+            let ends = &self.connections[connection].ends;
+            let is_second = ends[0].is_none_or(|(first, _)| first != address);
+            let Some((tone, text)) = event_text::describe(event, BasePsns::default(), time_ns) else {
+                return;
+            };
+            return self.add_note((connection, usize::from(is_second)), time_ns, 0, tone, text);
+        };
+        let at = Endpoint { address, qpn };
+        let place = self.locate(at);
+        let zeros = self.base_psns(at, place.0);
+        let (bar, tone, text) = match *event {
+            Event::QpStateChanged { from, to, reason: Reason::Requested, .. } => {
+                return self.add_step(place.0, PendingStep::States(place.1, time_ns, vec![from, to]));
+            }
+            Event::QpStateChanged { from, to, reason, .. } => {
+                let why = match reason {
+                    Reason::None => String::new(),
+                    // The refusal, or the completion that failed with it, has been told right before.
+                    Reason::RequestRejected(_) => String::new(),
+                    reason if self.failures.get(&at) == Some(&reason) => String::new(),
+                    reason => format!(": {}", event_text::reason_text(reason, zeros)),
+                };
+                (0, Emphasis::Error, format!("{from} → {to}{why}"))
+            }
+            Event::WqeFetched { wr_id: id, operation, bytes, packets, .. } => {
+                let works = self.work_requests.entry(at).or_default();
+                works.count += 1;
+                let name = operation.name().to_uppercase();
+                works.outstanding.push((id, works.count, name.clone()));
+                let size = match packets {
+                    0 => String::new(),
+                    1 => format!(", {bytes} B"),
+                    _ => format!(", {bytes} B in {packets} packets"),
+                };
+                (1, Emphasis::Normal, format!("{name} #{}{size}", works.count))
+            }
+            Event::Completed { completion, reason, .. } => {
+                self.failures.insert(at, reason);
+                let (tone, outcome) = event_text::outcome(&completion, reason, zeros);
+                let (bar, name) = self.complete_work(at, completion.wr_id, completion.opcode.is_receive());
+                let name = name.unwrap_or_else(|| completion.opcode.name().to_uppercase());
+                (bar, tone, format!("{name}: {outcome}"))
+            }
+            Event::UnsignaledCompleted { wr_id: id, .. } => {
+                let (bar, name) = self.complete_work(at, id, false);
+                let name = name.unwrap_or_else(|| "work request".into());
+                (bar, Emphasis::Success, format!("{name}: done, no completion wanted"))
+            }
+            _ => match event_text::describe(event, zeros, time_ns) {
+                Some((tone, text)) => (0, tone, text),
+                None => return,
+            },
+        };
+        self.add_note(place, time_ns, bar, tone, text);
+    }
+
+    /// Ends the oldest work request with this id: how the bar changes, and what it was called.
+    fn complete_work(&mut self, at: Endpoint, id: u64, is_receive: bool) -> (i32, Option<String>) {
+        let works = self.work_requests.entry(at).or_default();
+        let found = works.outstanding.iter().position(|work| work.0 == id).filter(|_| !is_receive);
+        match found.map(|index| works.outstanding.remove(index)) {
+            Some((_, number, name)) => (-1, Some(format!("{name} #{number}"))),
+            None => (0, None),
+        }
+    }
+
+    fn ladders(self) -> Vec<Ladder> {
+        let ConnectionSorter { names: cast, flows, mut connections, .. } = self;
+        connections.retain(|connection| connection.first_observed.is_some());
+        connections.sort_by_key(|connection| connection.first_observed);
+        connections.into_iter().map(|connection| finish_ladder(connection, cast, flows)).collect()
+    }
+}
+
+/// Puts whoever is heard first on the left, and settles the words.
+fn finish_ladder(connection: Connection, cast: &NameTable, flows: &Flows) -> Ladder {
+    let Connection { ends, steps: drafts, .. } = connection;
+    let first = match drafts.first() {
+        Some(PendingStep::Packets(end, _) | PendingStep::States(end, ..) | PendingStep::Done(end, _)) => *end,
+        None => 0,
+    };
+    let side = |end: usize| if end == first { Side::Left } else { Side::Right };
+    let turn = |bars: [i32; 2]| if first == 0 { bars } else { [bars[1], bars[0]] };
+    let mut steps = Vec::new();
+    for draft in drafts {
+        match draft {
+            PendingStep::Done(end, step) => {
+                steps.push(Step { side: side(end), outstanding_delta: turn(step.outstanding_delta), ..step });
+            }
+            PendingStep::States(end, time_ns, chain) => {
+                let names: Vec<_> = chain.iter().map(|state| state.name()).collect();
+                let sight = StepContent::Note(names.join(" → "));
+                steps.push(Step {
+                    time_ns,
+                    side: side(end),
+                    outstanding_delta: [0; 2],
+                    emphasis: Emphasis::Normal,
+                    content: sight,
+                });
+            }
+            PendingStep::Packets(end, run) => {
+                // A few are shown one by one; more are a crowd.
+                const CROWD: usize = 4;
+                let size = if run.len() < CROWD { 1 } else { run.len() };
+                for alike in run.chunks(size) {
+                    let mut step = packet_step(alike, flows, cast);
+                    let [own, other] = step.outstanding_delta;
+                    step.side = side(end);
+                    step.outstanding_delta =
+                        if step.side == Side::Left { [own, other] } else { [other, own] };
+                    steps.push(step);
+                }
+            }
+        }
+    }
+    let ends = if first == 0 { ends } else { [ends[1], ends[0]] };
+    let name = |end: ConnectionEnd| {
+        end.map_or(String::new(), |(address, qpn)| cast.queue_pair_heading(address, qpn))
+    };
+    Ladder { names: ends.map(name), qpns: ends.map(|end| end.and_then(|(_, qpn)| qpn)), steps }
+}
+
+pub(super) fn packet_step(alike: &[(i64, LadderPacket)], flows: &Flows, cast: &NameTable) -> Step {
+    let (time_ns, sent) = &alike[0];
+    let last = (alike.len() > 1).then(|| alike[alike.len() - 1].1.psn);
+    let zero = flows.base_psn(sent.flow, sent.opcode.operation().is_request(), cast);
+    let damaged = sent.header_details.as_ref().is_some_and(|extra| extra.icrc_bad);
+    let tone = match () {
+        () if sent.is_nak() || damaged || sent.lost => Emphasis::Error,
+        () if sent.retransmission || !sent.remarks.is_empty() => Emphasis::Unusual,
+        () => Emphasis::Normal,
+    };
+    Step {
+        time_ns: *time_ns,
+        side: Side::Left,
+        outstanding_delta: sent.outstanding_delta,
+        emphasis: tone,
+        content: StepContent::Arrow {
+            label: sent.label(zero, last),
+            detail: sent.detail(alike.len()),
+            remark: sent.remarks.join("; "),
+            fate: if sent.lost { Delivery::Lost } else { Delivery::Delivered },
+        },
+    }
+}

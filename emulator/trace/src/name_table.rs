@@ -1,0 +1,195 @@
+//! Who is who: the names that people know hosts, queue pairs and rules by.
+
+use softhca_fabric::{Direction, Endpoint, FlowId, HostId, LinkId, Node, RuleId, SwitchId, World};
+use softhca_wire::{Psn, Qpn};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// The names of a run. What has no name is told by its number or address.
+#[derive(Clone, Debug, Default)]
+pub struct NameTable {
+    hosts: BTreeMap<HostId, (String, IpAddr)>,
+    hosts_by_address: BTreeMap<IpAddr, HostId>,
+    /// Ports of machines that are no hosts of this run.
+    ports: BTreeMap<HostId, String>,
+    switches: BTreeMap<SwitchId, String>,
+    links: BTreeMap<LinkId, [Node; 2]>,
+    queue_pairs: BTreeMap<Endpoint, String>,
+    peers: BTreeMap<Endpoint, Endpoint>,
+    first_psns: BTreeMap<Endpoint, Psn>,
+    roles: BTreeMap<FlowId, Endpoint>,
+    rules: BTreeMap<RuleId, String>,
+}
+
+impl NameTable {
+    /// Nobody has a name yet.
+    pub fn new() -> NameTable {
+        NameTable::default()
+    }
+
+    /// The hosts, switches, cables and known queue pairs of a world as it is now. The queue pairs of a host are
+    /// called by its name and a number, in the order of their roles: `alice.1`.
+    pub fn from_world(world: &World) -> NameTable {
+        let mut cast = NameTable::new();
+        for (id, host) in world.hosts() {
+            cast.add_host(id, host.name(), host.address());
+        }
+        for (id, switch) in world.switches() {
+            cast.add_switch(id, switch.name());
+        }
+        for index in 0.. {
+            let Some(ends) = world.try_link_ends(LinkId(index)) else { break };
+            cast.links.insert(LinkId(index), ends);
+        }
+        let mut counts = BTreeMap::new();
+        for flow in world.flows().iter() {
+            let at = flow.requester;
+            let count = counts.entry(at.address).and_modify(|count| *count += 1).or_insert(1);
+            let name = format!("{}.{count}", cast.host_name_at(at.address));
+            cast.add_queue_pair(at, &name);
+            cast.first_psns.insert(at, flow.first_psn);
+            cast.roles.insert(flow.id, at);
+            if let Some(peer) = flow.responder {
+                cast.peers.insert(at, peer);
+            }
+        }
+        cast
+    }
+
+    /// Names a host.
+    pub fn add_host(&mut self, id: HostId, name: &str, address: IpAddr) {
+        self.hosts.insert(id, (name.to_owned(), address));
+        self.hosts_by_address.insert(address, id);
+    }
+
+    /// Names the port of another machine, which is no host of this run and no vantage point.
+    pub fn add_port(&mut self, id: HostId, name: &str) {
+        self.ports.insert(id, name.to_owned());
+    }
+
+    /// Says which hosts or switches a cable joins; its forward direction leads from the first to the second.
+    pub fn add_link(&mut self, id: LinkId, ends: [impl Into<Node>; 2]) {
+        self.links.insert(id, ends.map(Into::into));
+    }
+
+    /// Names a switch.
+    pub fn add_switch(&mut self, id: SwitchId, name: &str) {
+        self.switches.insert(id, name.to_owned());
+    }
+
+    /// Names a queue pair.
+    pub fn add_queue_pair(&mut self, endpoint: Endpoint, name: &str) {
+        self.queue_pairs.insert(endpoint, name.to_owned());
+    }
+
+    /// Says which queue pair is at the other end of a connection, both ways.
+    pub fn connect(&mut self, first: Endpoint, second: Endpoint) {
+        self.peers.insert(first, second);
+        self.peers.insert(second, first);
+    }
+
+    /// Says where a queue pair's PSNs start.
+    pub fn set_first_psn(&mut self, endpoint: Endpoint, first: Psn) {
+        self.first_psns.insert(endpoint, first);
+    }
+
+    /// Says which queue pair fault rules know by this role.
+    pub fn set_role(&mut self, role: FlowId, endpoint: Endpoint) {
+        self.roles.insert(role, endpoint);
+    }
+
+    /// Names a fault rule.
+    pub fn add_rule(&mut self, id: RuleId, name: &str) {
+        self.rules.insert(id, name.to_owned());
+    }
+
+    /// Every host with its address, in the order of their ids.
+    pub fn hosts(&self) -> impl Iterator<Item = (&str, IpAddr)> {
+        self.hosts.values().map(|(name, address)| (name.as_str(), *address))
+    }
+
+    /// What a host is called.
+    pub fn host_name(&self, id: HostId) -> String {
+        let host = self.hosts.get(&id).map(|(name, _)| name);
+        host.or_else(|| self.ports.get(&id)).map_or_else(|| format!("host{}", id.0), String::clone)
+    }
+
+    /// What the host with this address is called.
+    pub fn host_name_at(&self, address: IpAddr) -> String {
+        self.hosts_by_address.get(&address).map_or_else(|| address.to_string(), |id| self.host_name(*id))
+    }
+
+    /// What a rule is called.
+    pub fn rule_name(&self, id: RuleId) -> String {
+        self.rules.get(&id).map_or_else(|| format!("rule {}", id.0), |name| format!("{name:?}"))
+    }
+
+    /// The address of a host, if it has a name.
+    pub fn address(&self, id: HostId) -> Option<IpAddr> {
+        self.hosts.get(&id).map(|(_, address)| *address)
+    }
+
+    /// The address of the host that a direction of a cable starts at, and of the one that it leads to; none if
+    /// one of them is a switch.
+    pub fn end_addresses(&self, cable: LinkId, direction: Direction) -> Option<[IpAddr; 2]> {
+        let [from, to] = self.link_ends(cable, direction)?;
+        Some([self.address(from.host()?)?, self.address(to.host()?)?])
+    }
+
+    /// The address of the host that a direction of a cable starts at; none if it starts at a switch.
+    pub fn sender_address(&self, cable: LinkId, direction: Direction) -> Option<IpAddr> {
+        let [from, _] = self.link_ends(cable, direction)?;
+        self.address(from.host()?)
+    }
+
+    /// What a direction of a cable starts at, and what it leads to.
+    pub fn link_ends(&self, cable: LinkId, direction: Direction) -> Option<[Node; 2]> {
+        let [first, second] = *self.links.get(&cable)?;
+        Some(if direction == Direction::Forward { [first, second] } else { [second, first] })
+    }
+
+    /// What a host or switch is called.
+    pub fn node_name(&self, node_name: Node) -> String {
+        match node_name {
+            Node::Host(host) => self.host_name(host),
+            Node::Switch(id) => {
+                self.switches.get(&id).map_or_else(|| format!("switch{}", id.0), String::clone)
+            }
+        }
+    }
+
+    /// What is at the other end of a cable than `node`.
+    pub fn other_end(&self, cable: LinkId, node: Node) -> Option<Node> {
+        self.links.get(&cable)?.iter().copied().find(|end| *end != node)
+    }
+
+    /// What a queue pair is called, with its host's address: `alice.1 (10.0.0.1)`.
+    pub(crate) fn queue_pair_heading(&self, address: IpAddr, qpn: Option<Qpn>) -> String {
+        let known = self.hosts_by_address.contains_key(&address);
+        let name = qpn.and_then(|qpn| self.queue_pairs.get(&Endpoint { address, qpn }));
+        match (name, qpn) {
+            (Some(name), _) => format!("{name} ({address})"),
+            (None, Some(qpn)) if known => format!("{} qp {qpn} ({address})", self.host_name_at(address)),
+            (None, Some(qpn)) => format!("{address} qp {qpn}"),
+            (None, None) if known => format!("{} ({address})", self.host_name_at(address)),
+            (None, None) => address.to_string(),
+        }
+    }
+
+    /// What a queue pair is called, if it has a name.
+    pub fn queue_pair_name(&self, endpoint: Endpoint) -> Option<&str> {
+        self.queue_pairs.get(&endpoint).map(String::as_str)
+    }
+
+    pub(crate) fn role_endpoint(&self, role_endpoint: FlowId) -> Option<Endpoint> {
+        self.roles.get(&role_endpoint).copied()
+    }
+
+    pub(crate) fn peer(&self, of: Endpoint) -> Option<Endpoint> {
+        self.peers.get(&of).copied()
+    }
+
+    pub(crate) fn first_psn(&self, of: Endpoint) -> Option<Psn> {
+        self.first_psns.get(&of).copied()
+    }
+}

@@ -1,0 +1,444 @@
+//! The cause of an outcome and what to do about it, in words for somebody who meets it the first time.
+
+use super::evidence::Symptoms;
+use crate::describe::{duration, times};
+use crate::parsed_log::{ParsedLog, WorkRequest};
+
+type CauseAndAdvice = (String, String);
+
+/// The cause, and what to do.
+pub(super) fn cause_and_advice(
+    account: &ParsedLog,
+    work: &WorkRequest,
+    findings: &Symptoms,
+) -> CauseAndAdvice {
+    let judge = CauseFinder { log: account, work_request: work, symptoms: findings };
+    match work.status.as_deref() {
+        None if work.completed.is_none() => judge.incomplete(),
+        None | Some("success") => judge.delayed(),
+        Some("flushed") => judge.flushed(),
+        Some(_) => judge.failed(),
+    }
+}
+
+struct CauseFinder<'a> {
+    log: &'a ParsedLog,
+    work_request: &'a WorkRequest,
+    symptoms: &'a Symptoms,
+}
+
+fn conclude(cause: impl Into<String>, advice: impl Into<String>) -> CauseAndAdvice {
+    (cause.into(), advice.into())
+}
+
+impl CauseFinder<'_> {
+    fn local_name(&self) -> String {
+        self.log.name(self.work_request.queue_pair)
+    }
+
+    fn peer_name(&self) -> String {
+        self.log.peer_name(self.work_request.queue_pair)
+    }
+
+    fn recovery(&self) -> &str {
+        self.log.attributes(self.work_request.queue_pair).map_or("fatal", |profile| &profile.recovery)
+    }
+
+    /// What the recovery setting does with a loss.
+    fn recovery_text(&self) -> String {
+        let tries = self.log.attributes(self.work_request.queue_pair).map_or(0, |profile| profile.retry_cnt);
+        match self.recovery() {
+            "fatal" => "With recovery `fatal`, the default, a lost packet ends a reliable connection: that is what a lossless fabric means, and no packet is sent again.".into(),
+            mode => format!("With recovery `{mode}` lost packets are sent again, but retry_cnt allows only {tries} tries in a row without progress."),
+        }
+    }
+
+    fn failed(&self) -> CauseAndAdvice {
+        let (reason, sentence) = &self.symptoms.completion_reason;
+        match reason.as_str() {
+            "sequence-nak" | "response-gap" => self.packet_lost(),
+            "timed-out" | "link-dead" => self.no_response(),
+            "rnr-exhausted" => self.rnr_retry_exceeded(),
+            "nak" => self.nak_received(),
+            "bad-response" => conclude(
+                format!("The answer of {} does not fit the request: {sentence}.", self.peer_name()),
+                "Two ends that disagree about the path MTU do this, and so does a packet that was changed on the way. Compare path_mtu at both ends and look at the packet in the capture.",
+            ),
+            reason if reason.starts_with("refused/") => self.receive_error(reason),
+            _ => self.local_error(reason, sentence),
+        }
+    }
+
+    /// A gap: some packet did not arrive, a later one did.
+    fn packet_lost(&self) -> CauseAndAdvice {
+        let what = match (&self.symptoms.lost_request, &self.symptoms.lost_response) {
+            (Some((packet, who)), _) => format!("One packet did not arrive: {packet}, {who}."),
+            (None, Some((packet, who))) => format!("One answer did not arrive: {packet}, {who}."),
+            _ => match (&self.symptoms.corrupted, &self.symptoms.delayed) {
+                (Some((packet, who)), _) => {
+                    format!("One packet was not taken because it was damaged: {packet}, {who}.")
+                }
+                (_, Some((packet, who))) => {
+                    format!("One packet came too late, others had passed it: {packet}, {who}.")
+                }
+                _ => "One packet did not arrive; the log does not say where it was lost.".into(),
+            },
+        };
+        let advice = match self.recovery() {
+            "fatal" => {
+                "Find out who loses packets: in a scenario the rule named above, in a real network a full switch queue without PFC or ECN. To see the card send them again instead, set the device's recovery to go-back-n."
+            }
+            _ => {
+                "Find out who loses packets. More tries (retry_cnt, at most 7) help only against rare losses."
+            }
+        };
+        conclude(format!("{what} {}", self.recovery_text()), advice)
+    }
+
+    /// Nobody answered in time.
+    fn no_response(&self) -> CauseAndAdvice {
+        let other = self.peer_name();
+        let found = self.symptoms;
+        let timer = self.timeout_text();
+        if found.completion_reason.0 == "link-dead" {
+            return conclude(
+                format!(
+                    "The port of {other} is gone: its program or daemon ended, or nothing listens on that address."
+                ),
+                "Start the other side first, and look at its end: `softhca status` tells which cards run.",
+            );
+        }
+        if found.link_down {
+            return conclude(
+                format!("The link to {other} was down, so nothing arrived. {timer}"),
+                "Bring the link up again, or give the connection more time: timeout and retry_cnt of the queue pair.",
+            );
+        }
+        if let Some((reason, sentence)) = &found.dropped_by_peer {
+            return self.dropped_by_peer(reason, sentence, &timer);
+        }
+        if let Some((packet, who)) = found.lost_request.as_ref().or(found.corrupted.as_ref()) {
+            let tail = format!(
+                "{packet} did not arrive ({who}), and nothing came after it that would have shown {other} the gap. So nobody sent a NAK: only the timer of {} could notice.",
+                self.local_name()
+            );
+            return conclude(
+                format!("{tail} {timer} {}", self.recovery_text()),
+                "Find out who loses packets. The last packet of a burst is the one whose loss costs a whole timeout.",
+            );
+        }
+        if let Some((packet, who)) = &found.lost_response {
+            return conclude(
+                format!(
+                    "{other} did what was asked, but its answer did not arrive: {packet}, {who}. {} cannot tell a lost answer from a lost request. {timer} {}",
+                    self.local_name(),
+                    self.recovery_text()
+                ),
+                "Mind that the operation may have been done although it failed here: the memory of the peer may have changed.",
+            );
+        }
+        if self.log.peer(self.work_request.queue_pair).is_none() {
+            let (address, qp) = match self.log.peer_address(self.work_request.queue_pair) {
+                Some((address, qp)) => (address.to_string(), format!("{qp:#x}")),
+                None => ("the peer".into(), "of the peer".into()),
+            };
+            return conclude(
+                format!(
+                    "Nobody at {address} answered, and the log has no queue pair {qp} there: a wrong address, a wrong queue pair number, or a peer that is not running. {timer}"
+                ),
+                "Compare the address (GID) and the queue pair number that were exchanged with those of the peer, and see that it is in RTR before the first message is sent.",
+            );
+        }
+        let heard =
+            if found.reached_peer { "heard of it and did not answer in time" } else { "heard nothing of it" };
+        conclude(
+            format!("The card of {other} {heard}. {timer}"),
+            "See whether the peer is alive, in RTR or RTS, and connected to this queue pair: `softhca trace` on a capture of both ends shows how far the packets came.",
+        )
+    }
+
+    fn timeout_text(&self) -> String {
+        let Some(profile) = self.log.attributes(self.work_request.queue_pair) else { return String::new() };
+        let Some(patience) = profile.ack_timeout else {
+            return "timeout is 0: the requester would wait for ever.".into();
+        };
+        let one = duration(4096u64 << (profile.timeout & 0x1f));
+        let tries = u32::from(profile.retry_cnt);
+        match profile.recovery.as_str() {
+            "fatal" => format!(
+                "timeout {} means {one} (4.096 µs times 2 to the {}); with retry_cnt {tries} and nothing sent again, the peer had {}.",
+                profile.timeout,
+                profile.timeout,
+                duration(patience)
+            ),
+            _ => format!(
+                "timeout {} means {one} (4.096 µs times 2 to the {}) for each of the {} tries that retry_cnt {tries} allows.",
+                profile.timeout,
+                profile.timeout,
+                tries + 1
+            ),
+        }
+    }
+
+    /// The peer's card got the packets and threw them away without an answer.
+    fn dropped_by_peer(&self, reason: &str, sentence: &str, timer: &str) -> CauseAndAdvice {
+        let other = self.peer_name();
+        let advice = match reason {
+            "no-queue-pair" => {
+                "The queue pair number is wrong, or the peer destroyed its queue pair: exchange numbers anew for every connection."
+            }
+            "wrong-partition" => "Both ends need a common P_Key: compare pkey_index and the tables.",
+            "wrong-address" => {
+                "The peer connected its queue pair to another host: compare the GID that it was given (dlid is not used on RoCE)."
+            }
+            "bad-icrc" => {
+                "The packet was damaged on the way; a card drops it without an answer. Look for a rule that corrupts, or for a middlebox that rewrites headers."
+            }
+            "wrong-service" => "One end is RC and the other UC or UD: create both with the same type.",
+            reason if reason.starts_with("state-does-not-receive") => {
+                "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is."
+            }
+            _ => "See docs/reference/errors.md for what a card drops without an answer.",
+        };
+        conclude(
+            format!(
+                "The packets reached {other}, whose card dropped them without an answer: {sentence}. {timer}"
+            ),
+            advice,
+        )
+    }
+
+    fn rnr_retry_exceeded(&self) -> CauseAndAdvice {
+        let (waits, total) = (self.symptoms.rnr_waits, duration(self.symptoms.rnr_wait_ns));
+        let retry = self.log.attributes(self.work_request.queue_pair).map_or(String::new(), |profile| {
+            format!(
+                " rnr_retry is {}: after as many waits the requester gives up (7 would mean for ever).",
+                profile.rnr_retry
+            )
+        });
+        conclude(
+            format!(
+                "{} needs a receive at {}, and none was posted: it was refused {}, over {total} of waiting.{retry}",
+                self.work_request.title(),
+                self.peer_name(),
+                times(waits + 1)
+            ),
+            "Post receives before the peer may send, and keep some posted: one for each message that can be under way. A larger min_rnr_timer at the receiver makes each wait longer, rnr_retry 7 hides the fault rather than curing it.",
+        )
+    }
+
+    /// The peer said no.
+    fn nak_received(&self) -> CauseAndAdvice {
+        let other = self.peer_name();
+        let Some((reason, sentence)) = &self.symptoms.nak else {
+            return conclude(
+                format!(
+                    "{other} refused the request: {}. Its own log would say why.",
+                    self.symptoms.completion_reason.1
+                ),
+                "Write the log at the peer too; docs/reference/errors.md lists what each NAK can mean.",
+            );
+        };
+        let cause = format!("{other} refused the request, and a NAK ends the connection: {sentence}.");
+        let advice = match reason.as_str() {
+            "access/unknown-key" | "access/stale-key" | "access/invalidated" => {
+                "The key (rkey) is not, or no longer, one of the peer's: exchange it after every registration, and keep the region registered until the last operation on it has completed."
+            }
+            "access/out-of-bounds" => {
+                "Address and length must lie inside of the region: compare the address that the peer sent with the one that is used, and count in bytes."
+            }
+            "access/right" => {
+                "Register the region with the right that the operation needs (REMOTE_WRITE with LOCAL_WRITE, REMOTE_READ, REMOTE_ATOMIC), and give the queue pair the same in qp_access_flags at INIT: both are checked."
+            }
+            "access/protection-domain" => {
+                "Region and queue pair must be of one protection domain at the peer."
+            }
+            "access/queue-pair" => "A window of type 2 serves only the queue pair that it was bound on.",
+            "access/unreachable" => {
+                "The memory behind the region went away before the region did: deregister first, free afterwards."
+            }
+            "misaligned" => "An atomic works on eight bytes at an address that is a multiple of eight.",
+            "receive-too-small" => {
+                "Post receives as large as the largest message, or agree on a maximum: a SEND does not continue in the next receive."
+            }
+            "receive-denied" => {
+                "The receive that the peer posted points to memory that its card may not write: LOCAL_WRITE is needed, and the region must be as long as the entry."
+            }
+            "too-many-reads" => {
+                "max_rd_atomic here must not be larger than max_dest_rd_atomic at the peer: exchange both when connecting."
+            }
+            "payload-length" => {
+                "The two ends have different path MTUs: exchange the smaller one before going to RTR."
+            }
+            "invalidate-failed" => {
+                "The key to invalidate must be one that the peer's queue pair may use: a window of type 2 bound on it."
+            }
+            "no-shared-receive-queue" => {
+                "The number of the XRC shared receive queue is wrong, or it was destroyed."
+            }
+            _ => "docs/reference/errors.md lists what each NAK can mean.",
+        };
+        conclude(cause, advice)
+    }
+
+    /// A receive that did not get its message.
+    fn receive_error(&self, reason: &str) -> CauseAndAdvice {
+        let cause = format!(
+            "A message came for this receive and could not be placed: {}.",
+            self.symptoms.completion_reason.1
+        );
+        let advice = match reason {
+            "refused/receive-too-small" => {
+                "Post receives as large as the largest message. On UD add 40 bytes: the routing header (GRH) stands before the data."
+            }
+            "refused/receive-denied" => {
+                "The receive must point into a region of this queue pair's protection domain, with LOCAL_WRITE, and stay inside of it."
+            }
+            _ => "docs/reference/errors.md lists the causes.",
+        };
+        conclude(cause, advice)
+    }
+
+    /// This side alone is to blame: nothing was sent.
+    fn local_error(&self, reason: &str, sentence: &str) -> CauseAndAdvice {
+        let cause = format!("{} never left: {sentence}.", self.work_request.title());
+        let advice = match reason {
+            "local-memory/unknown-key" | "local-memory/stale-key" | "local-memory/invalidated" => {
+                "The lkey in the scatter/gather entry is not that of a region that is registered now: register before posting, and deregister only after the completion."
+            }
+            "local-memory/out-of-bounds" => {
+                "The scatter/gather entry reaches beyond its region: check address and length, in bytes."
+            }
+            "local-memory/right" => {
+                "A READ or an atomic writes into local memory: register that region with LOCAL_WRITE."
+            }
+            "local-memory/protection-domain" => "Region and queue pair must be of one protection domain.",
+            reason if reason.starts_with("local-memory") => {
+                "See that the memory is registered, mapped and long enough until the completion came."
+            }
+            "message-too-long" => {
+                "A connection carries up to 2 GiB in one message, a datagram no more than the path MTU, and an atomic needs eight bytes of room: split the message, or use a connection."
+            }
+            "unsupported" => {
+                "Not every transport has every operation: READ and atomics need RC or XRC, WRITE needs RC, XRC or UC."
+            }
+            "no-reads-allowed" => "Set max_rd_atomic to at least 1 when going to RTS.",
+            "bad-address-handle" => "The address handle was destroyed, or is of another protection domain.",
+            reason if reason.starts_with("window-bind") => {
+                "The region needs the right to bind windows, and the window must be inside of it."
+            }
+            "completion-queue-overflow" => {
+                "Make the completion queue at least as large as all queues that complete to it, or poll it more often."
+            }
+            "broken-request" | "broken-ring" => {
+                "The ring in shared memory was written by something else than the library."
+            }
+            "client-gone" => "The program ended while its requests were under way.",
+            _ => "docs/reference/errors.md lists the causes.",
+        };
+        conclude(cause, advice)
+    }
+
+    fn flushed(&self) -> CauseAndAdvice {
+        let own = self.local_name();
+        let Some((reason, sentence)) = &self.symptoms.error_transition else {
+            return conclude(
+                format!(
+                    "{own} was in an error state, where everything that is posted is flushed: it was never tried."
+                ),
+                "Look for the first completion of this queue pair that failed and was not flushed.",
+            );
+        };
+        match reason.as_str() {
+            "asked" => conclude(
+                format!(
+                    "The program itself took {own} to the error state. Everything that waited there was flushed, in order, and was never tried, or its end is unknown."
+                ),
+                "This is the regular way to get all buffers back before a queue pair is destroyed: poll until as many came back as were posted.",
+            ),
+            "completion-queue-overflow" => conclude(
+                format!(
+                    "The completion queue of {own} had no room for one more completion. That stops every queue pair that uses it, and everything that waited there was flushed."
+                ),
+                "Make the completion queue at least as large as all queues that complete to it, or poll it more often.",
+            ),
+            _ if self.work_request.is_receive() => conclude(
+                format!(
+                    "{own} failed for another reason ({sentence}), and every receive that was posted there came back flushed: no message was put into it."
+                ),
+                "Look at the cause above. The connection has to be made anew: RESET, INIT, RTR, RTS.",
+            ),
+            _ => conclude(
+                format!(
+                    "{own} failed for another reason ({sentence}), and everything that waited there was flushed. {} is not to blame, and may or may not have reached the peer.",
+                    self.work_request.title()
+                ),
+                "Look at the cause above. The connection has to be made anew: RESET, INIT, RTR, RTS.",
+            ),
+        }
+    }
+
+    /// It succeeded, but not at once.
+    fn delayed(&self) -> CauseAndAdvice {
+        let found = self.symptoms;
+        let mut why = Vec::new();
+        if found.rnr_waits > 0 {
+            why.push(format!(
+                "{} had no receive posted, {}: {} were spent waiting",
+                self.peer_name(),
+                times(found.rnr_waits),
+                duration(found.rnr_wait_ns)
+            ));
+        }
+        if let Some((packet, who)) = found.lost_request.as_ref().or(found.corrupted.as_ref()) {
+            why.push(format!("{packet} did not arrive ({who}) and had to be sent again"));
+        } else if let Some((packet, who)) = &found.lost_response {
+            why.push(format!("the work was done at once, but {packet} did not arrive ({who})"));
+        }
+        if found.timeouts > 0 {
+            why.push(format!(
+                "the ack timer had to run out {} before anything was sent again",
+                times(found.timeouts)
+            ));
+        }
+        if let Some((packet, who)) = &found.delayed {
+            why.push(format!("{packet} was held up ({who})"));
+        }
+        if why.is_empty() {
+            return conclude("Nothing held it up.", "");
+        }
+        let advice = match () {
+            () if found.rnr_waits > 0 => {
+                "Post receives before the peer sends, as many as messages can be under way."
+            }
+            () if found.timeouts > 0 => {
+                "A timeout is far longer than a round trip. Losses in the middle of a burst are noticed at once by a NAK, those at its end only by the timer: lower timeout if the network is known, and find out who loses packets."
+            }
+            () if found.retransmissions > 0 => {
+                "Everything since the loss was sent again (go-back-n): losses cost bandwidth too. Find out who loses packets."
+            }
+            () => "",
+        };
+        conclude(format!("It took longer because {}.", why.join("; ")), advice)
+    }
+
+    fn incomplete(&self) -> CauseAndAdvice {
+        let profile = self.log.attributes(self.work_request.queue_pair);
+        if self.symptoms.rnr_waits > 0 && profile.is_some_and(|profile| profile.rnr_retry == 7) {
+            return conclude(
+                format!(
+                    "{} never posts a receive, and rnr_retry 7 means to try for ever: it will not end by itself.",
+                    self.peer_name()
+                ),
+                "Post receives at the peer. A smaller rnr_retry makes the fault visible.",
+            );
+        }
+        if profile.is_some_and(|profile| profile.ack_timeout.is_none()) {
+            return conclude(
+                "Nobody answered, and timeout 0 means to wait for ever: it will not end by itself.",
+                "Set timeout to something like 14 (67 ms) when going to RTS.",
+            );
+        }
+        conclude("The log ends before it does.", "Write the log for longer.")
+    }
+}

@@ -1,0 +1,491 @@
+//! What the log says happened to a work request and its packets, in order.
+
+use super::Evidence;
+use crate::describe::{duration, times};
+use crate::log::{EffectData, Entry, LogEvent};
+use crate::parsed_log::{ParsedLog, QueuePairId, WorkRequest};
+use std::collections::BTreeMap;
+
+/// What was found out on the way; the verdict needs it.
+#[derive(Debug, Default)]
+pub(super) struct Symptoms {
+    pub evidence: Vec<Evidence>,
+    /// A request packet that was lost: its words, and who lost it.
+    pub lost_request: Option<(String, String)>,
+    /// An answer that was lost.
+    pub lost_response: Option<(String, String)>,
+    /// A packet that a rule changed so that it was not taken.
+    pub corrupted: Option<(String, String)>,
+    /// A packet that was held up.
+    pub delayed: Option<(String, String)>,
+    /// A link was down.
+    pub link_down: bool,
+    /// Packets that the peer did not take: reason and sentence.
+    pub dropped_by_peer: Option<(String, String)>,
+    /// The peer's refusal: reason and sentence.
+    pub nak: Option<(String, String)>,
+    /// How often the requester waited, went back, ran into its timer.
+    pub rnr_waits: u32,
+    pub rnr_wait_ns: u64,
+    pub retransmissions: u32,
+    pub timeouts: u32,
+    /// Whether the peer's card heard anything of it.
+    pub reached_peer: bool,
+    /// A duplicate was answered.
+    pub duplicates: u32,
+    /// The reason and sentence of the completion.
+    pub completion_reason: (String, String),
+    /// Why its queue pair went to an error state.
+    pub error_transition: Option<(String, String)>,
+}
+
+/// Whether something held a work request up that the log tells of.
+pub(super) fn was_delayed(account: &ParsedLog, work: &WorkRequest) -> bool {
+    if work.psns.is_none() {
+        return false;
+    }
+    let findings = collect(account, work);
+    findings.rnr_waits + findings.retransmissions + findings.timeouts > 0
+        || findings.lost_request.is_some()
+        || findings.lost_response.is_some()
+        || findings.delayed.is_some()
+}
+
+/// Follows a work request through the log.
+pub(super) fn collect(account: &ParsedLog, work: &WorkRequest) -> Symptoms {
+    let mut chain = EvidenceCollector::new(account, work);
+    if work.status.as_deref() == Some("flushed") || work.is_receive() {
+        // What made the queue pair fail lies before, and need not concern this work request's packets.
+        chain.explain_error_state();
+    } else {
+        for index in account.span(work) {
+            chain.entry(index);
+        }
+    }
+    if let Some(ended) = work.completed {
+        chain.add_completion(ended);
+    }
+    chain.finish()
+}
+
+struct EvidenceCollector<'a> {
+    log: &'a ParsedLog,
+    work_request: &'a WorkRequest,
+    peer: Option<QueuePairId>,
+    /// The entry that is being told.
+    entry_index: usize,
+    symptoms: Symptoms,
+    /// Where each sentence stands in the chain, how often it was said, and when last.
+    sentences: BTreeMap<String, (usize, u32, u64)>,
+}
+
+impl<'a> EvidenceCollector<'a> {
+    fn new(account: &'a ParsedLog, work: &'a WorkRequest) -> EvidenceCollector<'a> {
+        let peer = account.peer(work.queue_pair);
+        EvidenceCollector {
+            log: account,
+            work_request: work,
+            peer,
+            entry_index: 0,
+            symptoms: Symptoms::default(),
+            sentences: BTreeMap::new(),
+        }
+    }
+
+    /// Says something; what was said before is only counted.
+    fn add(&mut self, time_ns: u64, text: String) {
+        let mut letters = text.chars();
+        // Names of hosts stay as they are.
+        let text = match letters.next() {
+            Some('t') if text.starts_with("the ") => format!("T{}", letters.as_str()),
+            _ => text,
+        };
+        if let Some((_, count, last)) = self.sentences.get_mut(&text) {
+            (*count, *last) = (*count + 1, time_ns);
+            return;
+        }
+        self.sentences.insert(text.clone(), (self.symptoms.evidence.len(), 1, time_ns));
+        self.symptoms.evidence.push(Evidence { entry: self.entry_index, time_ns, text });
+    }
+
+    fn finish(mut self) -> Symptoms {
+        for (place, count, last) in self.sentences.values() {
+            if *count > 1 {
+                let link = &mut self.symptoms.evidence[*place];
+                link.text +=
+                    &format!(" This happened {}, the last time at {}.", times(*count), duration(*last));
+            }
+        }
+        self.symptoms
+    }
+
+    fn local_name(&self) -> String {
+        self.log.name(self.work_request.queue_pair)
+    }
+
+    fn peer_name(&self) -> String {
+        self.log.peer_name(self.work_request.queue_pair)
+    }
+
+    fn psn(&self, psn: u32) -> String {
+        self.log.psn(self.work_request.queue_pair, psn)
+    }
+
+    fn entry(&mut self, index: usize) {
+        self.entry_index = index;
+        let account = self.log;
+        let entry = &account.entries[index];
+        let here =
+            QueuePairId { host: account.entry_hosts[index], qp: entry.event.queue_pair().unwrap_or(0) };
+        if let LogEvent::Fault { .. } = entry.event {
+            return self.fault(entry, here.host);
+        }
+        if here == self.work_request.queue_pair {
+            self.at_requester(entry);
+        } else if Some(here) == self.peer {
+            self.at_responder(entry);
+        } else if let LogEvent::PacketDropped { .. } = entry.event
+            && self.peer_host() == Some(here.host)
+        {
+            self.dropped(entry);
+        }
+    }
+
+    fn peer_host(&self) -> Option<usize> {
+        let (address, _) = self.log.peer_address(self.work_request.queue_pair)?;
+        self.log.hosts.iter().position(|(_, known)| *known == Some(address))
+    }
+
+    fn at_requester(&mut self, entry: &Entry) {
+        let (own, other) = (self.local_name(), self.peer_name());
+        match &entry.event {
+            LogEvent::WqeFetched { wr_id: id, bytes, .. } if *id == self.work_request.wr_id => {
+                let size = match self.work_request.psns {
+                    None => String::new(),
+                    Some((first, 1)) => format!(": {bytes} bytes in one packet, {}", self.psn(first)),
+                    Some((first, count)) => {
+                        let last = first.wrapping_add(count - 1) & 0xff_ffff;
+                        format!(
+                            ": {bytes} bytes in {count} packets, {} to {}",
+                            self.psn(first),
+                            self.psn(last)
+                        )
+                    }
+                };
+                let to =
+                    if self.work_request.psns.is_some() { format!(" to {other}") } else { String::new() };
+                self.add(entry.time, format!("{own} starts {}{to}{size}.", self.work_request.title()));
+            }
+            LogEvent::RnrWaitStarted { psn, until, .. } if self.work_request.has_psn(*psn) => {
+                let wait = until.saturating_sub(entry.time);
+                self.symptoms.rnr_waits += 1;
+                self.symptoms.rnr_wait_ns += wait;
+                let psn = self.psn(*psn);
+                let text = format!("{own} waits {} as the NAK says, then sends {psn} again.", duration(wait));
+                self.add(entry.time, text);
+            }
+            LogEvent::AckTimedOut { oldest_psn, .. } if self.work_request.has_psn(*oldest_psn) => {
+                self.symptoms.timeouts += 1;
+                let psn = self.psn(*oldest_psn);
+                let after = match self
+                    .log
+                    .attributes(self.work_request.queue_pair)
+                    .and_then(|profile| profile.ack_timeout)
+                {
+                    Some(patience) => format!(" in {}", duration(patience)),
+                    None => String::new(),
+                };
+                self.add(
+                    entry.time,
+                    format!("The ack timer of {own} runs out: no answer to {psn} came{after}."),
+                );
+            }
+            LogEvent::Retransmitted { from_psn: to_psn, cause, .. } if self.work_request.has_psn(*to_psn) => {
+                if cause == "receiver-not-ready" {
+                    return;
+                }
+                self.symptoms.retransmissions += 1;
+                let psn = self.psn(*to_psn);
+                let why = match cause.as_ref() {
+                    "sequence-nak" => "because of the NAK",
+                    "response-gap" => "because a response is missing",
+                    _ => "because nobody answered",
+                };
+                self.add(
+                    entry.time,
+                    format!("{own} goes back to {psn} and sends everything from there again, {why}."),
+                );
+            }
+            LogEvent::PacketDropped { packet: Some(packet), reason, .. }
+                if self.work_request.has_psn(packet.psn) =>
+            {
+                let (psn, why) = (self.psn(packet.psn), trigger_text(entry, reason));
+                let name = opcode_without_service(&packet.opcode);
+                self.add(entry.time, format!("{own} does not take the answer {name} {psn}: {why}."));
+            }
+            _ => {}
+        }
+    }
+
+    fn at_responder(&mut self, entry: &Entry) {
+        let other = self.peer_name();
+        match &entry.event {
+            LogEvent::PacketReceived { packet, .. }
+                if self.work_request.has_psn(packet.psn) && is_request(&packet.opcode) =>
+            {
+                self.symptoms.reached_peer = true;
+            }
+            LogEvent::RequestRejected { psn, expected_psn: missing_psn, reason, .. }
+                if self.work_request.has_psn(missing_psn.unwrap_or(*psn)) =>
+            {
+                let why = trigger_text(entry, reason);
+                let text = match (reason.as_ref(), missing_psn) {
+                    (_, Some(missing)) => {
+                        let (missing, got) = (self.psn(*missing), self.psn(*psn));
+                        format!(
+                            "{other} gets {got} while it waits for {missing}: it knows now that a packet is missing, and answers with a NAK, \"sequence error\"."
+                        )
+                    }
+                    ("not-ready", _) => {
+                        let psn = self.psn(*psn);
+                        format!(
+                            "{other} has no receive posted for {psn}: it answers with an RNR NAK, \"receiver not ready\"."
+                        )
+                    }
+                    _ => format!("{other} refuses {} with a NAK: {why}.", self.psn(*psn)),
+                };
+                self.symptoms.nak = Some((reason.to_string(), why));
+                self.add(entry.time, text);
+            }
+            LogEvent::PacketDropped { .. } => self.dropped(entry),
+            LogEvent::DuplicateRequestHandled { psn, .. } if self.work_request.has_psn(*psn) => {
+                self.symptoms.duplicates += 1;
+                let psn = self.psn(*psn);
+                self.add(
+                    entry.time,
+                    format!("{other} had done {psn} already: it answers again and does not do it twice."),
+                );
+            }
+            LogEvent::QpStateChanged { from, to, reason, .. } if to == "ERR" && reason != "asked" => {
+                self.add(
+                    entry.time,
+                    format!("{other} goes from {from} to {to}: it takes nothing more from this connection."),
+                );
+            }
+            LogEvent::QpStateChanged { from, to, .. } if to == "ERR" || to == "RESET" => {
+                self.add(
+                    entry.time,
+                    format!("The program at {other} takes its queue pair from {from} to {to}."),
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn dropped(&mut self, entry: &Entry) {
+        let LogEvent::PacketDropped { packet, reason, .. } = &entry.event else { return };
+        let host = self.peer_host().map(|host| self.log.host_name(host).to_owned()).unwrap_or_default();
+        let why = trigger_text(entry, reason);
+        match packet {
+            Some(packet) if self.work_request.has_psn(packet.psn) && is_request(&packet.opcode) => {
+                self.symptoms.reached_peer = true;
+                // After a refusal that is what must follow; only what comes before it is a cause.
+                if self.symptoms.nak.is_none() {
+                    self.symptoms.dropped_by_peer.get_or_insert((reason.to_string(), why.clone()));
+                }
+                let (psn, name) = (self.psn(packet.psn), opcode_without_service(&packet.opcode));
+                self.add(entry.time, format!("{host} does not take {name} {psn}: {why}."));
+            }
+            None if reason == "bad-icrc" => {
+                self.symptoms.dropped_by_peer.get_or_insert((reason.to_string(), why.clone()));
+                self.add(entry.time, format!("{host} drops a packet that it cannot trust: {why}."));
+            }
+            _ => {}
+        }
+    }
+
+    fn fault(&mut self, entry: &Entry, sender: usize) {
+        let LogEvent::Fault { cause, effect, class, opcode, psn: Some(psn), .. } = &entry.event else {
+            return;
+        };
+        let from_here = sender == self.work_request.queue_pair.host;
+        let from_peer = self.peer_host() == Some(sender);
+        let request = opcode.as_ref().is_some_and(|opcode| is_request(opcode));
+        if !self.work_request.has_psn(*psn) || !(from_here && request || from_peer && !request) {
+            return;
+        }
+        let name = match class.as_ref() {
+            "ack" => "the ACK".to_owned(),
+            "receiver-not-ready" => "the RNR NAK".to_owned(),
+            class if class.starts_with("nak") => "the NAK".to_owned(),
+            _ => opcode_without_service(opcode.as_deref().unwrap_or("the packet")),
+        };
+        let packet = format!("{name} {}", self.psn(*psn));
+        let to = if request { self.peer_name() } else { self.local_name() };
+        let who = entry.trigger.clone().unwrap_or_else(|| cause.to_string());
+        let lost = if request { &mut self.symptoms.lost_request } else { &mut self.symptoms.lost_response };
+        let text = match effect {
+            EffectData::Dropped { .. } => {
+                lost.get_or_insert((packet.clone(), who.clone()));
+                format!("{packet} is lost on its way to {to}: {who}.")
+            }
+            EffectData::LinkCut { .. } => {
+                lost.get_or_insert((packet.clone(), who.clone()));
+                format!("{packet} is lost on its way to {to}, and the link with it: {who}.")
+            }
+            EffectData::Corrupted { .. } | EffectData::Rewritten { .. } => {
+                self.symptoms.corrupted.get_or_insert((packet.clone(), who.clone()));
+                format!("{packet} is changed on its way to {to}: {who}.")
+            }
+            EffectData::Delayed { .. } | EffectData::Reordered { .. } => {
+                self.symptoms.delayed.get_or_insert((packet.clone(), who.clone()));
+                format!("{packet} is held up on its way to {to}: {who}.")
+            }
+            EffectData::Duplicated { .. } | EffectData::MarkedCe => return,
+        };
+        self.symptoms.link_down |= cause == "link-down" || matches!(effect, EffectData::LinkCut { .. });
+        self.add(entry.time, text);
+    }
+
+    /// The last time before its end that the queue pair fell into an error state, and what made it.
+    fn explain_error_state(&mut self) {
+        let (account, place) = (self.log, self.work_request.queue_pair);
+        let end = self.work_request.completed.unwrap_or(account.entries.len());
+        // A queue pair tells its state after the completion that made it change.
+        let until = (end + 16).min(account.entries.len());
+        let mut fall = None;
+        for index in 0..until {
+            if account.entry_hosts[index] != place.host
+                || account.entries[index].event.queue_pair() != Some(place.qp)
+            {
+                continue;
+            }
+            if let LogEvent::QpStateChanged { to, reason, .. } = &account.entries[index].event {
+                let is_fall = to == "ERR" || to == "SQE";
+                if is_fall && (index < end || fall.is_none()) {
+                    fall = Some((index, reason.to_string()));
+                } else if index < end && !is_fall {
+                    fall = None;
+                }
+            }
+        }
+        let Some((index, reason)) = fall else { return };
+        let culprit = account.work_requests.iter().find(|work| {
+            work.queue_pair == place
+                && work.failed()
+                && work.status.as_deref() != Some("flushed")
+                && work.completed.is_some_and(|ended| ended <= end && ended + 4 > index)
+                && !std::ptr::eq(*work, self.work_request)
+        });
+        let entry = &account.entries[index];
+        let why = trigger_text(entry, &reason);
+        if let Some(culprit) = culprit
+            && !culprit.is_receive()
+        {
+            let before = collect(account, culprit);
+            for link in &before.evidence {
+                self.entry_index = link.entry;
+                self.add(link.time_ns, link.text.clone());
+            }
+        } else if let Some(refusal) = self.rejection_before(index) {
+            self.entry_index = refusal;
+            let refused = &account.entries[refusal];
+            let own = self.local_name();
+            self.add(refused.time, format!("{own} cannot take a packet of {}: {why}.", self.peer_name()));
+        }
+        let LogEvent::QpStateChanged { from, to, .. } = &entry.event else { return };
+        let text = match reason.as_str() {
+            "asked" => format!("The program takes {} from {from} to {to}.", self.local_name()),
+            _ => format!("{} goes from {from} to {to}: {why}.", self.local_name()),
+        };
+        self.symptoms.error_transition = Some((reason, why));
+        self.entry_index = index;
+        self.add(entry.time, text);
+    }
+
+    /// The refusal of this queue pair that stands right before a change of its state.
+    fn rejection_before(&self, index: usize) -> Option<usize> {
+        (index.saturating_sub(8)..index).rev().find(|at| {
+            let entry = &self.log.entries[*at];
+            self.log.entry_hosts[*at] == self.work_request.queue_pair.host
+                && matches!(&entry.event, LogEvent::RequestRejected { qp, .. } if *qp == self.work_request.queue_pair.qp)
+        })
+    }
+
+    fn add_completion(&mut self, index: usize) {
+        self.entry_index = index;
+        let entry = &self.log.entries[index];
+        let name = self.work_request.title();
+        match &entry.event {
+            LogEvent::WorkCompleted { status, reason, .. } => {
+                self.symptoms.completion_reason = (reason.to_string(), trigger_text(entry, reason));
+                if reason == "response-gap" || reason == "bad-response" {
+                    let (own, why) = (self.local_name(), trigger_text(entry, reason));
+                    self.add(entry.time, format!("{own} cannot go on with the answers that come: {why}."));
+                }
+                let verbs = ibv_wc_status(status);
+                let took = match self.work_request.started {
+                    Some(started) => {
+                        format!(", {} after it was started", duration(entry.time - self.log.time_of(started)))
+                    }
+                    None => String::new(),
+                };
+                self.add(entry.time, format!("{name} completes with {status} ({verbs}){took}."));
+            }
+            _ => self.add(entry.time, format!("{name} is done; no completion was wanted.")),
+        }
+        if self.work_request.status.as_deref() == Some("flushed") || !self.work_request.failed() {
+            return;
+        }
+        let later = self.log.work_requests.iter().filter(|work| {
+            work.queue_pair == self.work_request.queue_pair
+                && work.status.as_deref() == Some("flushed")
+                && work.completed.is_some_and(|ended| ended > index)
+        });
+        let count = later.count();
+        let own = self.local_name();
+        if count > 0 {
+            let what = match count {
+                1 => "1 other request of it is".into(),
+                _ => format!("{count} other requests of it are"),
+            };
+            self.add(entry.time, format!("{own} goes to an error state, and {what} flushed."));
+        }
+    }
+}
+
+/// The sentence of an entry, or the name of its reason.
+fn trigger_text(entry: &Entry, reason: &str) -> String {
+    entry.trigger.clone().unwrap_or_else(|| reason.replace(['-', '/'], " "))
+}
+
+/// An opcode without its service.
+fn opcode_without_service(opcode: &str) -> String {
+    opcode.split(' ').next_back().unwrap_or(opcode).to_owned()
+}
+
+fn is_request(opcode: &str) -> bool {
+    !(opcode.contains("RESPONSE") || opcode.contains("ACKNOWLEDGE") || opcode.contains("CNP"))
+}
+
+/// What `enum ibv_wc_status` calls a status.
+fn ibv_wc_status(status: &str) -> &'static str {
+    match status {
+        "success" => "IBV_WC_SUCCESS",
+        "local-length" => "IBV_WC_LOC_LEN_ERR",
+        "local-qp-operation" => "IBV_WC_LOC_QP_OP_ERR",
+        "local-protection" => "IBV_WC_LOC_PROT_ERR",
+        "flushed" => "IBV_WC_WR_FLUSH_ERR",
+        "window-bind" => "IBV_WC_MW_BIND_ERR",
+        "bad-response" => "IBV_WC_BAD_RESP_ERR",
+        "local-access" => "IBV_WC_LOC_ACCESS_ERR",
+        "remote-invalid-request" => "IBV_WC_REM_INV_REQ_ERR",
+        "remote-access" => "IBV_WC_REM_ACCESS_ERR",
+        "remote-operation" => "IBV_WC_REM_OP_ERR",
+        "retry-exceeded" => "IBV_WC_RETRY_EXC_ERR",
+        "rnr-retry-exceeded" => "IBV_WC_RNR_RETRY_EXC_ERR",
+        "remote-abort" => "IBV_WC_REM_ABORT_ERR",
+        "fatal" => "IBV_WC_FATAL_ERR",
+        _ => "IBV_WC_GENERAL_ERR",
+    }
+}

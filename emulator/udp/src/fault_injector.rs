@@ -1,0 +1,110 @@
+//! The cable before a socket: the fabric's fault rules in real time.
+
+use crate::DriverSink;
+use softhca_engine::Instant;
+use softhca_fabric::{
+    Direction, Fault, FlowTable, Frame, Link, LinkOutput, LinkSettings, LinkState, Rule, Seed,
+};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// A cable, and the frames that it holds until their time has come.
+pub(crate) struct FaultInjector {
+    pub link: Link,
+    pub flows: FlowTable,
+    /// Which way this card's end of the cable sends: a rule that names a direction says so.
+    direction: Direction,
+    /// Whether the port is down: nothing leaves.
+    state: LinkState,
+    /// Frames that came out of the cable, by time and order.
+    output: BTreeMap<(u64, u64), Frame>,
+    serial: u64,
+}
+
+struct OutputQueue<'a> {
+    out: &'a mut BTreeMap<(u64, u64), Frame>,
+    serial: &'a mut u64,
+    now: Instant,
+    witness: &'a mut dyn DriverSink,
+}
+
+impl LinkOutput for OutputQueue<'_> {
+    fn deliver(&mut self, at_ns: u64, _: Direction, frame: Frame) {
+        *self.serial += 1;
+        self.out.insert((at_ns, *self.serial), frame);
+    }
+
+    fn report(&mut self, fault: Fault) {
+        self.witness.on_fault(self.now, &fault);
+    }
+}
+
+impl FaultInjector {
+    pub fn new(seed: u64) -> FaultInjector {
+        FaultInjector {
+            link: Link::new(Seed(seed), LinkSettings::default()),
+            flows: FlowTable::new(),
+            direction: Direction::Forward,
+            state: LinkState::Up,
+            output: BTreeMap::new(),
+            serial: 0,
+        }
+    }
+
+    pub fn add_rule(&mut self, rule: Rule) {
+        self.direction = rule.selector.direction.unwrap_or(self.direction);
+        self.link.add_rule(rule);
+    }
+
+    /// Takes the cable down or brings it up.
+    pub fn set_link_state(&mut self, state: LinkState) {
+        self.state = state;
+        for direction in [Direction::Forward, Direction::Backward] {
+            self.link.set_state(direction, state);
+        }
+    }
+
+    /// Takes all rules and flows away. What is held back stays until its time.
+    pub fn clear(&mut self) {
+        let rules: Vec<_> = self.link.rules().map(|(rule, _)| rule.id).collect();
+        for id in rules {
+            self.link.remove_rule(id);
+        }
+        self.flows = FlowTable::new();
+    }
+
+    /// Whether there is nothing that a frame would have to pass.
+    pub fn is_idle(&self) -> bool {
+        let idle = self.link.rules().next().is_none() && self.flows.iter().next().is_none();
+        idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
+    }
+
+    pub fn admit(&mut self, now: Instant, frame: Frame, witness: &mut dyn DriverSink) {
+        let FaultInjector { link: cable, flows, direction, output: out, serial, .. } = self;
+        cable.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { out, serial, now, witness });
+    }
+
+    pub fn expire(&mut self, now: Instant, witness: &mut dyn DriverSink) {
+        let FaultInjector { link: cable, output: out, serial, .. } = self;
+        if cable.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            cable.expire(now.nanos(), &mut OutputQueue { out, serial, now, witness });
+        }
+    }
+
+    /// The next frame whose time has come.
+    pub fn pop_due(&mut self, now_ns: u64) -> Option<Frame> {
+        let entry = self.output.first_entry()?;
+        if entry.key().0 > now_ns { None } else { Some(entry.remove()) }
+    }
+
+    /// Keeps a frame that could not be sent: it goes first at the next try.
+    pub fn requeue(&mut self, now_ns: u64, frame: Frame) {
+        self.output.insert((now_ns, 0), frame);
+    }
+
+    /// When the next frame leaves or is let go. One whose destination `waits` for a grant has no time of its own.
+    pub fn next_timeout(&self, waits: impl Fn(IpAddr) -> bool) -> Option<u64> {
+        let first = self.output.iter().next().filter(|(_, frame)| !waits(frame.addressing.destination));
+        [first.map(|((at, _), _)| *at), self.link.next_timeout()].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,264 @@
+//! What a sender has been granted by one receiver.
+
+use super::{MAX_FRAME_CHARGE, MILLISECOND, RECLAIM_INTERVAL};
+use softhca_wire::link_control::{Grant, GrantRequest};
+
+/// How long a sender waits for an answer, at first and at most.
+const MIN_REQUEST_TIMEOUT: u64 = MILLISECOND;
+const MAX_REQUEST_TIMEOUT: u64 = 64 * MILLISECOND;
+/// How long grants that were urgently asked for may lie unused.
+const UNUSED_GRANT_TIMEOUT: u64 = 50 * MILLISECOND;
+/// How long an idle sender keeps its share.
+const IDLE_TIMEOUT: u64 = 1000 * MILLISECOND;
+/// How far ahead a busy sender asks. More than any buffer, so that receivers keep granting by themselves.
+const REQUEST_AHEAD: u64 = 1 << 28;
+
+/// The sending side: what one peer has granted.
+#[derive(Debug)]
+pub struct GrantBalance {
+    granted: u64,
+    consumed: u64,
+    returned: u64,
+    /// How much of `returned` the receiver knows.
+    returned_known: u64,
+    wanted: u64,
+    max_unused: u64,
+    /// The charge of the frame that waits, or zero.
+    pending_charge: u64,
+    /// Since when there is enough for it.
+    satisfied_at: Option<u64>,
+    last_used_at: u64,
+    /// When the receiver was told all this.
+    last_request_at: Option<u64>,
+    request_due: bool,
+    retry_at: Option<u64>,
+    request_timeout: u64,
+}
+
+impl GrantBalance {
+    /// A holder of nothing.
+    pub fn new(now: u64) -> GrantBalance {
+        GrantBalance {
+            granted: 0,
+            consumed: 0,
+            returned: 0,
+            returned_known: 0,
+            wanted: 0,
+            max_unused: u64::MAX,
+            pending_charge: 0,
+            satisfied_at: None,
+            last_used_at: now,
+            last_request_at: None,
+            request_due: false,
+            retry_at: None,
+            request_timeout: MIN_REQUEST_TIMEOUT,
+        }
+    }
+
+    /// Forgets everything but what waits and what was sent: the peer knows nothing of us any more, and the last of
+    /// what we sent may be in its present life's way.
+    pub fn restart(&mut self, now: u64) {
+        let GrantBalance { pending_charge: need, consumed, .. } = *self;
+        *self = GrantBalance {
+            pending_charge: need,
+            consumed,
+            granted: consumed,
+            request_due: need > 0,
+            ..GrantBalance::new(now)
+        };
+    }
+
+    /// How much charge may be sent now.
+    pub fn allowance(&self) -> u64 {
+        self.granted - self.spent()
+    }
+
+    fn spent(&self) -> u64 {
+        self.consumed + self.returned
+    }
+
+    /// Whether a frame or a run of this charge may be sent now. If not, asks for more; only up to
+    /// [`LARGEST_CHARGE`] is sure to come, so cut longer runs to the [`Holder::allowance`].
+    pub fn may_send(&mut self, charge: u64) -> bool {
+        if charge <= self.allowance() {
+            return true;
+        }
+        let need = charge.min(MAX_FRAME_CHARGE);
+        if need > self.allowance() {
+            if self.pending_charge <= self.allowance() {
+                self.request_timeout = MIN_REQUEST_TIMEOUT;
+                self.request_due = true;
+                self.pending_charge = need;
+            }
+            // What is enough for the least of those that wait is used.
+            self.pending_charge = need.min(self.pending_charge);
+            self.satisfied_at = None;
+        }
+        false
+    }
+
+    /// Counts what the socket has taken.
+    ///
+    /// # Panics
+    /// If that was not allowed.
+    pub fn record_sent(&mut self, charge: u64, now: u64) {
+        assert!(charge <= self.allowance(), "nothing is sent without a grant");
+        self.consumed += charge;
+        self.last_used_at = now;
+        self.pending_charge = 0;
+        self.satisfied_at = None;
+        if self.wanted < self.spent() + REQUEST_AHEAD / 2 {
+            self.request_due = true;
+        }
+    }
+
+    /// Counts what was sent without a grant, to a peer that did not know of grants yet.
+    pub fn record_ungranted(&mut self, charge: u64) {
+        self.consumed += charge;
+        self.granted += charge;
+    }
+
+    /// Takes in what the receiver says.
+    pub fn on_grant(&mut self, grant: &Grant, now: u64) {
+        if grant.granted < self.granted {
+            return;
+        }
+        let known = grant.returned.min(self.returned).max(self.returned_known);
+        // Others wait for what the receiver thinks is here; it may have missed what was sent, and that it was.
+        let is_press = grant.granted == self.granted && known == self.returned_known;
+        if is_press && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
+            self.request_due = true;
+        }
+        self.granted = grant.granted;
+        self.max_unused = grant.max_unused;
+        self.returned_known = known;
+        if self.pending_charge > 0 && self.pending_charge <= self.allowance() && self.satisfied_at.is_none() {
+            self.satisfied_at = Some(now);
+            self.last_used_at = now;
+        }
+        if !self.needs_reply() {
+            self.retry_at = None;
+            self.request_timeout = MIN_REQUEST_TIMEOUT;
+        }
+        self.return_unused(self.max_unused);
+    }
+
+    /// Returns what is held beyond `keep`, but for the frame that waits. If it is not enough for that it goes back too: the
+    /// rests of many that wait for more could be all that there is. But one after the other: with a return on its way, the
+    /// receiver may just have given what was missing.
+    fn return_unused(&mut self, keep: u64) {
+        let is_rest = self.pending_charge > self.allowance() && self.returned_known == self.returned;
+        let frame = if is_rest { 0 } else { self.pending_charge };
+        let excess = self.allowance().saturating_sub(keep.max(frame));
+        if excess > 0 {
+            self.returned += excess;
+            self.request_due = true;
+        }
+    }
+
+    /// Whether there is a REQUEST to send.
+    pub fn has_request(&self) -> bool {
+        self.request_due
+    }
+
+    /// Whether a REQUEST has to be repeated until it is answered.
+    fn needs_reply(&self) -> bool {
+        self.pending_charge > self.allowance() || self.returned_known < self.returned
+    }
+
+    fn idle_at(&self) -> Option<u64> {
+        let something = self.wanted > self.granted || self.allowance() > MAX_FRAME_CHARGE;
+        (self.pending_charge == 0 && something).then_some(self.last_used_at + IDLE_TIMEOUT)
+    }
+
+    /// Does what is due at `now`.
+    pub fn expire(&mut self, now: u64) {
+        if self.satisfied_at.is_some_and(|at| now >= at + UNUSED_GRANT_TIMEOUT) {
+            self.pending_charge = 0;
+            self.satisfied_at = None;
+            self.return_unused(self.max_unused);
+        }
+        if self.idle_at().is_some_and(|at| now >= at) {
+            self.return_unused(MAX_FRAME_CHARGE);
+            self.wanted = 0;
+            self.request_due = true;
+        }
+        if self.retry_at.is_some_and(|at| now >= at) {
+            self.retry_at = None;
+            self.request_due = true;
+        }
+    }
+
+    /// When [`Holder::expire`] has something to do.
+    pub fn next_timeout(&self) -> Option<u64> {
+        let hold = self.satisfied_at.map(|at| at + UNUSED_GRANT_TIMEOUT);
+        [hold, self.idle_at(), self.retry_at].into_iter().flatten().min()
+    }
+
+    /// The REQUEST to send, if there is one.
+    pub fn transmit(&mut self, now: u64) -> Option<GrantRequest> {
+        if !std::mem::take(&mut self.request_due) {
+            return None;
+        }
+        if self.pending_charge > 0 || now < self.last_used_at + IDLE_TIMEOUT {
+            self.wanted = self.spent() + REQUEST_AHEAD;
+        }
+        self.last_request_at = Some(now);
+        if self.needs_reply() {
+            self.retry_at = Some(now + self.request_timeout);
+            self.request_timeout = (self.request_timeout * 2).min(MAX_REQUEST_TIMEOUT);
+        }
+        Some(GrantRequest {
+            consumed: self.consumed,
+            returned: self.returned,
+            needed: self.spent() + self.pending_charge,
+            wanted: self.wanted,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_little_for_a_frame_goes_back_to_those_who_wait() {
+        let mut holder = GrantBalance::new(0);
+        assert!(!holder.may_send(5000));
+        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
+        assert_eq!(holder.allowance(), 1000, "nobody is kept from sending by it");
+        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(holder.allowance(), 0);
+        let request = holder.transmit(0).expect("a request that says so");
+        assert_eq!((request.returned, request.needed), (1000, 6000));
+        // The rest was given before that was heard: it is not sent back to and fro.
+        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(holder.allowance(), 4000);
+        holder.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
+        assert!(holder.may_send(5000), "what is enough for a frame is kept for it");
+    }
+
+    #[test]
+    fn who_is_pressed_says_again_what_it_has_sent() {
+        let mut holder = GrantBalance::new(0);
+        assert!(!holder.may_send(5000));
+        assert!(holder.transmit(0).is_some());
+        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        holder.record_sent(5000, 0);
+        // The frame is lost, so that the receiver goes on asking for what it granted.
+        let press = Grant { granted: 5000, returned: 0, max_unused: 0 };
+        holder.on_grant(&press, RECLAIM_INTERVAL - 1);
+        assert!(!holder.has_request(), "an answer is not answered");
+        holder.on_grant(&press, RECLAIM_INTERVAL);
+        assert_eq!(holder.transmit(RECLAIM_INTERVAL).expect("an answer").consumed, 5000);
+    }
+
+    #[test]
+    fn what_is_enough_for_the_least_that_waits_is_used() {
+        let mut holder = GrantBalance::new(0);
+        assert!(!holder.may_send(1000));
+        assert!(!holder.may_send(5000));
+        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert!(holder.may_send(1000));
+    }
+}

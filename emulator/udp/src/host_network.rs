@@ -1,0 +1,238 @@
+//! The network between the hosts of one process: their frames pass its switches in place of sockets.
+//!
+//! Whoever drives a host that is plugged in lets the network catch up with the clock, takes what has arrived for
+//! the host, and wakes the others for whom something has. What comes from other machines enters it too, each over a
+//! line of its own, so that its switches queue, mark and pause them as they do the hosts of the process.
+
+use crate::Waker;
+use parking_lot::Mutex;
+use softhca_fabric::{
+    BuiltTopology, ExternalPortUpdate, Fabric, FabricSink, Frame, FrameCounters, HostId, LinkSettings,
+    Origin, ReceiverSettings, SwitchSettings, Topology, TopologyError,
+};
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+use thiserror::Error;
+
+/// Frames that a host takes at a time.
+const MAX_FRAMES_PER_POLL: usize = 64;
+
+/// Why there is no backbone.
+#[derive(Debug, Error)]
+pub enum HostNetworkError {
+    /// The topology cannot be built of these hosts.
+    #[error("the topology: {0}")]
+    Topology(#[from] TopologyError),
+    /// The system gives no descriptor.
+    #[error("a descriptor to wake hosts with: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A network that the hosts of a process share.
+pub struct HostNetwork {
+    inner: Mutex<Inner>,
+    topology: BuiltTopology,
+    line: LinkSettings,
+    started: Instant,
+    wakers: Vec<Waker>,
+}
+
+struct Inner {
+    fabric: Fabric,
+    observer: Box<dyn FabricSink + Send>,
+    /// Hosts that let something happen for themselves and did not look since: nobody else wakes them.
+    unpolled: BTreeSet<HostId>,
+}
+
+impl HostNetwork {
+    /// Connects hosts with these addresses as a topology says. The seed decides which packets are marked.
+    pub fn new(
+        seed: u64,
+        addresses: &[IpAddr],
+        topology: &Topology,
+        line: LinkSettings,
+        settings: SwitchSettings,
+    ) -> Result<Arc<HostNetwork>, HostNetworkError> {
+        HostNetwork::with_sink(seed, addresses, topology, line, settings, Box::new(()))
+    }
+
+    /// The same, and shows everything that happens to `observer`, while nothing else can happen in the network.
+    pub fn with_sink(
+        seed: u64,
+        addresses: &[IpAddr],
+        topology: &Topology,
+        line: LinkSettings,
+        settings: SwitchSettings,
+        observer: Box<dyn FabricSink + Send>,
+    ) -> Result<Arc<HostNetwork>, HostNetworkError> {
+        let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
+        let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
+        let inner = Mutex::new(Inner { fabric, observer, unpolled: BTreeSet::new() });
+        Ok(Arc::new(HostNetwork { inner, topology: laid, line, started: Instant::now(), wakers }))
+    }
+
+    /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
+    pub fn set_receiver(&self, address: IpAddr, receiver: ReceiverSettings) -> bool {
+        let Inner { fabric, observer, .. } = &mut *self.inner.lock();
+        let Some(host) = fabric.host_with_address(address) else { return false };
+        fabric.set_receiver(self.now(), host, receiver, &mut **observer);
+        true
+    }
+
+    /// The rate of every cable.
+    pub(crate) fn line_rate(&self) -> Option<NonZeroU64> {
+        self.line.bits_per_second
+    }
+
+    /// Lets everything happen that was to happen by now, and wakes the hosts that have something to look at.
+    fn advance_to_now(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
+        let now = self.now();
+        inner.fabric.advance(now, &mut *inner.observer);
+        while let Some(host) = inner.fabric.next_ready_host() {
+            if host == except {
+                inner.unpolled.insert(host);
+            } else {
+                self.wakers[host.0 as usize].wake();
+            }
+        }
+        now
+    }
+
+    /// The descriptor that becomes readable when something arrives for a host.
+    pub fn wake_descriptor(&self, address: IpAddr) -> Option<BorrowedFd<'_>> {
+        let host = self.inner.lock().fabric.host_with_address(address)?;
+        Some(self.wakers[host.0 as usize].as_fd())
+    }
+
+    /// The switches and cables.
+    pub fn topology(&self) -> &BuiltTopology {
+        &self.topology
+    }
+
+    /// Calls `act` with the network, to ask it something.
+    pub fn with_fabric<R>(&self, act: impl FnOnce(&Fabric) -> R) -> R {
+        act(&self.inner.lock().fabric)
+    }
+
+    /// How many frames went where.
+    pub fn census(&self) -> FrameCounters {
+        self.inner.lock().fabric.frame_counters()
+    }
+
+    fn now(&self) -> softhca_engine::Instant {
+        softhca_engine::Instant::from_nanos(self.started.elapsed().as_nanos() as u64)
+    }
+}
+
+/// What a host finds when it looks.
+pub(crate) struct PortPoll {
+    pub frames: Vec<(Frame, Origin)>,
+    /// What changed at the lines of other machines.
+    pub external_updates: Vec<ExternalPortUpdate>,
+    /// Priorities that it may not send.
+    pub paused: u8,
+    /// Pause frames that came so far.
+    pub pause_frames: u64,
+    /// Its line takes a frame.
+    pub is_link_idle: bool,
+}
+
+/// A host's end of a backbone.
+pub(crate) struct HostPort {
+    network: Arc<HostNetwork>,
+    host: HostId,
+}
+
+impl HostPort {
+    /// The end of the host with this address, if it has one.
+    pub fn new(backbone: Arc<HostNetwork>, address: IpAddr) -> Option<HostPort> {
+        let host = backbone.inner.lock().fabric.host_with_address(address)?;
+        Some(HostPort { network: backbone, host })
+    }
+
+    /// Whether the network leads there.
+    pub fn routes_to(&self, address: IpAddr) -> bool {
+        self.network.inner.lock().fabric.host_with_address(address).is_some_and(|host| host != self.host)
+    }
+
+    /// Whether the line takes a frame now, and whoever asks knows what is paused by now: a frame that leaves after
+    /// its pause came would be one that no headroom was kept for.
+    pub fn can_send(&self, known: u8) -> bool {
+        let mut inner = self.network.inner.lock();
+        let now = self.network.advance_to_now(&mut inner, self.host);
+        inner.fabric.link_free_at(self.host) <= now && inner.fabric.paused_priorities(self.host) & !known == 0
+    }
+
+    pub fn send(&self, frame: Frame) {
+        let Inner { fabric, observer, .. } = &mut *self.network.inner.lock();
+        fabric.send(self.network.now(), self.host, frame, &mut **observer);
+    }
+
+    /// Takes a frame that came from another machine, behind at most `most` bytes of the same one. Gives it back if the
+    /// network has no line for that machine.
+    pub fn inject_external(&self, frame: Frame, most: u64) -> Result<(), Frame> {
+        let mut inner = self.network.inner.lock();
+        if inner.fabric.host_with_address(frame.addressing.source).is_some() {
+            return Err(frame);
+        }
+        let now = self.network.advance_to_now(&mut inner, self.host);
+        let Inner { fabric, observer, .. } = &mut *inner;
+        fabric.inject_external(now, self.host, frame, most, &mut **observer)
+    }
+
+    /// Whether frames of another machine are on their way to the host.
+    pub fn has_external_in_flight(&self, peer: IpAddr) -> bool {
+        self.network.inner.lock().fabric.has_in_flight(self.host, peer)
+    }
+
+    /// Drops what waits of another machine that is gone.
+    pub fn discard_external(&self, peer: IpAddr) {
+        self.network.inner.lock().fabric.drop_peer(self.host, peer);
+    }
+
+    /// The rate of every line.
+    pub fn line_rate(&self) -> Option<NonZeroU64> {
+        self.network.line_rate()
+    }
+
+    /// Lets the network catch up, and takes what is there for the host.
+    pub fn poll(&self) -> PortPoll {
+        let mut inner = self.network.inner.lock();
+        let now = self.network.advance_to_now(&mut inner, self.host);
+        inner.unpolled.remove(&self.host);
+        let fabric = &mut inner.fabric;
+        let frames = std::iter::from_fn(|| fabric.receive(self.host)).take(MAX_FRAMES_PER_POLL).collect();
+        let news = std::iter::from_fn(|| fabric.next_external_update(self.host)).collect();
+        let pause_frames = fabric.port_counters(self.host).pauses_received.iter().sum();
+        let is_free = fabric.link_free_at(self.host) <= now;
+        PortPoll {
+            frames,
+            external_updates: news,
+            paused: fabric.paused_priorities(self.host),
+            pause_frames,
+            is_link_idle: is_free,
+        }
+    }
+
+    /// How long until the line takes a frame, in nanoseconds.
+    pub fn ns_until_link_idle(&self) -> u64 {
+        let at = self.network.inner.lock().fabric.link_free_at(self.host);
+        at.since(self.network.now()).as_nanos() as u64
+    }
+
+    /// How long until something happens in the network, in nanoseconds; nothing if something has that the host did not
+    /// look at.
+    pub fn ns_until_next_event(&self) -> Option<u64> {
+        let inner = self.network.inner.lock();
+        if inner.unpolled.contains(&self.host) {
+            return Some(0);
+        }
+        let at = inner.fabric.next_at()?;
+        Some(at.since(self.network.now()).as_nanos() as u64)
+    }
+}

@@ -1,0 +1,273 @@
+//! Holding frames back that a host mixed up.
+//!
+//! A sender whose turns run on several processors, or a receive path that is spread over them, lets a frame
+//! overtake another. A card would take that for a loss. So the driver keeps a frame that comes early until the
+//! ones before it have come, for at most a millisecond or 64 frames; after that it is a loss. No I/O, no clock.
+
+use softhca_wire::{AddressHeaders, Bth, Qpn};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
+
+/// How long a frame waits for those before it.
+const REORDER_TIMEOUT: u64 = 1_000_000;
+/// How many frames of a flow wait.
+const MAX_FRAMES_PER_FLOW: usize = 64;
+
+/// Frames of one peer to one queue pair, requests and responses apart: what has an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FlowKey {
+    pub peer: IpAddr,
+    pub destination_qp: Qpn,
+    pub is_request: bool,
+}
+
+impl FlowKey {
+    pub fn of(peer: IpAddr, bth: &Bth) -> FlowKey {
+        let is_request = bth.opcode.operation().is_request();
+        FlowKey { peer, destination_qp: bth.destination_qp, is_request }
+    }
+}
+
+/// A frame that waits.
+#[derive(Debug)]
+pub(crate) struct EarlyFrame {
+    pub bth: Bth,
+    pub envelope: AddressHeaders,
+    /// From the BTH to the pad bytes.
+    pub transport: Vec<u8>,
+    /// It came before its turn.
+    pub is_early: bool,
+}
+
+#[derive(Debug)]
+struct FlowQueue {
+    /// In the order of PSNs, equal ones as they came.
+    frames: VecDeque<EarlyFrame>,
+    waiting_since: u64,
+}
+
+/// The frames that wait, by flow.
+#[derive(Debug, Default)]
+pub(crate) struct ReorderBuffer {
+    flows: BTreeMap<FlowKey, FlowQueue>,
+}
+
+impl ReorderBuffer {
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Whether frames of this flow wait: those that come now go behind or before them.
+    pub fn contains(&self, key: FlowKey) -> bool {
+        self.flows.contains_key(&key)
+    }
+
+    /// Keeps a frame.
+    pub fn insert(&mut self, key: FlowKey, frame: EarlyFrame, now: u64) {
+        let flow = self.flows.entry(key).or_insert(FlowQueue { frames: VecDeque::new(), waiting_since: now });
+        let place = flow.frames.iter().rposition(|other| !frame.bth.psn.is_before(other.bth.psn));
+        flow.frames.insert(place.map_or(0, |place| place + 1), frame);
+    }
+
+    /// The next frame of a flow whose turn has come, or that has waited for too long, and whether it was put in
+    /// order. `skips` tells whether a frame still comes too early.
+    pub fn pop_ready(
+        &mut self,
+        key: FlowKey,
+        now: u64,
+        skips: impl Fn(&Bth) -> bool,
+    ) -> Option<(EarlyFrame, bool)> {
+        let flow = self.flows.get_mut(&key)?;
+        let too_early = skips(&flow.frames.front()?.bth);
+        let too_long = now >= flow.waiting_since + REORDER_TIMEOUT || flow.frames.len() > MAX_FRAMES_PER_FLOW;
+        if too_early && !too_long {
+            return None;
+        }
+        let frame = flow.frames.pop_front()?;
+        if too_early {
+            // A frame is missing: what came behind it was in order.
+            flow.frames.iter_mut().for_each(|frame| frame.is_early = false);
+        }
+        if flow.frames.is_empty() {
+            self.flows.remove(&key);
+        } else if !too_early {
+            // What waits now waits for another frame.
+            flow.waiting_since = now;
+        }
+        let in_order = frame.is_early && !too_early;
+        Some((frame, in_order))
+    }
+
+    /// The flows that have waited for too long.
+    pub fn expired_flow(&self, now: u64) -> Option<FlowKey> {
+        self.flows.iter().find(|(_, flow)| now >= flow.waiting_since + REORDER_TIMEOUT).map(|(key, _)| *key)
+    }
+
+    /// Frames of some peers are still on their way, and those that are missing may be among them: the time starts anew.
+    pub fn restart_timeout(&mut self, now: u64, is_under_way: impl Fn(IpAddr) -> bool) {
+        for (_, flow) in self.flows.iter_mut().filter(|(key, _)| is_under_way(key.peer)) {
+            flow.waiting_since = now;
+        }
+    }
+
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.flows.values().map(|flow| flow.waiting_since + REORDER_TIMEOUT).min()
+    }
+
+    /// Forgets what waits of a peer: it is dead.
+    pub fn remove_peer(&mut self, peer: IpAddr) {
+        self.flows.retain(|key, _| key.peer != peer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softhca_wire::{Opcode, PartitionKey, Psn};
+    use std::cell::Cell;
+    use std::net::Ipv4Addr;
+
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+    fn frame(psn: u32, is_early: bool) -> EarlyFrame {
+        let opcode = Opcode::all().find(|opcode| opcode.to_string() == "RC WRITE_MIDDLE").unwrap();
+        let bth = Bth {
+            opcode,
+            solicited_event: false,
+            migration_request: false,
+            pad: 0,
+            pkey: PartitionKey::DEFAULT,
+            reserved_byte: 0,
+            destination_qp: Qpn::new(5),
+            ack_request: false,
+            reserved_bits: 0,
+            psn: Psn::new(psn),
+        };
+        EarlyFrame { bth, envelope: AddressHeaders::between(PEER, PEER), transport: Vec::new(), is_early }
+    }
+
+    /// A receiver that takes one PSN after the other, and holds what comes before its turn.
+    #[derive(Default)]
+    struct Receiver {
+        reorder_buffer: ReorderBuffer,
+        expected: Cell<u32>,
+        delivered: Vec<u32>,
+        gaps: Vec<u32>,
+        reordered: u32,
+    }
+
+    impl Receiver {
+        fn skips(&self, psn: u32) -> bool {
+            Psn::new(psn).distance(Psn::new(self.expected.get())) > 0
+        }
+
+        fn arrive(&mut self, psn: u32, now: u64) {
+            let is_early = self.skips(psn);
+            let frame = frame(psn, is_early);
+            let key = FlowKey::of(PEER, &frame.bth);
+            self.reorder_buffer.insert(key, frame, now);
+            self.release(key, now);
+        }
+
+        fn release(&mut self, key: FlowKey, now: u64) {
+            loop {
+                let expected = self.expected.get();
+                let skips = |bth: &Bth| bth.psn.distance(Psn::new(expected)) > 0;
+                let Some((frame, in_order)) = self.reorder_buffer.pop_ready(key, now, skips) else { break };
+                let psn = frame.bth.psn.value();
+                if self.skips(psn) {
+                    self.gaps.push(psn);
+                }
+                self.expected.set(Psn::new(psn).plus(1).value());
+                self.delivered.push(psn);
+                self.reordered += u32::from(in_order);
+            }
+        }
+
+        fn expire(&mut self, now: u64) {
+            while let Some(key) = self.reorder_buffer.expired_flow(now) {
+                self.release(key, now);
+            }
+        }
+    }
+
+    #[test]
+    fn frames_that_overtook_others_are_put_in_order() {
+        let mut receiver = Receiver::default();
+        for psn in [0, 2, 4, 3, 1, 5] {
+            receiver.arrive(psn, 0);
+        }
+        assert_eq!(receiver.delivered, [0, 1, 2, 3, 4, 5]);
+        assert_eq!((receiver.reordered, receiver.gaps.len()), (3, 0));
+        assert!(receiver.reorder_buffer.is_empty());
+        assert_eq!(receiver.reorder_buffer.next_timeout(), None);
+    }
+
+    #[test]
+    fn the_order_goes_on_behind_the_largest_number() {
+        let mut receiver = Receiver::default();
+        receiver.expected.set(0xff_fffe);
+        for psn in [0, 0xff_ffff, 0xff_fffe, 1] {
+            receiver.arrive(psn, 0);
+        }
+        assert_eq!(receiver.delivered, [0xff_fffe, 0xff_ffff, 0, 1]);
+    }
+
+    #[test]
+    fn a_frame_that_does_not_come_is_missed_after_a_millisecond() {
+        let mut receiver = Receiver::default();
+        receiver.arrive(1, 100);
+        receiver.arrive(2, 500_000);
+        assert_eq!(receiver.reorder_buffer.next_timeout(), Some(100 + REORDER_TIMEOUT));
+        receiver.expire(99 + REORDER_TIMEOUT);
+        assert!(receiver.delivered.is_empty());
+        receiver.expire(100 + REORDER_TIMEOUT);
+        assert_eq!((receiver.delivered, receiver.gaps, receiver.reordered), (vec![1, 2], vec![1], 0));
+        assert!(receiver.reorder_buffer.is_empty());
+    }
+
+    #[test]
+    fn a_frame_that_does_not_come_is_missed_after_64_others() {
+        let mut receiver = Receiver::default();
+        (1..=64).for_each(|psn| receiver.arrive(psn, 0));
+        assert!(receiver.delivered.is_empty());
+        receiver.arrive(65, 0);
+        assert_eq!(receiver.gaps, [1]);
+        assert_eq!(receiver.delivered, (1..=65).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_duplicate_does_not_wait() {
+        let mut receiver = Receiver::default();
+        for psn in [0, 1, 3, 0, 2] {
+            receiver.arrive(psn, 0);
+            if psn == 0 {
+                receiver.expected.set(receiver.delivered.len().min(2) as u32);
+            }
+        }
+        assert_eq!(receiver.delivered, [0, 1, 0, 2, 3]);
+    }
+
+    #[test]
+    fn what_a_dead_peer_left_is_forgotten() {
+        let mut receiver = Receiver::default();
+        receiver.arrive(7, 0);
+        receiver.reorder_buffer.remove_peer(PEER);
+        assert!(receiver.reorder_buffer.is_empty());
+    }
+
+    #[test]
+    fn time_does_not_run_while_more_is_on_its_way() {
+        let mut held = ReorderBuffer::default();
+        let early = frame(1, true);
+        let key = FlowKey::of(PEER, &early.bth);
+        held.insert(key, early, 0);
+        held.restart_timeout(REORDER_TIMEOUT, |peer| peer == PEER);
+        assert_eq!(
+            (held.expired_flow(REORDER_TIMEOUT), held.next_timeout()),
+            (None, Some(2 * REORDER_TIMEOUT))
+        );
+        held.restart_timeout(2 * REORDER_TIMEOUT, |_| false);
+        assert_eq!(held.expired_flow(2 * REORDER_TIMEOUT), Some(key));
+    }
+}

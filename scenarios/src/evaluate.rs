@@ -1,0 +1,452 @@
+//! Holds what happened against what was expected, and says in plain words where they differ.
+
+mod invariants;
+mod measurements;
+mod order;
+
+use crate::executor::{ObservedCmEvent, ObservedCompletion, Origin, ProgramLog};
+use crate::plan::{
+    Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, Node, OrderCheck, Plan,
+};
+use crate::quantity::{CountRange, Time};
+use crate::record::{RunRecord, SwitchTotals};
+use crate::report::{ExpectationOutcome, Outcome, RuleOutcome, SkippedExpectation, TraceLocation, Verdict};
+use crate::spec::SwitchExpectation;
+use crate::verbs::fill_pattern;
+use softhca_engine::QpState;
+use softhca_fabric::{self as fabric, HostId, LinkId, RuleId, SwitchId};
+use softhca_queue::{Completion, Counters};
+use std::collections::BTreeMap;
+
+/// Everything that a driver found out.
+pub(crate) struct RunResults<'a> {
+    pub record: &'a RunRecord,
+    pub log: &'a ProgramLog,
+    /// Packets that each counting rule saw.
+    pub counted_packets: Vec<u64>,
+    /// How often each fault happened.
+    pub fired: BTreeMap<RuleId, u64>,
+    /// The counters of every host.
+    pub counters: Vec<Counters>,
+    /// The states of all queue pairs; none for those that are gone.
+    pub states: Vec<Option<QpState>>,
+    /// When the run ended.
+    pub ended_ns: u64,
+    /// The run did not end by itself.
+    pub timed_out: bool,
+    /// Time means nothing.
+    pub in_real_time: bool,
+    /// Real programs did the work: what their cards told is all that is known.
+    pub external_programs: bool,
+}
+
+impl RunResults<'_> {
+    /// Why an expectation cannot be judged, if it cannot.
+    fn skip_reason(&self, expectation: &Expectation) -> Option<&'static str> {
+        if self.in_real_time && expectation.is_timed {
+            return Some("real sockets keep no time");
+        }
+        let is_packet = |check: &OrderCheck| matches!(check, OrderCheck::Packet(..));
+        match &expectation.check {
+            _ if !self.external_programs => None,
+            Check::Order(checks) if checks.iter().any(is_packet) => {
+                Some("the packets of real programs are counted, not kept in order")
+            }
+            Check::Order(checks)
+                if checks.iter().any(|check| matches!(check, OrderCheck::Connection(..))) =>
+            {
+                Some("the connection events of a program are its own")
+            }
+            Check::Memory { .. } => Some("the memory of a program is its own"),
+            Check::Goodput { .. } | Check::Fairness { .. } | Check::Latency { .. } | Check::Finish { .. } => {
+                Some("what a program meant to do is not known")
+            }
+            Check::VerbErrors { .. } => Some("the calls of a program are its own"),
+            Check::Connection(_) => Some("the connection events of a program are its own"),
+            Check::Switch { .. } | Check::PauseFrames { .. } => Some("switches exist in virtual time only"),
+            Check::Completion(_)
+            | Check::State { .. }
+            | Check::Packet { .. }
+            | Check::Counter { .. }
+            | Check::Event { .. }
+            | Check::Order(_) => None,
+        }
+    }
+}
+
+/// What a check found: whether it held, what there was, and where to look.
+struct CheckResult {
+    held: bool,
+    detail: String,
+    location: Option<TraceLocation>,
+}
+
+impl CheckResult {
+    fn new(held: bool, detail: impl Into<String>) -> CheckResult {
+        CheckResult { held, detail: detail.into(), location: None }
+    }
+
+    fn at(mut self, around: Option<TraceLocation>) -> CheckResult {
+        self.location = around;
+        self
+    }
+}
+
+/// The beginning of the sentence about a rule that did not fire.
+const RULE_PREFIX: &str = "the fault ";
+
+impl ExpectationOutcome {
+    /// Whether this says that a rule fires, rather than what comes of it.
+    pub fn is_unfired_rule(&self) -> bool {
+        self.text.starts_with(RULE_PREFIX)
+    }
+}
+
+/// Judges a run. `memory` reads so many bytes of a queue pair's memory from an offset.
+pub(crate) fn evaluate(
+    plan: &Plan,
+    evidence: &RunResults<'_>,
+    memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>,
+) -> Outcome {
+    let judge = Evaluator { plan, results: evidence };
+    let mut expectations = Vec::new();
+    let mut skipped = Vec::new();
+    for expectation in &plan.expectations {
+        if let Some(why) = evidence.skip_reason(expectation) {
+            skipped.push(SkippedExpectation { text: expectation.text.clone(), why: why.to_owned() });
+            continue;
+        }
+        let CheckResult { held, detail, location: around } = judge.check(expectation, memory);
+        expectations.push(ExpectationOutcome {
+            text: expectation.text.clone(),
+            held,
+            detail,
+            location: around,
+        });
+    }
+    for invariant in &plan.invariants {
+        let (text, CheckResult { held, detail, location: around }) = judge.invariant(*invariant);
+        if evidence.external_programs {
+            let why = "the packets of real programs are counted, not kept in order".to_owned();
+            skipped.push(SkippedExpectation { text: text.to_owned(), why });
+            continue;
+        }
+        expectations.push(ExpectationOutcome { text: text.to_owned(), held, detail, location: around });
+    }
+    let mut rules = Vec::new();
+    for fault in &plan.faults {
+        let fired = evidence.fired.get(&fault.id).copied().unwrap_or(0);
+        rules.push(RuleOutcome { name: fault.name.clone(), fired, optional: fault.optional });
+        if fired == 0 && !fault.optional {
+            expectations.push(ExpectationOutcome {
+                text: format!("{RULE_PREFIX}{:?} happens", fault.name),
+                held: false,
+                detail: "it never did; if it need not, say optional = true".into(),
+                location: judge.default_location(),
+            });
+        }
+    }
+    if evidence.timed_out {
+        expectations.push(ExpectationOutcome {
+            text: "the run ends by itself".into(),
+            held: false,
+            detail: format!(
+                "after {} it still went on; say `ends` if that is meant",
+                Time(evidence.ended_ns)
+            ),
+            location: judge.default_location(),
+        });
+    }
+    let error = evidence.log.error.clone();
+    let verdict = match (&error, expectations.iter().all(|expectation| expectation.held)) {
+        (Some(_), _) => Verdict::Error,
+        (None, true) => Verdict::Pass,
+        (None, false) => Verdict::Fail,
+    };
+    Outcome {
+        verdict,
+        error,
+        rules,
+        expectations,
+        skipped,
+        trace_sha256: None,
+        order_sha256: None,
+        comparable_trace: None,
+        ended_ns: evidence.ended_ns,
+        goodput: judge.goodputs(),
+        artifacts: None,
+    }
+}
+
+struct Evaluator<'a> {
+    plan: &'a Plan,
+    results: &'a RunResults<'a>,
+}
+
+impl Evaluator<'_> {
+    fn name(&self, qp: usize) -> &str {
+        &self.plan.qps[qp].name
+    }
+
+    fn location(&self, time_ns: u64, qp: usize) -> Option<TraceLocation> {
+        Some(TraceLocation { time_ns, qp: self.plan.qps.get(qp)?.name.clone() })
+    }
+
+    /// The end of the first connection, when nothing better is known.
+    fn default_location(&self) -> Option<TraceLocation> {
+        let last = self.results.log.completions.last().map_or(0, |seen| seen.time_ns);
+        (!self.plan.qps.is_empty()).then(|| TraceLocation { time_ns: last, qp: self.name(0).to_owned() })
+    }
+
+    fn check(
+        &self,
+        expectation: &Expectation,
+        memory: &mut dyn FnMut(usize, u64, u64) -> Vec<u8>,
+    ) -> CheckResult {
+        let evidence = self.results;
+        match &expectation.check {
+            Check::Completion(check) => self.completion(check),
+            Check::State { qp, is } => self.state(*qp, *is),
+            Check::Packet { count, times } => self.packets(*count, *times),
+            Check::Counter { host, name, is } => {
+                let found = evidence.counters[*host].iter().find(|(known, _)| known == name);
+                let value = found.map_or(0, |(_, value)| value);
+                CheckResult::new(is.contains(value), format!("it is {value}")).at(self.default_location())
+            }
+            Check::Event { host, name, times } => {
+                let raised = evidence.record.async_events.iter().filter(|(_, at, _)| at == host);
+                let found = raised.clone().filter(|(_, _, raised)| raised == name).count() as u64;
+                let all: Vec<&str> = raised.map(|(_, _, name)| *name).collect();
+                let others = if all.is_empty() { "none".to_owned() } else { all.join(", ") };
+                CheckResult::new(times.contains(found), format!("{found} of them; all events: {others}"))
+                    .at(self.default_location())
+            }
+            Check::Connection(check) => self.connection(check),
+            Check::Order(checks) => self.order(checks),
+            Check::Memory { qp, area, offset, bytes, claim } => {
+                let from = area.start(self.plan.pair_of(*qp).area_bytes) + offset;
+                let found = memory(*qp, from, *bytes);
+                self.memory(*qp, *offset, &found, claim)
+            }
+            Check::Goodput { of, bound, during } => self.check_goodput(of, bound, *during),
+            Check::Fairness { of, bound, during } => self.fairness(of, bound, *during),
+            Check::Latency { of, percentile, bound } => self.latency(of, *percentile, bound),
+            Check::Finish { of, bound } => self.finish(of.as_ref(), bound),
+            Check::Switch { switch, spec } => self.switch(*switch, spec),
+            Check::PauseFrames { cable, direction, times } => {
+                let at = match self.plan.links[*cable].ends[*direction as usize] {
+                    Node::Host(host) => fabric::Node::Host(HostId(host as u32)),
+                    Node::Switch(switch) => fabric::Node::Switch(SwitchId(switch as u32)),
+                };
+                let found = evidence.record.pauses.get(&(LinkId(*cable as u32), at)).copied().unwrap_or(0);
+                CheckResult::new(times.contains(found), format!("{found} of them"))
+                    .at(self.default_location())
+            }
+            Check::VerbErrors { host, errno, times } => {
+                let failed = evidence.log.failed_calls.iter().filter(|failed| failed.host == *host);
+                let found =
+                    failed.filter(|failed| errno.is_none_or(|errno| errno == failed.errno)).count() as u64;
+                let last = evidence.log.failed_calls.last().map_or(0, |failed| failed.time_ns);
+                let detail = match found {
+                    0 => "no call failed so".to_owned(),
+                    _ => format!("{found} calls failed so, the last at {}", Time(last)),
+                };
+                CheckResult::new(times.contains(found), detail).at(self.default_location())
+            }
+        }
+    }
+
+    fn switch(&self, switch: usize, spec: &SwitchExpectation) -> CheckResult {
+        let deeds = self.results.record.switches.get(&SwitchId(switch as u32)).copied().unwrap_or_default();
+        let SwitchTotals {
+            dropped,
+            ecn_marked: marked,
+            pause_frames: paused,
+            watchdog_dropped: watchdog,
+            max_queue_bytes: held,
+        } = deeds;
+        let held_up = [
+            (spec.dropped, dropped),
+            (spec.ecn_marked, marked),
+            (spec.pause_frames, paused),
+            (spec.watchdog_dropped, watchdog),
+            (spec.max_queue_bytes, held),
+        ];
+        let fine = held_up.iter().all(|(wanted, found)| wanted.is_none_or(|wanted| wanted.contains(*found)));
+        let detail = format!(
+            "dropped {dropped}, marked {marked}, {paused} pauses, {watchdog} dropped by its watchdog, \
+             {held} bytes in its fullest queue"
+        );
+        CheckResult::new(fine, detail).at(self.default_location())
+    }
+
+    fn completion_matches(
+        &self,
+        check: &CompletionCheck,
+        qp: usize,
+        completion: &Completion,
+        origin: Option<Origin>,
+        time_ns: u64,
+    ) -> bool {
+        let why = || {
+            let key = (qp, completion.wr_id, completion.opcode.is_receive());
+            self.results.record.reasons.get(&key).cloned().unwrap_or_default()
+        };
+        check.qp.is_none_or(|wanted| wanted == qp)
+            && check.step.is_none_or(|step| origin == Some(Origin::Step(step)))
+            && check.operation.is_none_or(|operation| operation == completion.opcode)
+            && check.status.is_none_or(|status| status == completion.status)
+            && check.bytes.is_none_or(|bytes| bytes == u64::from(completion.byte_len))
+            && check.imm_data.is_none_or(|immediate| {
+                completion.flags.contains(softhca_queue::CompletionFlags::IMMEDIATE)
+                    && completion.imm_data == immediate
+            })
+            && check.before.is_none_or(|before| time_ns < before)
+            && check.reason.as_ref().is_none_or(|words| why().contains(words.as_str()))
+    }
+
+    fn completion(&self, check: &CompletionCheck) -> CheckResult {
+        let seen = &self.results.log.completions;
+        let matches = |seen: &&ObservedCompletion| {
+            self.completion_matches(check, seen.qp, &seen.completion, seen.origin, seen.time_ns)
+        };
+        let found = seen.iter().filter(matches).count() as u64;
+        let times = check.times.unwrap_or(CountRange::AT_LEAST_ONE);
+        // What came instead: everything on that queue pair, or of that step.
+        let near = |seen: &&ObservedCompletion| {
+            check.qp.is_none_or(|qp| qp == seen.qp)
+                && check.step.is_none_or(|step| seen.origin == Some(Origin::Step(step)))
+        };
+        let others: Vec<&ObservedCompletion> = seen.iter().filter(near).collect();
+        let mut detail = format!("{found} of them");
+        match others[..] {
+            [] => detail += "; nothing completed there",
+            _ if found as usize == others.len() => {}
+            _ => {
+                let shown: Vec<String> =
+                    others.iter().take(6).map(|seen| self.describe_completion(seen)).collect();
+                detail += &format!("; there were: {}", shown.join("; "));
+                if others.len() > 6 {
+                    detail += &format!("; and {} more", others.len() - 6);
+                }
+            }
+        }
+        let place = others.first().map(|seen| (seen.time_ns, seen.qp));
+        let (time_ns, qp) = place.unwrap_or((self.results.ended_ns, check.qp.unwrap_or(0)));
+        CheckResult::new(times.contains(found), detail).at(self.location(time_ns, qp))
+    }
+
+    fn connection(&self, check: &ConnectionCheck) -> CheckResult {
+        let heard = &self.results.log.connections.events;
+        let near = |heard: &&ObservedCmEvent| {
+            check.qp.is_none_or(|qp| heard.qp == Some(qp)) && check.host.is_none_or(|host| heard.host == host)
+        };
+        let matches = |heard: &&ObservedCmEvent| {
+            near(heard)
+                && heard.kind == check.kind
+                && check.status.is_none_or(|status| status == heard.status)
+                && check.private_data.as_ref().is_none_or(|words| heard.private_data.starts_with(words))
+                && (check.during.first..=check.during.last).contains(&heard.time_ns)
+        };
+        let found = heard.iter().filter(matches).count() as u64;
+        let told = heard.iter().filter(near).map(|heard| {
+            let name = heard.kind.name().trim_start_matches("RDMA_CM_EVENT_");
+            let when = match self.results.in_real_time {
+                true => String::new(),
+                false => format!(" at {}", Time(heard.time_ns)),
+            };
+            format!("{name} {}{when}", heard.status)
+        });
+        let told: Vec<String> = told.collect();
+        let mut detail = format!("{found} of them; there were: {}", told.join("; "));
+        if told.is_empty() {
+            detail = "nothing was heard there".into();
+        }
+        let failed = &self.results.log.failed_calls;
+        if let (false, Some(last)) = (check.times.contains(found), failed.last()) {
+            detail += &format!("; {} calls failed, the last with {:?}", failed.len(), last.errno);
+        }
+        let place = heard.iter().filter(near).find_map(|heard| Some((heard.time_ns, heard.qp?)));
+        let (time_ns, qp) = place.unwrap_or((self.results.ended_ns, check.qp.unwrap_or(0)));
+        CheckResult::new(check.times.contains(found), detail).at(self.location(time_ns, qp))
+    }
+
+    /// A completion in words.
+    fn describe_completion(&self, seen: &ObservedCompletion) -> String {
+        let completion = &seen.completion;
+        let key = (seen.qp, completion.wr_id, completion.opcode.is_receive());
+        let mut text =
+            format!("{} #{} {}", completion.opcode.name(), completion.wr_id, completion.status.name());
+        if let Some(reason) = self.results.record.reasons.get(&key) {
+            text += &format!(" ({reason})");
+        }
+        if !self.results.in_real_time {
+            text += &format!(" at {}", Time(seen.time_ns));
+        }
+        text
+    }
+
+    fn state(&self, qp: usize, is: QpState) -> CheckResult {
+        let state = self.results.states[qp];
+        let last = self.results.record.states.iter().rev().find(|(_, at, ..)| *at == qp);
+        let mut detail = state.map_or("it is gone".to_owned(), |state| format!("it is in {state}"));
+        if let Some((time_ns, _, _, reason)) = last {
+            detail += &format!(", since {}: {reason}", Time(*time_ns));
+        }
+        let time_ns = last.map_or(self.results.ended_ns, |(time_ns, ..)| *time_ns);
+        CheckResult::new(state == Some(is), detail).at(self.location(time_ns, qp))
+    }
+
+    fn packets(&self, count: usize, times: CountRange) -> CheckResult {
+        let found = self.results.counted_packets[count];
+        let words = match found {
+            0 => "none passed".to_owned(),
+            1 => "one passed".to_owned(),
+            n => format!("{n} passed"),
+        };
+        let role = self.plan.counting_rules[count].rule.selector.flow_id;
+        let fault = self.results.record.fired_at.values().next().map(|(first, _)| *first);
+        let time_ns = fault.or(self.results.log.completions.first().map(|seen| seen.time_ns)).unwrap_or(0);
+        CheckResult::new(times.contains(found), words)
+            .at(self.location(time_ns, role.map_or(0, Plan::qp_of_role)))
+    }
+
+    fn memory(&self, qp: usize, offset: u64, found: &[u8], claim: &ExpectedMemory) -> CheckResult {
+        let expected = match claim {
+            ExpectedMemory::Zeroes => vec![0; found.len()],
+            ExpectedMemory::Bytes(bytes) => bytes.clone(),
+            ExpectedMemory::SourceOf(from) => {
+                let area = self.plan.pair_of(*from).area_bytes as usize;
+                let source = fill_pattern(*from, area);
+                let start = (offset as usize).min(source.len());
+                source[start..].iter().copied().take(found.len()).collect()
+            }
+        };
+        let around = || {
+            let last = self
+                .results
+                .log
+                .completions
+                .iter()
+                .rev()
+                .find(|seen| seen.qp == qp || seen.qp == self.plan.qps[qp].peer);
+            self.location(last.map_or(0, |seen| seen.time_ns), qp)
+        };
+        let wrong = expected.iter().zip(found).position(|(expected, found)| expected != found);
+        match wrong {
+            None if expected.len() == found.len() => CheckResult::new(true, "every byte is right"),
+            None => CheckResult::new(false, "it is shorter than that").at(around()),
+            Some(at) => {
+                let count = expected.iter().zip(found).filter(|(expected, found)| expected != found).count();
+                let detail = format!(
+                    "{count} of {} bytes differ, the first at offset {}: {:#04x} instead of {:#04x}",
+                    found.len(),
+                    offset + at as u64,
+                    found[at],
+                    expected[at]
+                );
+                CheckResult::new(false, detail).at(around())
+            }
+        }
+    }
+}

@@ -1,0 +1,471 @@
+//! The program of every host: posts what the plan says, when it says so, and takes completions.
+//!
+//! It knows nothing of clocks and cards: a driver tells it the time, gives it [`Hosts`] to act on, and brings
+//! it completions. The same program runs in virtual and in real time.
+
+mod connections;
+mod faults;
+mod flows;
+
+pub use connections::{CmEvent, ConnectionManagers, ConnectionTable, ObservedCmEvent};
+pub use flows::FlowProgress;
+
+use crate::plan::{Area, FabricChange, FaultKind, FlowKind, Plan, StepAction, StepPlan, WorkRequest, limits};
+use crate::spec::{Errno, Verb};
+use faults::HitCounter;
+use softhca_engine::QpState;
+use softhca_fabric::RuleId;
+use softhca_queue::{AccessFlags, Completion, CompletionStatus};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// The cards that a program acts on. Queue pairs and hosts are named by their place in the plan.
+pub trait Hosts: ConnectionManagers {
+    /// Posts a send work request.
+    fn post(&mut self, qp: usize, id: u64, work: &WorkRequest) -> Result<(), Errno>;
+    /// Posts a receive, `offset` bytes into the queue pair's memory.
+    fn post_receive(&mut self, qp: usize, id: u64, offset: u64, bytes: u32) -> Result<(), Errno>;
+    /// Changes a queue pair's state.
+    fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String>;
+    /// Destroys a queue pair.
+    fn destroy(&mut self, qp: usize);
+    /// Takes the memory of a queue pair away.
+    fn unmap(&mut self, qp: usize) -> Result<(), String>;
+    /// Deregisters the memory of a queue pair.
+    fn deregister(&mut self, qp: usize) -> Result<(), String>;
+    /// Changes what the memory of a queue pair allows.
+    fn reregister(&mut self, qp: usize, access: AccessFlags) -> Result<(), String>;
+    /// Makes a queue pair a member of a multicast group.
+    fn attach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
+    /// Takes a queue pair out of a multicast group.
+    fn detach_multicast(&mut self, qp: usize, group: IpAddr) -> Result<(), String>;
+    /// Does something to a cable, a switch or a card.
+    fn apply(&mut self, what: FabricChange) -> Result<(), String>;
+}
+
+/// Whose work a completion ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// A step's.
+    Step(usize),
+    /// A flow's.
+    Flow(usize),
+    /// The answer in a ping-pong flow.
+    PingPongReply(usize),
+    /// A receive that is posted again whenever it is used.
+    AutoReceive,
+}
+
+/// A completion as the program got it.
+#[derive(Clone, Copy, Debug)]
+pub struct ObservedCompletion {
+    /// When.
+    pub time_ns: u64,
+    /// On which queue pair.
+    pub qp: usize,
+    /// What.
+    pub completion: Completion,
+    /// Whose work it was.
+    pub origin: Option<Origin>,
+    /// When that was posted.
+    pub posted_ns: u64,
+    /// Its size.
+    pub bytes: u32,
+}
+
+/// A call that failed.
+#[derive(Clone, Debug)]
+pub struct FailedCall {
+    /// When.
+    pub time_ns: u64,
+    /// On which host.
+    pub host: usize,
+    /// With which error.
+    pub errno: Errno,
+}
+
+/// What the programs of all hosts did and saw: what a judge hears of them.
+#[derive(Clone, Debug, Default)]
+pub struct ProgramLog {
+    /// How far each flow has come.
+    pub progress: Vec<FlowProgress>,
+    /// Completions that each step has still to wait for.
+    pub pending_completions: Vec<u32>,
+    /// How often each fault happened that is not about packets.
+    pub fired: BTreeMap<RuleId, u64>,
+    /// Every completion that a program got.
+    pub completions: Vec<ObservedCompletion>,
+    /// Every call that failed.
+    pub failed_calls: Vec<FailedCall>,
+    /// Their connections.
+    pub connections: ConnectionTable,
+    /// What the driver could not do.
+    pub error: Option<String>,
+}
+
+impl ProgramLog {
+    /// Nothing was done yet.
+    pub fn new(plan: &Plan) -> ProgramLog {
+        let left = |step: &StepPlan| if step.action.has_completion() { step.repeat } else { 0 };
+        ProgramLog {
+            progress: vec![FlowProgress::default(); plan.flows.len()],
+            pending_completions: plan.steps.iter().map(left).collect(),
+            ..ProgramLog::default()
+        }
+    }
+}
+
+/// What is done at a time.
+#[derive(Clone, Debug)]
+enum ScheduledAction {
+    Fault(usize),
+    Fabric(FabricChange),
+    PostReceives(usize),
+    Step(usize),
+    Flow(usize),
+    DeliverCompletion(usize, Completion),
+}
+
+/// What a program knows of a work request that it posted.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    origin: Origin,
+    at_ns: u64,
+    bytes: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+struct QpProgress {
+    next_id: u64,
+    next_receive: u64,
+    posted: BTreeMap<u64, Posted>,
+    /// Standing receives that are not posted at present.
+    receives_to_post: u32,
+    is_destroyed: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ProgramState {
+    stalled_until: u64,
+    no_receives_until: u64,
+    receive_delay: u64,
+}
+
+/// Standing receives have ids of their own, so that the work requests of steps count from 1.
+const FIRST_AUTO_RECEIVE: u64 = 1_000_000;
+
+/// The programs of all hosts.
+pub struct Executor<'p> {
+    plan: &'p Plan,
+    scheduled: BTreeMap<(u64, u64), ScheduledAction>,
+    serial: u64,
+    qps: Vec<QpProgress>,
+    programs: Vec<ProgramState>,
+    hit_counters: BTreeMap<RuleId, HitCounter>,
+    /// What they did and saw.
+    pub log: ProgramLog,
+}
+
+impl<'p> Executor<'p> {
+    /// Everything is still to be done.
+    pub fn new(plan: &'p Plan) -> Executor<'p> {
+        let mut play = Executor {
+            plan,
+            scheduled: BTreeMap::new(),
+            serial: 0,
+            qps: vec![
+                QpProgress { next_id: 1, next_receive: FIRST_AUTO_RECEIVE, ..QpProgress::default() };
+                plan.qps.len()
+            ],
+            programs: vec![ProgramState::default(); plan.hosts.len()],
+            hit_counters: BTreeMap::new(),
+            log: ProgramLog::new(plan),
+        };
+        // At one time, faults come first, then receives, then work.
+        for (index, fault) in plan.faults.iter().enumerate() {
+            if let FaultKind::Timed { at_ns, .. } = fault.kind {
+                play.schedule(at_ns, ScheduledAction::Fault(index));
+            }
+        }
+        for (qp, side) in plan.qps.iter().enumerate() {
+            let receives = plan.pairs.get(side.pair).map_or(0, |pair| pair.posted_receives);
+            if receives > 0 {
+                play.qps[qp].receives_to_post = receives;
+                play.schedule(0, ScheduledAction::PostReceives(qp));
+            }
+        }
+        for (index, step) in plan.steps.iter().enumerate() {
+            if step.after.is_none() {
+                play.schedule(step.at_ns, ScheduledAction::Step(index));
+            }
+        }
+        for (index, flow) in plan.flows.iter().enumerate() {
+            play.schedule(flow.at_ns, ScheduledAction::Flow(index));
+        }
+        play
+    }
+
+    fn schedule(&mut self, at_ns: u64, cue: ScheduledAction) {
+        self.serial += 1;
+        self.scheduled.insert((at_ns, self.serial), cue);
+    }
+
+    /// When the program does something of its own accord next.
+    pub fn next_due(&self) -> Option<u64> {
+        self.scheduled.keys().next().map(|(at, _)| *at)
+    }
+
+    /// Does everything that is due.
+    pub fn run_due(&mut self, now_ns: u64, hosts: &mut dyn Hosts) {
+        while let Some(entry) = self.scheduled.first_entry() {
+            if entry.key().0 > now_ns {
+                return;
+            }
+            let cue = entry.remove();
+            self.perform(now_ns, cue, hosts);
+        }
+    }
+
+    fn host_of(&self, cue: &ScheduledAction) -> Option<usize> {
+        let qp = match cue {
+            ScheduledAction::PostReceives(qp) | ScheduledAction::DeliverCompletion(qp, _) => *qp,
+            ScheduledAction::Step(step) => self.plan.steps[*step].qp,
+            ScheduledAction::Flow(flow) => self.plan.flows[*flow].qp,
+            ScheduledAction::Fault(_) | ScheduledAction::Fabric(_) => return None,
+        };
+        Some(self.plan.qps[qp].host)
+    }
+
+    fn perform(&mut self, now_ns: u64, cue: ScheduledAction, hosts: &mut dyn Hosts) {
+        if let Some(host) = self.host_of(&cue) {
+            let until = self.programs[host].stalled_until;
+            if until > now_ns {
+                return self.schedule(until, cue);
+            }
+        }
+        match cue {
+            ScheduledAction::Fault(index) => {
+                let fault = &self.plan.faults[index];
+                if let FaultKind::Timed { fault: what, .. } = &fault.kind {
+                    *self.log.fired.entry(fault.id).or_default() += 1;
+                    self.apply_timed_fault(now_ns, what, hosts);
+                }
+            }
+            ScheduledAction::Fabric(what) => self.apply_change(what, hosts),
+            ScheduledAction::PostReceives(qp) => self.post_receives(now_ns, qp, hosts),
+            ScheduledAction::Step(step) => self.run_step(now_ns, step, hosts),
+            ScheduledAction::Flow(flow) => {
+                self.log.progress[flow].is_scheduled = false;
+                self.post_flow(now_ns, flow, hosts);
+            }
+            ScheduledAction::DeliverCompletion(qp, completion) => {
+                self.deliver_completion(now_ns, qp, completion, hosts)
+            }
+        }
+    }
+
+    fn post_receives(&mut self, now_ns: u64, qp: usize, hosts: &mut dyn Hosts) {
+        let plan = self.plan;
+        let until = self.programs[plan.qps[qp].host].no_receives_until;
+        if until > now_ns {
+            return self.schedule(until, ScheduledAction::PostReceives(qp));
+        }
+        let pair = plan.pair_of(qp);
+        while self.qps[qp].receives_to_post > 0 && !self.qps[qp].is_destroyed {
+            self.qps[qp].receives_to_post -= 1;
+            let id = self.qps[qp].next_receive;
+            self.qps[qp].next_receive += 1;
+            let offset = Area::Received.start(pair.area_bytes);
+            self.post_receive(now_ns, qp, id, offset, pair.receive_bytes, Origin::AutoReceive, hosts);
+        }
+    }
+
+    fn post_receive(
+        &mut self,
+        now_ns: u64,
+        qp: usize,
+        id: u64,
+        offset: u64,
+        bytes: u32,
+        origin: Origin,
+        hosts: &mut dyn Hosts,
+    ) -> bool {
+        let result = match self.injected_error(qp, Verb::PostReceive) {
+            Some(errno) => Err(errno),
+            None => hosts.post_receive(qp, id, offset, bytes),
+        };
+        self.record_post(now_ns, qp, id, bytes, origin, result)
+    }
+
+    fn post(
+        &mut self,
+        now_ns: u64,
+        qp: usize,
+        work: &WorkRequest,
+        origin: Origin,
+        hosts: &mut dyn Hosts,
+    ) -> bool {
+        let id = self.qps[qp].next_id;
+        self.qps[qp].next_id += 1;
+        let result = match self.injected_error(qp, Verb::PostSend) {
+            Some(errno) => Err(errno),
+            None if self.qps[qp].is_destroyed || !self.is_ready(qp) => Err(Errno::EINVAL),
+            None => hosts.post(qp, id, work),
+        };
+        self.record_post(now_ns, qp, id, work.bytes, origin, result)
+    }
+
+    fn record_post(
+        &mut self,
+        now_ns: u64,
+        qp: usize,
+        id: u64,
+        bytes: u32,
+        origin: Origin,
+        result: Result<(), Errno>,
+    ) -> bool {
+        match result {
+            Ok(()) => {
+                self.qps[qp].posted.insert(id, Posted { origin, at_ns: now_ns, bytes });
+                true
+            }
+            Err(errno) => {
+                self.log.failed_calls.push(FailedCall {
+                    time_ns: now_ns,
+                    host: self.plan.qps[qp].host,
+                    errno,
+                });
+                false
+            }
+        }
+    }
+
+    fn run_step(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
+        let plan = self.plan;
+        let step = &plan.steps[index];
+        let area = plan.pair_of(step.qp).area_bytes;
+        for _ in 0..step.repeat {
+            let outcome = match &step.action {
+                StepAction::Post(work) => {
+                    let posted = self.post(now_ns, step.qp, work, Origin::Step(index), hosts);
+                    if !posted {
+                        self.log.pending_completions[index] =
+                            self.log.pending_completions[index].saturating_sub(1);
+                    }
+                    Ok(())
+                }
+                StepAction::Receive { bytes, offset } => {
+                    let id = self.qps[step.qp].next_id;
+                    self.qps[step.qp].next_id += 1;
+                    let offset = Area::Received.start(area) + offset;
+                    let posted =
+                        self.post_receive(now_ns, step.qp, id, offset, *bytes, Origin::Step(index), hosts);
+                    if !posted {
+                        self.log.pending_completions[index] =
+                            self.log.pending_completions[index].saturating_sub(1);
+                    }
+                    Ok(())
+                }
+                StepAction::Modify { state, notify_drained } => {
+                    hosts.modify(step.qp, *state, *notify_drained)
+                }
+                StepAction::AttachMulticast(group) => hosts.attach_multicast(step.qp, *group),
+                StepAction::DetachMulticast(group) => hosts.detach_multicast(step.qp, *group),
+                StepAction::Destroy => {
+                    self.qps[step.qp].is_destroyed = true;
+                    hosts.destroy(step.qp);
+                    Ok(())
+                }
+                StepAction::Unmap => hosts.unmap(step.qp),
+                StepAction::Deregister => hosts.deregister(step.qp),
+                StepAction::Reregister(access) => hosts.reregister(step.qp, *access),
+                StepAction::Listen { .. }
+                | StepAction::Connect { .. }
+                | StepAction::Accept { .. }
+                | StepAction::Reject { .. }
+                | StepAction::Disconnect => {
+                    self.run_cm_step(now_ns, index, hosts);
+                    Ok(())
+                }
+            };
+            if let Err(why) = outcome {
+                let name = step.name.clone().unwrap_or_else(|| format!("step {}", index + 1));
+                self.log.error.get_or_insert(format!("{name}: {why}"));
+            }
+        }
+    }
+
+    /// A completion came out of a queue.
+    pub fn on_completion(
+        &mut self,
+        now_ns: u64,
+        qp: usize,
+        mut completion: Completion,
+        hosts: &mut dyn Hosts,
+    ) {
+        let hold_ns = self.apply_completion_faults(qp, &mut completion);
+        match hold_ns {
+            0 => self.deliver_completion(now_ns, qp, completion, hosts),
+            _ => self.schedule(now_ns + hold_ns, ScheduledAction::DeliverCompletion(qp, completion)),
+        }
+    }
+
+    fn deliver_completion(&mut self, now_ns: u64, qp: usize, completion: Completion, hosts: &mut dyn Hosts) {
+        if self.log.completions.len() == limits::MAX_COMPLETIONS {
+            let why = format!("more than {} completions: make the run shorter", limits::MAX_COMPLETIONS);
+            self.log.error.get_or_insert(why);
+            return;
+        }
+        let posted = self.qps[qp].posted.remove(&completion.wr_id);
+        let (posted_ns, bytes) =
+            posted.map_or((now_ns, completion.byte_len), |posted| (posted.at_ns, posted.bytes));
+        let origin = posted.map(|posted| posted.origin);
+        let is_receive = completion.opcode.is_receive();
+        let is_round = is_receive && self.ping_pong_of(qp).is_some();
+        if !is_round || origin != Some(Origin::AutoReceive) {
+            self.log.completions.push(ObservedCompletion {
+                time_ns: now_ns,
+                qp,
+                completion,
+                origin,
+                posted_ns,
+                bytes,
+            });
+        }
+        let success = completion.status == CompletionStatus::Success;
+        match origin {
+            Some(Origin::Step(step)) => {
+                self.log.pending_completions[step] = self.log.pending_completions[step].saturating_sub(1);
+                if self.log.pending_completions[step] == 0 {
+                    self.schedule_dependents(now_ns, step);
+                }
+            }
+            Some(Origin::Flow(flow)) => match self.plan.flows[flow].kind {
+                // The round is over when the answer is there.
+                FlowKind::PingPong if success => {}
+                _ => self.on_flow_completion(now_ns, flow, success, hosts),
+            },
+            Some(Origin::AutoReceive) => {
+                self.qps[qp].receives_to_post += 1;
+                if success {
+                    let delay = self.programs[self.plan.qps[qp].host].receive_delay;
+                    match delay {
+                        0 => self.post_receives(now_ns, qp, hosts),
+                        delay => self.schedule(now_ns + delay, ScheduledAction::PostReceives(qp)),
+                    }
+                    self.on_ping_pong_receive(now_ns, qp, &completion, hosts);
+                }
+            }
+            Some(Origin::PingPongReply(_)) | None => {}
+        }
+    }
+
+    fn schedule_dependents(&mut self, now_ns: u64, step: usize) {
+        let plan = self.plan;
+        for (index, follower) in plan.steps.iter().enumerate() {
+            if follower.after == Some(step) {
+                self.schedule(now_ns + follower.at_ns, ScheduledAction::Step(index));
+            }
+        }
+    }
+}

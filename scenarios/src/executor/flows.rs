@@ -1,0 +1,144 @@
+//! Traffic that goes on: what a flow posts next, and the rounds of a ping-pong.
+
+use super::{Executor, Hosts, ObservedCompletion, Origin, ScheduledAction};
+use crate::plan::{FlowKind, FlowPlan, WorkOperation, WorkRequest};
+use crate::spec::RemoteTarget;
+use softhca_fabric::Seed;
+use softhca_queue::Completion;
+
+/// Work that a flow did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FlowProgress {
+    /// Messages that were posted.
+    pub posted: u64,
+    /// Messages that succeeded.
+    pub done: u64,
+    outstanding: u32,
+    next_at_ns: u64,
+    pub(super) is_scheduled: bool,
+    pub(super) is_finished: bool,
+}
+
+impl Executor<'_> {
+    /// Posts as much of a flow as may be outstanding.
+    pub(super) fn post_flow(&mut self, now_ns: u64, index: usize, hosts: &mut dyn Hosts) {
+        let plan = self.plan;
+        let flow = &plan.flows[index];
+        while !self.log.progress[index].is_finished {
+            let progress = self.log.progress[index];
+            if flow.count.is_some_and(|count| progress.posted >= count) {
+                return;
+            }
+            if flow.until_ns.is_some_and(|until| now_ns > until) {
+                // What is outstanding may still come back.
+                self.log.progress[index].is_finished = true;
+                return;
+            }
+            if progress.outstanding >= flow.depth {
+                return;
+            }
+            if progress.next_at_ns > now_ns {
+                if !progress.is_scheduled {
+                    self.log.progress[index].is_scheduled = true;
+                    self.schedule(progress.next_at_ns, ScheduledAction::Flow(index));
+                }
+                return;
+            }
+            let work = self.work_request(index, progress.posted);
+            let posted = self.post(now_ns, flow.qp, &work, Origin::Flow(index), hosts);
+            let progress = &mut self.log.progress[index];
+            progress.posted += 1;
+            progress.next_at_ns = now_ns + flow.interval_ns;
+            match posted {
+                true => progress.outstanding += 1,
+                false => progress.is_finished = true,
+            }
+        }
+    }
+
+    /// The n-th work request of a flow.
+    fn work_request(&self, index: usize, n: u64) -> WorkRequest {
+        let flow = &self.plan.flows[index];
+        let (job, offset) = match flow.kind {
+            FlowKind::Uniform(job) => (job, 0),
+            FlowKind::PingPong => (WorkOperation::Send { immediate: None }, 0),
+            FlowKind::KeyValue { keys, read_per_billion: reads } => {
+                let seed = Seed(self.plan.seed);
+                let words = |what| [0x6b76, index as u64, n, what];
+                let key = seed.below(keys, &words(0));
+                let job = if seed.happens(reads, &words(1)) {
+                    WorkOperation::Read
+                } else {
+                    WorkOperation::Write { immediate: None }
+                };
+                (job, key * u64::from(flow.bytes))
+            }
+        };
+        WorkRequest {
+            operation: job,
+            bytes: if matches!(job, WorkOperation::FetchAdd { .. }) { 8 } else { flow.bytes },
+            offset,
+            remote_offset: offset,
+            remote_target: RemoteTarget::Valid,
+            signaled: true,
+            fence: false,
+            solicited: false,
+            inline: false,
+            group: None,
+        }
+    }
+
+    /// A message of a flow ended.
+    pub(super) fn on_flow_completion(
+        &mut self,
+        now_ns: u64,
+        flow: usize,
+        success: bool,
+        hosts: &mut dyn Hosts,
+    ) {
+        let progress = &mut self.log.progress[flow];
+        progress.outstanding = progress.outstanding.saturating_sub(1);
+        match success {
+            true => progress.done += 1,
+            false => progress.is_finished = true,
+        }
+        self.post_flow(now_ns, flow, hosts);
+    }
+
+    /// The ping-pong that a queue pair takes part in.
+    pub(super) fn ping_pong_of(&self, qp: usize) -> Option<usize> {
+        let peer = self.plan.qps[qp].peer;
+        let takes_part = |flow: &FlowPlan| flow.qp == qp || flow.qp == peer;
+        self.plan.flows.iter().position(|flow| flow.kind == FlowKind::PingPong && takes_part(flow))
+    }
+
+    /// A message of a ping-pong came: the peer answers, the beginner begins the next round.
+    pub(super) fn on_ping_pong_receive(
+        &mut self,
+        now_ns: u64,
+        qp: usize,
+        completion: &Completion,
+        hosts: &mut dyn Hosts,
+    ) {
+        let Some(flow) = self.ping_pong_of(qp) else { return };
+        if self.plan.flows[flow].qp == qp {
+            let progress = self.log.progress[flow];
+            // The latency of a round counts from its first message.
+            let posted_ns = progress.next_at_ns;
+            let bytes = self.plan.flows[flow].bytes;
+            let origin = Some(Origin::Flow(flow));
+            self.log.completions.push(ObservedCompletion {
+                time_ns: now_ns,
+                qp,
+                completion: *completion,
+                origin,
+                posted_ns,
+                bytes,
+            });
+            self.on_flow_completion(now_ns, flow, true, hosts);
+        } else {
+            let work = self.work_request(flow, 0);
+            self.post(now_ns, qp, &work, Origin::PingPongReply(flow), hosts);
+        }
+    }
+}

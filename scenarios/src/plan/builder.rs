@@ -1,0 +1,339 @@
+//! From a file to a plan, and first of all its queue pairs: their names, how they are connected, their memory.
+
+use super::network::Network;
+use super::traffic::TrafficSummary;
+use super::{
+    CommandPlan, FlowKind, FlowPlan, PairPlan, Plan, QpPlan, StepAction, StepPlan, WorkOperation,
+    expectations, rules,
+};
+use crate::parameters::ParameterValues;
+use crate::source::{Diagnostic, Source, join_path};
+use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile, StateName, TransportName};
+use softhca_engine::{DeviceLimits, QpState, QpType};
+use softhca_fabric::Seed;
+use softhca_queue::AccessFlags;
+use softhca_wire::{Ecn, Mtu, Psn, RnrTimer};
+use std::collections::BTreeMap;
+
+/// Everything that is known while a plan is made.
+pub(super) struct PlanBuilder<'a> {
+    pub file: &'a ScenarioFile,
+    pub source: &'a Source,
+    pub network: Network,
+    pub qps: Vec<QpPlan>,
+    pub pairs: Vec<PairPlan>,
+    pub steps: Vec<StepPlan>,
+    pub flows: Vec<FlowPlan>,
+    pub commands: Vec<CommandPlan>,
+    pub workloads: Vec<String>,
+    pub traffic: TrafficSummary,
+    /// The file leaves queue pairs to real programs: their names are roles in the order of connection.
+    pub has_external_programs: bool,
+    pub qp_by_name: BTreeMap<String, usize>,
+    pub seed: u64,
+}
+
+/// Makes a plan of a file for one seed.
+pub(crate) fn build(
+    file: &ScenarioFile,
+    source: &Source,
+    values: ParameterValues,
+    seed: u64,
+) -> Result<Plan, Diagnostic> {
+    let network = Network::new(file, source)?;
+    let makes_pairs =
+        file.workload.iter().any(|workload| workload.incast.is_some() || workload.permutation.is_some());
+    let mut builder = PlanBuilder {
+        file,
+        source,
+        network,
+        qps: Vec::new(),
+        pairs: Vec::new(),
+        steps: Vec::new(),
+        flows: Vec::new(),
+        commands: Vec::new(),
+        workloads: Vec::new(),
+        traffic: TrafficSummary::default(),
+        has_external_programs: file.pair.is_empty() && !makes_pairs,
+        qp_by_name: BTreeMap::new(),
+        seed,
+    };
+    builder.check_connection(&file.connection, "connection")?;
+    builder.add_pairs()?;
+    builder.add_steps()?;
+    builder.add_workloads()?;
+    builder.size_areas();
+    builder.unify_cm_mtu()?;
+    builder.traffic = TrafficSummary::new(
+        &builder.qps,
+        &builder.pairs,
+        &builder.steps,
+        &builder.flows,
+        builder.has_external_programs,
+    );
+    let faults = rules::faults(&mut builder)?;
+    let (expectations, counts) = expectations::expectations(&mut builder, &faults)?;
+    let PlanBuilder { network, qps, pairs, steps, flows, commands, workloads, .. } = builder;
+    Ok(Plan {
+        title: file.title.clone(),
+        seed,
+        parameters: values,
+        duration_ns: file.duration.map(|time| time.0),
+        hosts: network.hosts,
+        switches: network.switches,
+        links: network.links,
+        routes: network.routes,
+        qps,
+        pairs,
+        transport: qp_kind(file.connection.transport),
+        steps,
+        flows,
+        commands,
+        workloads,
+        faults,
+        counting_rules: counts,
+        expectations,
+        invariants: file.invariants.clone(),
+    })
+}
+
+impl PlanBuilder<'_> {
+    pub fn error_at(&self, path: &str, message: impl Into<String>) -> Diagnostic {
+        self.source.error_at(path, message)
+    }
+
+    /// The queue pair of this name.
+    pub fn qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+        if let Some(qp) = self.qp_by_name.get(name) {
+            return Ok(*qp);
+        }
+        if self.has_external_programs {
+            return self.external_qp(name, path);
+        }
+        let names: Vec<&str> = self.qp_by_name.keys().map(String::as_str).collect();
+        let shown = if names.len() > 24 { &names[..24] } else { &names[..] };
+        Err(self
+            .error_at(path, format!("there is no queue pair {name:?}"))
+            .suggest(name, shown.iter().copied()))
+    }
+
+    /// A queue pair of a real program, known by the order in which programs connect them.
+    fn external_qp(&mut self, name: &str, path: &str) -> Result<usize, Diagnostic> {
+        let (host, _) = self.parse_qp_name(name, path)?;
+        let qp = self.qps.len();
+        self.qps.push(QpPlan { name: name.into(), host, peer: qp, pair: 0 });
+        self.qp_by_name.insert(name.into(), qp);
+        Ok(qp)
+    }
+
+    /// Host and number of a queue pair's name.
+    fn parse_qp_name(&self, name: &str, path: &str) -> Result<(usize, u32), Diagnostic> {
+        let parts =
+            name.rsplit_once('.').and_then(|(host, number)| Some((host, number.parse::<u32>().ok()?)));
+        let Some((host, number @ 1..)) = parts else {
+            let problem = self.error_at(path, format!("{name:?} is no name of a queue pair"));
+            return Err(problem.help("write the host, a dot and a number from 1: \"alice.1\""));
+        };
+        Ok((self.network.host(host, self.source, path)?, number))
+    }
+
+    fn add_pairs(&mut self) -> Result<(), Diagnostic> {
+        for (index, pair) in self.file.pair.iter().enumerate() {
+            let path = format!("pair.{index}");
+            let own = pair.connection();
+            self.check_connection(&own, &path)?;
+            let mut hosts = [0; 2];
+            for (side, name) in pair.qps.iter().enumerate() {
+                let path = format!("{path}.qps.{side}");
+                hosts[side] = self.parse_qp_name(name, &path)?.0;
+                if self.qp_by_name.contains_key(name) || side == 1 && pair.qps[0] == *name {
+                    return Err(self.error_at(&path, format!("{name} is in a pair already")));
+                }
+            }
+            self.add_pair([pair.qps[0].clone(), pair.qps[1].clone()], hosts, &own, &join_path(&path, "qps"))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn add_pair(
+        &mut self,
+        names: [String; 2],
+        hosts: [usize; 2],
+        own: &ConnectionSpec,
+        path: &str,
+    ) -> Result<[usize; 2], Diagnostic> {
+        if !self.network.has_path(hosts[0], hosts[1]) {
+            let names = hosts.map(|host| self.network.hosts[host].name.clone());
+            let problem = self.error_at(path, format!("no cable leads from {} to {}", names[0], names[1]));
+            let help = format!("add [[link]] between = [\"{}\", \"{}\"]", names[0], names[1]);
+            return Err(problem.help(help));
+        }
+        let pair = self.pairs.len();
+        let qps = [self.qps.len(), self.qps.len() + 1];
+        let both = &self.file.connection;
+        let psns = own.sq_psn.or(both.sq_psn).unwrap_or_else(|| {
+            [0, 1].map(|side| Seed(self.seed).draw(&[0x0070_736e, pair as u64, side]) as u32 & 0xff_ffff)
+        });
+        let kind = match own.transport.or(both.transport) {
+            None | Some(TransportName::Rc) => QpType::Rc,
+            Some(TransportName::Uc) => QpType::Uc,
+            Some(TransportName::Ud) => QpType::Ud,
+            Some(TransportName::Xrc) => {
+                let place = own.transport.and_then(|_| path.strip_suffix("qps"));
+                let place = place.map_or("connection.transport".into(), |pair| format!("{pair}transport"));
+                let why = "XRC does not join two equal queue pairs: an initiator sends, a target has no queues of \
+                           its own, and receives come from the shared receive queue that each request names";
+                let help = "use \"rc\" here; tests of XRC are written with the Rust API or as a C program";
+                return Err(self.error_at(&place, why).help(help));
+            }
+        };
+        let access = own.access.as_ref().or(both.access.as_ref());
+        let priority = own.priority.or(both.priority).unwrap_or(0);
+        let ecn = own.ecn.or(both.ecn).unwrap_or(false);
+        self.pairs.push(PairPlan {
+            qps,
+            kind,
+            uses_cm: self.uses_connection_manager(&names),
+            mtu: own.mtu.or(both.mtu).and_then(Mtu::from_bytes).unwrap_or(Mtu::B1024),
+            timeout: own.timeout.or(both.timeout).unwrap_or(14),
+            retry_count: own.retry_count.or(both.retry_count).unwrap_or(7),
+            rnr_retry: own.rnr_retry.or(both.rnr_retry).unwrap_or(7),
+            min_rnr_timer: RnrTimer::new(own.min_rnr_timer.or(both.min_rnr_timer).unwrap_or(12)),
+            max_rd_atomic: own.max_rd_atomic.or(both.max_rd_atomic).unwrap_or(16),
+            sq_psns: psns.map(Psn::new),
+            access: access.map_or(ALL_ACCESS, |rights| access_flags(rights)),
+            posted_receives: own.posted_receives.or(both.posted_receives).unwrap_or(0),
+            receive_bytes: own.receive_bytes.or(both.receive_bytes).map_or(0, |size| size.0 as u32),
+            traffic_class: priority << 5 | if ecn { Ecn::Ect0 as u8 } else { 0 },
+            max_send_wr: own.max_send_wr.or(both.max_send_wr).unwrap_or(128),
+            cqe: own.cqe.or(both.cqe).unwrap_or(0),
+            area_bytes: 4096,
+        });
+        for (side, name) in names.into_iter().enumerate() {
+            self.qp_by_name.insert(name.clone(), qps[side]);
+            self.qps.push(QpPlan { name, host: hosts[side], peer: qps[1 - side], pair });
+        }
+        Ok(qps)
+    }
+
+    pub(super) fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<(), Diagnostic> {
+        if let Some(mtu) = spec.mtu
+            && Mtu::from_bytes(mtu).is_none()
+        {
+            return Err(self
+                .error_at(&join_path(path, "mtu"), format!("{mtu} is no path MTU"))
+                .help("256, 512, 1024, 2048 or 4096"));
+        }
+        let limits = [
+            ("timeout", spec.timeout, 31),
+            ("retry-count", spec.retry_count, 7),
+            ("rnr-retry", spec.rnr_retry, 7),
+            ("min-rnr-timer", spec.min_rnr_timer, 31),
+            ("reads", spec.max_rd_atomic, DeviceLimits::HCA.max_qp_rd_atom),
+            ("priority", spec.priority, 7),
+        ]
+        .map(|(name, value, limit)| (name, value.map(u64::from), u64::from(limit)));
+        let sizes = [
+            ("receives", spec.posted_receives.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
+            ("sends", spec.max_send_wr.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
+            ("completions", spec.cqe.map(u64::from), u64::from(DeviceLimits::HCA.max_cqe)),
+            ("receive-bytes", spec.receive_bytes.map(|size| size.0), u64::from(u32::MAX)),
+        ];
+        for (name, value, limit) in limits.into_iter().chain(sizes) {
+            if let Some(value) = value.filter(|value| *value > limit) {
+                return Err(self.error_at(
+                    &join_path(path, name),
+                    format!("{name} is {value}, at most {limit} is possible"),
+                ));
+            }
+        }
+        for (side, psn) in spec.sq_psn.into_iter().flatten().enumerate() {
+            if psn >= 1 << 24 {
+                let path = format!("{path}.first-psn.{side}");
+                return Err(self.error_at(&path, format!("{psn:#x} has more than the 24 bits of a PSN")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the memory of each pair large enough for its messages, and posts receives where sends come.
+    fn size_areas(&mut self) {
+        let area = |pair: &mut PairPlan, needed: u64| {
+            pair.area_bytes = pair.area_bytes.max(needed.next_multiple_of(4096))
+        };
+        for step in &self.steps {
+            let pair = &mut self.pairs[self.qps[step.qp].pair];
+            match &step.action {
+                StepAction::Post(work) => {
+                    area(pair, work.offset + u64::from(work.bytes));
+                    if work.remote_target == RemoteTarget::Valid {
+                        area(pair, work.remote_offset + u64::from(work.bytes));
+                    }
+                }
+                StepAction::Receive { bytes, offset } => area(pair, offset + u64::from(*bytes)),
+                _ => {}
+            }
+        }
+        for flow in &self.flows {
+            let pair = &mut self.pairs[self.qps[flow.qp].pair];
+            area(pair, u64::from(flow.bytes));
+            match flow.kind {
+                FlowKind::KeyValue { keys, .. } => area(pair, keys * u64::from(flow.bytes)),
+                FlowKind::Uniform(WorkOperation::Send { .. }) | FlowKind::PingPong
+                    if pair.posted_receives == 0 =>
+                {
+                    pair.posted_receives = (flow.depth * 2).clamp(16, DeviceLimits::HCA.max_qp_wr);
+                }
+                _ => {}
+            }
+        }
+        for pair in &mut self.pairs {
+            let header = if pair.kind.is_datagram() { 40 } else { 0 };
+            if pair.receive_bytes == 0 && pair.posted_receives > 0 {
+                pair.receive_bytes = pair.area_bytes.min(u64::from(u32::MAX) - header) as u32 + header as u32;
+            }
+            pair.area_bytes = pair.area_bytes.max((u64::from(pair.receive_bytes)).next_multiple_of(4096));
+            if pair.cqe == 0 {
+                pair.cqe = (pair.max_send_wr + pair.posted_receives).max(1024).next_power_of_two();
+            }
+        }
+    }
+}
+
+const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
+    .union(AccessFlags::REMOTE_WRITE)
+    .union(AccessFlags::REMOTE_READ)
+    .union(AccessFlags::REMOTE_ATOMIC);
+
+/// What the queue pairs of real programs are; of XRC, those that send.
+const fn qp_kind(transport: Option<TransportName>) -> QpType {
+    match transport {
+        None | Some(TransportName::Rc) => QpType::Rc,
+        Some(TransportName::Uc) => QpType::Uc,
+        Some(TransportName::Ud) => QpType::Ud,
+        Some(TransportName::Xrc) => QpType::XrcInitiator,
+    }
+}
+
+pub(super) fn access_flags(rights: &[AccessRight]) -> AccessFlags {
+    rights.iter().fold(AccessFlags::empty(), |all, right| {
+        all | match right {
+            AccessRight::LocalWrite => AccessFlags::LOCAL_WRITE,
+            AccessRight::RemoteWrite => AccessFlags::REMOTE_WRITE,
+            AccessRight::RemoteRead => AccessFlags::REMOTE_READ,
+            AccessRight::RemoteAtomic => AccessFlags::REMOTE_ATOMIC,
+        }
+    })
+}
+
+pub(super) const fn state_of(name: StateName) -> QpState {
+    match name {
+        StateName::Reset => QpState::Reset,
+        StateName::Init => QpState::Init,
+        StateName::Rtr => QpState::ReadyToReceive,
+        StateName::Rts => QpState::ReadyToSend,
+        StateName::Sqd => QpState::SendQueueDrained,
+        StateName::Sqe => QpState::SendQueueError,
+        StateName::Error => QpState::Error,
+    }
+}

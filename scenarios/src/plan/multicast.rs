@@ -1,0 +1,99 @@
+//! Multicast groups: who may be a member, and what may be sent to one.
+
+use super::builder::PlanBuilder;
+use super::{Plan, StepAction};
+use crate::source::{Diagnostic, join_path};
+use crate::spec::{StepSpec, TransferSpec};
+use softhca_engine::QpType;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+impl Plan {
+    /// The groups that datagrams are sent to, each with the queue pair that sends.
+    pub fn multicast_sends(&self) -> BTreeSet<(usize, IpAddr)> {
+        let group = |deed: &StepAction| match deed {
+            StepAction::Post(work) => work.group,
+            _ => None,
+        };
+        self.steps.iter().filter_map(|step| Some((step.qp, group(&step.action)?))).collect()
+    }
+
+    /// Every group that a step names.
+    pub fn multicast_groups(&self) -> BTreeSet<IpAddr> {
+        let group = |deed: &StepAction| match deed {
+            StepAction::Post(work) => work.group,
+            StepAction::AttachMulticast(group) | StepAction::DetachMulticast(group) => Some(*group),
+            _ => None,
+        };
+        self.steps.iter().filter_map(|step| group(&step.action)).collect()
+    }
+}
+
+impl PlanBuilder<'_> {
+    /// What a step does with the membership of a queue pair.
+    pub(super) fn multicast_actions(
+        &self,
+        step: &StepSpec,
+        qp: usize,
+        path: &str,
+    ) -> Result<Vec<StepAction>, Diagnostic> {
+        let mut deeds = Vec::new();
+        if let Some(group) = step.attach_mcast {
+            self.check_group(group, qp, &join_path(path, "join"))?;
+            deeds.push(StepAction::AttachMulticast(group));
+        }
+        if let Some(group) = step.detach_mcast {
+            let path = join_path(path, "leave");
+            self.check_group(group, qp, &path)?;
+            if !self
+                .steps
+                .iter()
+                .any(|earlier| earlier.qp == qp && earlier.action == StepAction::AttachMulticast(group))
+            {
+                let message = format!("{} is no member of {group}", self.qps[qp].name);
+                let help = format!("add an earlier step with join = \"{group}\"");
+                return Err(self.error_at(&path, message).help(help));
+            }
+            deeds.push(StepAction::DetachMulticast(group));
+        }
+        Ok(deeds)
+    }
+
+    /// Refuses what cannot be sent to a group.
+    pub(super) fn check_multicast_send(
+        &self,
+        group: IpAddr,
+        spec: &TransferSpec,
+        qp: usize,
+        path: &str,
+    ) -> Result<(), Diagnostic> {
+        self.check_group(group, qp, &join_path(path, "group"))?;
+        match &spec.to {
+            Some(_) => {
+                Err(self.error_at(&join_path(path, "to"), "a datagram goes to a queue pair or to a group"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_group(&self, group: IpAddr, qp: usize, path: &str) -> Result<(), Diagnostic> {
+        let plan = &self.qps[qp];
+        if self.pairs[plan.pair].kind != QpType::Ud {
+            let message = format!("{} has no groups: only UD queue pairs do", plan.name);
+            return Err(self.error_at(path, message).help("give the pair transport = \"ud\""));
+        }
+        if !group.is_multicast() {
+            let message = format!("{group} is no multicast address");
+            return Err(self
+                .error_at(path, message)
+                .help("use one of 224.0.0.0 to 239.255.255.255, or of ff00::/8"));
+        }
+        let host = &self.network.hosts[plan.host];
+        if group.is_ipv4() != host.address.is_ipv4() {
+            let message =
+                format!("{} has the address {}: {group} is of the other family", host.name, host.address);
+            return Err(self.error_at(path, message));
+        }
+        Ok(())
+    }
+}

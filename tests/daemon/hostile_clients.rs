@@ -1,0 +1,435 @@
+//! Clients that are broken or mean harm. Whatever they do, the daemon goes on, and so does everybody else.
+
+use crate::data::{ALL_ACCESS, ConnectedHost, connected};
+use crate::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
+use softhca::{CompletionStatus, ReceiveRequest, SendRequest};
+use softhca_queue::control::{
+    FramedMessage, Hello, Message, MessageReader, Notification, QpCapabilities, RegionBacking, RegionMapping,
+    Request, Response, RuntimeDir, SharedRange, Welcome, decode, encode, send_message,
+};
+use softhca_queue::{
+    AccessFlags, AhId, AsyncEvent, CompletionDoorbell, CqId, DoorbellProducer, MapMode, Modify, PdId,
+    QpInitAttributes, QpState, SharedMemory, SharedWords, SrqId, XrcdId,
+};
+use softhca_tests::bare::{reliable, steps};
+use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
+use std::io::Write;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A client that says whatever it likes.
+struct RawClient {
+    stream: UnixStream,
+    reader: MessageReader,
+    /// Where news come once a device is open.
+    news: Option<UnixStream>,
+}
+
+impl RawClient {
+    fn connect(daemon: &TestDaemon) -> RawClient {
+        let stream = UnixStream::connect(RuntimeDir::for_user().socket(&daemon.name)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        RawClient { stream, reader: MessageReader::default(), news: None }
+    }
+
+    fn handshaken(daemon: &TestDaemon) -> RawClient {
+        let mut raw = RawClient::connect(daemon);
+        raw.send(&encode(&Hello::current()), &[]);
+        let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
+        answer.unwrap();
+        raw
+    }
+
+    fn send(&mut self, message: &[u8], passed: &[BorrowedFd<'_>]) {
+        let frame = FramedMessage::frame(message, passed.len());
+        assert_eq!(send_message(self.stream.as_fd(), &frame, 0, passed).unwrap(), frame.len());
+    }
+
+    /// The next frame; `None` if the daemon hung up.
+    fn frame(&mut self) -> Option<FramedMessage> {
+        match self.reader.read(self.stream.as_fd()) {
+            Ok(frame) => frame,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+                None
+            }
+        }
+    }
+
+    fn call(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (Response, Vec<OwnedFd>) {
+        self.send(&encode(call), passed);
+        let frame = self.frame().expect("an answer");
+        match decode(&frame.bytes).unwrap() {
+            Message::Response(reply) => (reply, frame.descriptors),
+            news => panic!("{news:?} between replies"),
+        }
+    }
+
+    /// The next asynchronous event.
+    fn event(&mut self) -> AsyncEvent {
+        let news = self.news.as_ref().expect("a device is open");
+        news.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+        let mut reader = MessageReader::default();
+        loop {
+            let frame = reader.read(news.as_fd()).unwrap().expect("an event");
+            if let Message::Notification(Notification::AsyncEventRaised(event)) =
+                decode(&frame.bytes).unwrap()
+            {
+                return event;
+            }
+        }
+    }
+
+    fn open(&mut self, host: &str) -> (SharedWords, DoorbellProducer, std::fs::File) {
+        let (reply, mut descriptors) = self.call(&Request::Open { host: Some(host.into()) }, &[]);
+        let Response::Opened { doorbell_slots: doorbells, .. } = reply else { panic!("{reply:?}") };
+        let words = CompletionDoorbell::WORDS + DoorbellProducer::words(doorbells);
+        let page = SharedMemory::adopt(descriptors.pop().unwrap(), words * 8, MapMode::ReadWrite).unwrap();
+        let page = Arc::new(page);
+        let rung = page.words(CompletionDoorbell::WORDS, DoorbellProducer::words(doorbells));
+        self.news = descriptors.pop().map(UnixStream::from);
+        let waker = std::fs::File::from(descriptors.remove(0));
+        (rung.clone(), DoorbellProducer::new(rung, doorbells), waker)
+    }
+
+    fn expect_error(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (i32, String) {
+        match self.call(call, passed).0 {
+            Response::Error { errno, message } => (errno, message),
+            other => panic!("{call:?} was answered with {other:?}"),
+        }
+    }
+}
+
+/// A connected pair of honest processes, before and after: nobody else notices.
+fn assert_others_unaffected(harm: impl FnOnce(&TestDaemon)) {
+    let daemon = TestDaemon::start();
+    let (end, mut echo, _) = connected(&daemon, "alice", "bob");
+    echo.send_line("2");
+    let round = |id| {
+        let receive = ReceiveRequest { wr_id: id, sg_list: &[end.region.sge(0, 100)] };
+        end.pair.post_recv(&receive).unwrap();
+        end.pair.post_send(&SendRequest::send(id, &[end.region.sge(200, 10)])).unwrap();
+        end.finish();
+        end.finish();
+    };
+    round(1);
+    harm(&daemon);
+    round(2);
+    assert_eq!(end.context.poll_async_event(), None);
+}
+
+#[test]
+fn garbage_on_the_socket_ends_that_connection_only() {
+    assert_others_unaffected(|daemon| {
+        for garbage in [&[0xff; 64][..], b"GET / HTTP/1.1\r\n\r\n", &[3, 0, 0, 0, 0, 1, 2, 3], &[0; 5]] {
+            let mut raw = RawClient::connect(daemon);
+            raw.stream.write_all(garbage).unwrap();
+            raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
+            assert!(raw.frame().is_none(), "{garbage:?}");
+        }
+        let mut raw = RawClient::handshaken(daemon);
+        raw.send(&[0xff; 100], &[]);
+        assert!(raw.frame().is_none());
+        // A frame that says it has descriptors and has none.
+        let mut raw = RawClient::handshaken(daemon);
+        raw.stream.write_all(&[1, 0, 0, 0, 3, 1]).unwrap();
+        assert!(raw.frame().is_none());
+    });
+}
+
+#[test]
+fn a_client_of_another_version_is_told_so() {
+    let daemon = TestDaemon::start();
+    let mut raw = RawClient::connect(&daemon);
+    raw.send(&encode(&Hello { protocol: 999, version: "9.9.9".into(), ..Hello::current() }), &[]);
+    let answer: Result<Welcome, String> = decode(&raw.frame().unwrap().bytes).unwrap();
+    let why = answer.unwrap_err();
+    assert!(why.contains("999") && why.contains("9.9.9") && why.contains("softhca stop"), "{why}");
+    assert!(raw.frame().is_none());
+}
+
+#[test]
+fn random_frames_are_answered_or_end_the_connection() {
+    assert_others_unaffected(|daemon| {
+        let mut seed = 0x9e37_79b9_7f4a_7c15u64;
+        let mut random = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed
+        };
+        let stop = encode(&Request::Stop)[0];
+        for _ in 0..200 {
+            let mut raw = RawClient::handshaken(daemon);
+            raw.open("bob");
+            for _ in 0..20 {
+                // The kind of a call, mostly, and then anything.
+                let length = random() as usize % 40;
+                let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
+                if let Some(first) = bytes.first_mut() {
+                    // A call behind Stop: nobody would go on after that one.
+                    *first = stop + 1 + *first % 28;
+                }
+                let frame = FramedMessage::frame(&bytes, 0);
+                if send_message(raw.stream.as_fd(), &frame, 0, &[]).is_err() || raw.frame().is_none() {
+                    break;
+                }
+            }
+        }
+    });
+}
+
+/// A queue pair of a raw client, with its rings.
+fn queue_pair(raw: &mut RawClient) -> (Qpn, SharedWords) {
+    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
+    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&Request::CreateCompletionQueue { cqe: 16 }, &[]);
+    let Response::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
+    let init = QpInitAttributes { sq_sig_all: true, ..reliable(domain, cq) };
+    let sizes = QpCapabilities { max_send_wr: 4, max_recv_wr: 4, max_sge: 1, max_inline_data: 0 };
+    let (reply, mut descriptors) = raw.call(&Request::CreateQueuePair { init, capabilities: sizes }, &[]);
+    let Response::QueuePair(number) = reply else { panic!("{reply:?}") };
+    let memory = SharedMemory::adopt(descriptors.pop().unwrap(), 24 * 8, MapMode::ReadWrite).unwrap();
+    (number, Arc::new(memory).words(0, 24))
+}
+
+fn ready_to_send(raw: &mut RawClient, number: Qpn) {
+    let peer = (Gid::from(std::net::IpAddr::from([127, 0, 0, 1])), number);
+    for modify in steps(peer, softhca::Mtu::B1024, Psn::new(0)) {
+        let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
+        assert!(matches!(reply, Response::QpState(_)), "{reply:?}");
+    }
+}
+
+#[test]
+fn impossible_ring_indices_stop_that_queue_pair_only() {
+    assert_others_unaffected(|daemon| {
+        for index in [5, 1 << 40, u64::MAX] {
+            let mut raw = RawClient::handshaken(daemon);
+            let (_, doorbell, waker) = raw.open("bob");
+            let (number, ring) = queue_pair(&mut raw);
+            ready_to_send(&mut raw, number);
+            ring[0].store(index, Ordering::SeqCst);
+            doorbell.ring(number, &ring[16]);
+            (&waker).write_all(&1u64.to_ne_bytes()).unwrap();
+            assert_eq!(raw.event(), AsyncEvent::QueuePairFatal(number));
+            // Going on from there, with the index at the end of the number space.
+            let modify = Modify::default().state(QpState::Reset);
+            let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
+            assert_eq!(reply, Response::QpState(QpState::Reset));
+        }
+    });
+}
+
+#[test]
+fn doorbells_full_of_noise_and_requests_that_change_are_survived() {
+    assert_others_unaffected(|daemon| {
+        let mut raw = RawClient::handshaken(daemon);
+        let (rung, doorbell, waker) = raw.open("bob");
+        let (number, ring) = queue_pair(&mut raw);
+        ready_to_send(&mut raw, number);
+        let mut noise = 1u64;
+        for round in 0..20_000u64 {
+            noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            rung[(noise >> 33) as usize % rung.len()].store(noise, Ordering::Relaxed);
+            rung[8].store(round % 2, Ordering::Relaxed);
+            for word in ring.iter().take(24) {
+                word.store(noise.rotate_left(round as u32), Ordering::Relaxed);
+            }
+            doorbell.ring(number, &ring[16]);
+            if round % 64 == 0 {
+                let _ = (&waker).write(&1u64.to_ne_bytes());
+            }
+        }
+        let (reply, _) = raw.call(&Request::QueryQueuePair(number), &[]);
+        assert!(matches!(reply, Response::QpSnapshot(_)), "{reply:?}");
+    });
+}
+
+#[test]
+fn handles_and_keys_of_others_name_nothing() {
+    let daemon = TestDaemon::start();
+    let (end, _echo, _) = connected(&daemon, "alice", "bob");
+    let mut raw = RawClient::handshaken(&daemon);
+    raw.open("alice");
+    let pair = end.pair.qpn();
+    let key = end.region.rkey();
+    let init = reliable(PdId(1), CqId(0));
+    let sizes = QpCapabilities { max_send_wr: 1, max_recv_wr: 1, max_sge: 1, max_inline_data: 0 };
+    let calls = [
+        Request::QueryQueuePair(pair),
+        Request::DestroyQueuePair(pair),
+        Request::ModifyQueuePair { qpn: pair, modify: Modify::default().state(QpState::Error) },
+        Request::DeregisterMemoryRegion(key),
+        Request::ReregisterMemoryRegion {
+            rkey: key,
+            pd: None,
+            mapping: None,
+            access: Some(AccessFlags::all()),
+        },
+        Request::DeallocateMemoryWindow(RemoteKey(key.0 + 1)),
+        Request::DeallocateProtectionDomain(PdId(1)),
+        Request::DestroyCompletionQueue(CqId(0)),
+        Request::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
+        Request::DestroySharedReceiveQueue(SrqId(0)),
+        Request::DestroyAddressHandle(AhId(0)),
+        Request::CloseXrcDomain(XrcdId(0)),
+        Request::CreateQueuePair { init, capabilities: sizes },
+    ];
+    for call in calls {
+        assert_eq!(raw.expect_error(&call, &[]).0, libc::ENOENT, "{call:?}");
+    }
+    assert_eq!(raw.expect_error(&Request::Open { host: None }, &[]).0, libc::EBUSY);
+    assert_eq!(end.pair.state().unwrap(), QpState::ReadyToSend);
+    // Without a device there is nothing to call.
+    let mut raw = RawClient::handshaken(&daemon);
+    assert_eq!(raw.expect_error(&Request::AllocateProtectionDomain, &[]).0, libc::ENODEV);
+    assert_eq!(raw.expect_error(&Request::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
+}
+
+#[test]
+fn memory_that_cannot_be_trusted_is_not_registered() {
+    let daemon = TestDaemon::start();
+    let mut raw = RawClient::handshaken(&daemon);
+    raw.open("alice");
+    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
+    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
+    let register = |length, place| Request::RegisterMemoryRegion {
+        pd: domain,
+        mapping: RegionMapping { iova: None, length, backing: place },
+        access: ALL_ACCESS,
+    };
+    let shared = |length| register(length, RegionBacking::MemoryFile);
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let loose = rustix::fs::memfd_create("loose", flags).unwrap();
+    rustix::fs::ftruncate(&loose, 4096).unwrap();
+    let (errno, why) = raw.expect_error(&shared(4096), &[loose.as_fd()]);
+    assert!(errno == libc::EINVAL && why.contains("F_SEAL_SHRINK"), "{why}");
+    let short = SharedMemory::create("short", 4096, MapMode::ReadWrite).unwrap().take_descriptor().unwrap();
+    let (_, why) = raw.expect_error(&shared(1 << 20), &[short.as_fd()]);
+    assert!(why.contains("shorter"), "{why}");
+    let file = std::fs::File::open("/proc/self/exe").unwrap();
+    raw.expect_error(&shared(4096), &[file.as_fd()]);
+    raw.expect_error(&shared(4096), &[]);
+    raw.expect_error(&shared(u64::MAX), &[short.as_fd()]);
+    for (address, length) in [(4096, 4096), (u64::MAX - 10, 100), (0, 1)] {
+        raw.expect_error(&register(length, RegionBacking::ProcessMemory { address, shared: None }), &[]);
+    }
+    // A part that is shared is a part, and comes with its memory.
+    let own = vec![0u8; 8192];
+    let partly = |offset, length| {
+        let shared = Some(SharedRange { offset, length });
+        register(8192, RegionBacking::ProcessMemory { address: own.as_ptr() as u64, shared })
+    };
+    for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
+        let (_, why) = raw.expect_error(&partly(offset, length), &[short.as_fd()]);
+        assert!(why.contains("inside of its region"), "{why}");
+    }
+    raw.expect_error(&partly(0, 4096), &[]);
+    raw.expect_error(&partly(0, 4096), &[loose.as_fd()]);
+    let (_, why) = raw.expect_error(&partly(0, 8192), &[short.as_fd()]);
+    assert!(why.contains("shorter"), "{why}");
+    // Constants cannot be written, but sent.
+    static CONSTANT: [u8; 64] = [1; 64];
+    let address = CONSTANT.as_ptr() as u64;
+    let (_, why) =
+        raw.expect_error(&register(64, RegionBacking::ProcessMemory { address, shared: None }), &[]);
+    assert!(why.contains("read-only"), "{why}");
+    let access = AccessFlags::REMOTE_READ;
+    let translation = RegionMapping {
+        iova: None,
+        length: 64,
+        backing: RegionBacking::ProcessMemory { address, shared: None },
+    };
+    let call = Request::RegisterMemoryRegion { pd: domain, mapping: translation, access };
+    let (reply, _) = raw.call(&call, &[]);
+    let Response::MemoryRegion { rkey: key, .. } = reply else { panic!("{reply:?}") };
+    let (_, why) = raw.expect_error(
+        &Request::ReregisterMemoryRegion { rkey: key, pd: None, mapping: None, access: Some(ALL_ACCESS) },
+        &[],
+    );
+    assert!(why.contains("read-only"), "{why}");
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn memory_that_is_taken_away_later_is_a_protection_error() {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+    let daemon = TestDaemon::start();
+    let (end, _echo, remote) = connected(&daemon, "alice", "bob");
+    let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+    // SAFETY: a new mapping, which nobody has a reference to.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, flags) }.unwrap();
+    let base = NonNull::new(base.cast()).unwrap();
+    // SAFETY: it is taken away below, against the rules: that is the test. Nobody here touches it.
+    let region = unsafe { end.domain.register_memory(base, 8192, ALL_ACCESS) }.unwrap();
+    end.pair.post_send(&SendRequest::rdma_write(1, &[region.sge(0, 8192)], remote)).unwrap();
+    end.finish();
+    // The addresses stay taken: another thread of this process would soon have something there.
+    // SAFETY: the mapping from above.
+    unsafe { mprotect(base.as_ptr().cast(), 8192, MprotectFlags::empty()) }.unwrap();
+    end.pair.post_send(&SendRequest::rdma_write(2, &[region.sge(0, 8192)], remote)).unwrap();
+    assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().status, CompletionStatus::LocalProtectionError);
+    let other = ConnectedHost::new(&daemon.open("alice"), 4096);
+    assert_eq!(other.pair.state().unwrap(), QpState::Reset);
+}
+
+/// A client with a page that never comes: whoever touches it waits until the process is gone.
+#[allow(unsafe_code)]
+pub fn run_blocker() {
+    const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+    const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+    use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
+    let end = ConnectedHost::new(&softhca::Device::daemon_host(None, Some("bob")).unwrap(), 64);
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, which stays until the process ends.
+    let base = unsafe { mmap_anonymous(std::ptr::null_mut(), 8192, protection, MapFlags::PRIVATE) }.unwrap();
+    // SAFETY: as above, and no reference to it exists.
+    let region =
+        unsafe { end.domain.register_memory(std::ptr::NonNull::new(base.cast()).unwrap(), 8192, ALL_ACCESS) };
+    let region = region.unwrap();
+    let mut api = [0xaa_u64, 0, 0];
+    let mut range = [base as u64, 8192, 1, 0];
+    // SAFETY: the arguments of each call have the layout and the size that the kernel expects, and outlive it.
+    let done = unsafe {
+        let descriptor = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+        assert!(descriptor >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
+        libc::ioctl(descriptor, UFFDIO_API as _, &mut api) == 0
+            && libc::ioctl(descriptor, UFFDIO_REGISTER as _, &mut range) == 0
+    };
+    assert!(done, "userfaultfd: {}", std::io::Error::last_os_error());
+    send_line(&end.open_device());
+    end.connect(&receive_line().unwrap());
+    send_line(&format!("{} {}", region.address(), region.rkey().0));
+    while receive_line().is_some() {}
+}
+
+#[test]
+#[ignore = "needs a userfaultfd that sees the kernel's accesses: root, or vm.unprivileged_userfaultfd = 1"]
+fn a_client_whose_memory_never_comes_is_ended_and_the_others_go_on() {
+    let daemon = TestDaemon::with(&[("TEST_KILL_AFTER", "1")]);
+    let end = ConnectedHost::new(&daemon.open("alice"), 4096);
+    let mut blocker = spawn("blocker", &daemon.name, &[]);
+    let card = blocker.receive_line();
+    end.connect(&card);
+    blocker.send_line(&end.open_device());
+    let place: Vec<u64> = blocker.receive_line().split(' ').map(|number| number.parse().unwrap()).collect();
+    let remote = softhca::RemoteAddress { address: place[0], rkey: softhca::RemoteKey(place[1] as u32) };
+    end.pair.post_send(&SendRequest::rdma_write(1, &[end.region.sge(0, 64)], remote)).unwrap();
+    // The card of the other host is held up; the blocker's end is what frees it.
+    let stat = format!("/proc/{}/stat", blocker.id());
+    let deadline = std::time::Instant::now() + TEST_TIMEOUT;
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        assert!(std::time::Instant::now() < deadline, "the blocker was not ended");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let other =
+        [ConnectedHost::new(&daemon.open("alice"), 4096), ConnectedHost::new(&daemon.open("bob"), 4096)];
+    other[0].pair.connect_both(&other[1].pair, &softhca::ConnectOptions::default()).unwrap();
+    let entry = [other[0].region.sge(0, 64)];
+    other[0].pair.post_send(&SendRequest::rdma_write(1, &entry, other[1].region.remote_address(0))).unwrap();
+    other[0].finish();
+}

@@ -1,0 +1,80 @@
+//! Runs to be looked at: folders with an event log and a capture, as a run leaves them.
+
+use crate::browser::scratch;
+use softhca_engine::Recovery;
+use softhca_explorer::{Page, Run};
+use softhca_fabric::{Action, FabricSink, InclusiveRange, Repeat, RuleId};
+use softhca_queue::Operation;
+use softhca_tests::pair::{Pair, Setup, requests};
+use softhca_trace::{CapturePoints, CaptureWriter, EventLog, NameTable, Tap};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Runs `act` on a pair and keeps the event log and the capture of it in a folder.
+pub fn record_run(name: &str, title: &str, setup: Setup, act: impl FnOnce(&mut Pair)) -> PathBuf {
+    let folder = scratch(name);
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let file = |name| BufWriter::new(File::create(folder.join(name)).expect("a file"));
+    let mut pair = setup.build();
+    let mut cast = NameTable::from_world(&pair.world);
+    cast.add_rule(RuleId(1), "lose one");
+    let log = Rc::new(RefCell::new(EventLog::new(file("events.jsonl"), title, cast.clone())));
+    let writer = CaptureWriter::new(file("capture.pcapng")).expect("a capture");
+    let tap = Rc::new(RefCell::new(Tap::new(writer, cast, CapturePoints::Senders).expect("a capture")));
+    let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(log.clone()), Box::new(tap.clone())];
+    pair.world.set_sink(observers);
+    act(&mut pair);
+    pair.run();
+    pair.world.set_sink(());
+    log.borrow_mut().finish().expect("a whole log");
+    tap.borrow_mut().finish().expect("a whole capture");
+    folder
+}
+
+fn drop_packet(pair: &mut Pair, psn: u64, times: u64) {
+    pair.add_rule(requests(InclusiveRange::exactly(psn)), Repeat::times(times), Action::Drop);
+}
+
+/// Several operations, and one lost packet that ends the connection.
+pub fn fatal_loss() -> PathBuf {
+    record_run("fatal", "A lost middle packet is fatal to the connection", Setup::default(), |pair| {
+        drop_packet(pair, 5, 1);
+        pair.post_receive(1, 0, 4096);
+        pair.post_send(1, 0, 700);
+        pair.post_write(2, 0, 4096, 3000);
+        pair.post_write(3, 0, 8192, 4000);
+        pair.post_read(4, 0, 0, 2000);
+    })
+}
+
+/// A long write that loses a packet, with this way to recover.
+pub fn recovered_loss(recovery: Recovery) -> PathBuf {
+    let title = format!("A lost packet with {}", recovery.name());
+    record_run(recovery.name(), &title, Setup::default().recovery(recovery).one_gigabit(), |pair| {
+        drop_packet(pair, 20, 1);
+        pair.post_write(1, 0, 0, 40_000);
+        let (a, b) = (pair.a, pair.b);
+        pair.post(2, Operation::FetchAdd { remote: b.remote(0), add: 1 }, &[a.sge(0, 8)]);
+    })
+}
+
+/// The page of a run.
+pub fn page(run: &Path) -> PathBuf {
+    comparison_page(&[run])
+}
+
+/// The page of one run, or of two.
+pub fn comparison_page(runs: &[&Path]) -> PathBuf {
+    let mut runs_read = runs.iter().map(|path| Run::open(path).expect("something to see"));
+    let mut page = Page::new(runs_read.next().expect("a run"));
+    for run in runs_read {
+        page = page.with_run(run);
+    }
+    let name = runs[0].file_name().expect("a name").to_string_lossy();
+    let path = scratch(&format!("{name}-{}.html", runs.len()));
+    page.write(BufWriter::new(File::create(&path).expect("a file"))).expect("a page");
+    path
+}

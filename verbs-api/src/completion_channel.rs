@@ -1,0 +1,180 @@
+//! Completion channels.
+
+use crate::backend::Backend;
+use crate::completion_queue::{self, CompletionQueue};
+use crate::endpoint_exchange::assert_may_block;
+use crate::executor::{WaitReason, record_wait_reason};
+use crate::notifier::Notifier;
+use crate::{Context, Error};
+use parking_lot::Mutex;
+use softhca_engine::Instant;
+use softhca_udp::Waker;
+use std::collections::{BTreeMap, VecDeque};
+use std::future::poll_fn;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+/// Tells which of several completion queues has news.
+///
+/// A queue of a channel tells it once for each
+/// [`request_notification`](CompletionQueue::request_notification): ask, poll until the queue is empty, then
+/// wait here. Its descriptor is readable while an event waits, for `poll`, `epoll` or a runtime. Waiting on
+/// a queue itself asks for notifications too; the channel then gets events that its owner may ignore.
+///
+/// ```
+/// # fn main() -> Result<(), softhca::Error> {
+/// use softhca::{Device, Notify, QpKind, SendRequest};
+/// use std::time::Duration;
+///
+/// let context = Device::embedded()?.open();
+/// let channel = context.create_completion_channel()?;
+/// let queue = context.create_completion_queue_on(16, &channel)?;
+/// queue.request_notification(Notify::Next);
+/// // A request of a queue pair that is not connected is flushed once it is in the error state.
+/// let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
+/// pair.modify(&softhca::Modify::default().state(softhca::State::Error))?;
+/// pair.post(&SendRequest::send(1, &[]))?;
+/// assert!(channel.wait_for(Duration::from_secs(5)) == Some(queue.clone()));
+/// assert_eq!(queue.poll().unwrap().id, 1);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CompletionChannel {
+    inner: Arc<Channel>,
+}
+
+pub(crate) struct Channel {
+    backend: Arc<dyn Backend>,
+    /// The queues that have news, oldest first.
+    events: Mutex<VecDeque<u64>>,
+    queues: Mutex<BTreeMap<u64, Weak<completion_queue::Inner>>>,
+    notifier: Notifier,
+    waker: Waker,
+}
+
+impl Channel {
+    /// Gives a queue a place on the channel.
+    pub fn attach(&self, queue: &Arc<completion_queue::Inner>) {
+        self.queues.lock().insert(queue.token(), Arc::downgrade(queue));
+    }
+
+    /// Takes a queue and its events off.
+    pub fn detach(&self, token: u64) {
+        self.queues.lock().remove(&token);
+        self.events.lock().retain(|event| *event != token);
+    }
+
+    /// A queue has news.
+    pub fn notify(&self, token: u64) {
+        let mut events = self.events.lock();
+        events.push_back(token);
+        self.waker.wake();
+        drop(events);
+        self.notifier.notify();
+    }
+
+    fn pop_event(&self) -> Option<CompletionQueue> {
+        loop {
+            let token = {
+                let mut events = self.events.lock();
+                let token = events.pop_front();
+                if events.is_empty() {
+                    self.waker.clear();
+                }
+                token?
+            };
+            if let Some(queue) = self.queues.lock().get(&token).and_then(Weak::upgrade) {
+                return Some(CompletionQueue::from_inner(queue));
+            }
+        }
+    }
+}
+
+impl CompletionChannel {
+    pub(crate) fn new(context: &Context) -> Result<CompletionChannel, Error> {
+        let waker =
+            Waker::new().map_err(|source| Error::System { what: "making an event descriptor", source })?;
+        let inner = Channel {
+            backend: context.backend.clone(),
+            events: Mutex::default(),
+            queues: Mutex::default(),
+            notifier: Notifier::default(),
+            waker,
+        };
+        Ok(CompletionChannel { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<Channel> {
+        &self.inner
+    }
+
+    /// The queue of the oldest event, if there is one.
+    ///
+    /// # Panics
+    /// In a child of the process that opened the device.
+    pub fn poll(&self) -> Option<CompletionQueue> {
+        self.inner.backend.assert_same_process();
+        self.inner.pop_event()
+    }
+
+    /// The queue of the next event; sleeps until there is one.
+    ///
+    /// # Panics
+    /// As [`CompletionQueue::wait`].
+    pub fn wait(&self) -> CompletionQueue {
+        loop {
+            if let Some(queue) = self.wait_until(None) {
+                return queue;
+            }
+        }
+    }
+
+    /// The queue of the next event, or none when the time is over.
+    ///
+    /// # Panics
+    /// As [`CompletionQueue::wait`].
+    pub fn wait_for(&self, timeout: Duration) -> Option<CompletionQueue> {
+        self.wait_until(Some(self.inner.backend.now().plus(timeout)))
+    }
+
+    fn wait_until(&self, until: Option<Instant>) -> Option<CompletionQueue> {
+        assert_may_block("CompletionChannel::wait", "channel.next().await");
+        loop {
+            self.inner.backend.assert_same_process();
+            let seen = self.inner.notifier.count();
+            if let Some(queue) = self.inner.pop_event() {
+                return Some(queue);
+            }
+            if !self.inner.backend.wait(&self.inner.notifier, seen, until) {
+                return self.inner.pop_event();
+            }
+        }
+    }
+
+    /// The queue of the next event, for async code.
+    pub async fn next(&self) -> CompletionQueue {
+        poll_fn(|context| {
+            self.inner.backend.assert_same_process();
+            let seen = self.inner.notifier.count();
+            if let Some(queue) = self.inner.pop_event() {
+                return Poll::Ready(queue);
+            }
+            if !self.inner.notifier.register_waker(seen, context.waker()) {
+                context.waker().wake_by_ref();
+            }
+            record_wait_reason(|| WaitReason::ChannelEvent);
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Readable while an event waits.
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.waker.as_fd()
+    }
+}

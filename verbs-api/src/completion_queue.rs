@@ -1,0 +1,282 @@
+//! Completion queues.
+
+use crate::backend::Backend;
+use crate::completion_channel::{Channel, CompletionChannel};
+use crate::endpoint_exchange::assert_may_block;
+use crate::executor::{WaitReason, record_wait_reason};
+use crate::notifier::Notifier;
+use crate::{Completion, Context, CqNotify, Error, Qpn};
+use parking_lot::Mutex;
+use softhca_engine::{CqId, Instant};
+use softhca_queue::CompletionConsumer;
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+/// How long a wait spins, driving the card, before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(50);
+
+/// Where completed work requests are reported.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    backend: Arc<dyn Backend>,
+    id: CqId,
+    completions: Mutex<UnpolledCompletions>,
+    notifier: Arc<Notifier>,
+    /// The channel that it is on, and under which token.
+    channel: Option<Arc<Channel>>,
+    token: u64,
+}
+
+/// Completions that wait.
+struct UnpolledCompletions {
+    /// Taken from the ring already, oldest first.
+    drained: VecDeque<Completion>,
+    ring: CompletionConsumer,
+}
+
+impl UnpolledCompletions {
+    fn pop(&mut self) -> Option<Completion> {
+        if self.drained.is_empty() { self.ring.pop() } else { self.drained.pop_front() }
+    }
+
+    /// Takes the completions of a queue pair out.
+    fn discard_qp(&mut self, queue_pair: Qpn) {
+        while let Some(completion) = self.ring.pop() {
+            self.drained.push_back(completion);
+        }
+        self.drained.retain(|completion| completion.qpn != queue_pair);
+    }
+}
+
+impl Inner {
+    pub fn token(&self) -> u64 {
+        self.token
+    }
+}
+
+/// Two handles are equal if they are of the same queue.
+impl PartialEq for CompletionQueue {
+    fn eq(&self, other: &CompletionQueue) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl Eq for CompletionQueue {}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CompletionQueue({:#x})", self.inner.id.0)
+    }
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(
+        context: &Context,
+        slots: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue, Error> {
+        static TOKENS: AtomicU64 = AtomicU64::new(0);
+        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
+        let backend = context.backend.clone();
+        let channel = channel.map(|channel| channel.inner().clone());
+        let news =
+            channel.as_ref().map_or_else(Notifier::default, |channel| Notifier::with_channel(channel, token));
+        let news = Arc::new(news);
+        let (id, ring) = backend.create_completion_queue(slots, news.clone())?;
+        let ring = Mutex::new(UnpolledCompletions { drained: VecDeque::new(), ring });
+        let inner = Arc::new(Inner { backend, id, completions: ring, notifier: news, channel, token });
+        if let Some(channel) = &inner.channel {
+            channel.attach(&inner);
+        }
+        Ok(CompletionQueue { inner })
+    }
+
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> CompletionQueue {
+        CompletionQueue { inner }
+    }
+
+    pub(crate) fn id(&self) -> CqId {
+        self.inner.id
+    }
+
+    /// As [`Context::check_process`].
+    pub fn check_process(&self) -> Result<(), Error> {
+        self.inner.backend.check_process()
+    }
+
+    /// Its number, which asynchronous events name.
+    pub fn handle(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// How many completions may wait.
+    pub fn cqe(&self) -> u32 {
+        self.inner.completions.lock().ring.slots()
+    }
+
+    /// Whether anything else holds it: another handle, or something that completes to it.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Forgets the completions of a queue pair that was reset.
+    pub(crate) fn discard_qp(&self, queue_pair: Qpn) {
+        self.inner.completions.lock().discard_qp(queue_pair);
+    }
+
+    /// Takes the oldest completion. If there is none, the card gets a turn on the caller's time.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, after ten thousand calls in vain without an await: time stands still. In
+    /// a child of the process that opened the device.
+    pub fn poll(&self) -> Option<Completion> {
+        self.inner.backend.assert_same_process();
+        if let Some(completion) = self.inner.completions.lock().pop() {
+            return Some(completion);
+        }
+        self.inner.backend.drive(self.inner.id);
+        self.inner.completions.lock().pop()
+    }
+
+    /// Takes up to `into.capacity() - into.len()` completions, or one batch of sixteen if that is zero.
+    pub fn poll_many(&self, into: &mut Vec<Completion>) -> usize {
+        self.inner.backend.assert_same_process();
+        let most = match into.capacity() - into.len() {
+            0 => 16,
+            room => room,
+        };
+        self.poll_each(most, |completion| into.push(completion))
+    }
+
+    /// Gives up to `most` completions to `take`, oldest first, and returns how many there were. If there are
+    /// none, the card gets a turn on the caller's time.
+    pub fn poll_each(&self, most: usize, mut take: impl FnMut(Completion)) -> usize {
+        let mut taken = 0;
+        for turn in 0..2 {
+            if turn == 1 {
+                self.inner.backend.drive(self.inner.id);
+            }
+            let mut ring = self.inner.completions.lock();
+            while taken < most
+                && let Some(completion) = ring.pop()
+            {
+                take(completion);
+                taken += 1;
+            }
+            if taken > 0 || most == 0 {
+                break;
+            }
+        }
+        taken
+    }
+
+    /// Waits for the next completion: spins for a moment, then sleeps.
+    ///
+    /// On a simulated card, outside of host code, this lets virtual time go on.
+    ///
+    /// # Panics
+    /// In the host code of a `World`, where [`CompletionQueue::next`] is to be awaited; and on a simulated
+    /// card when nothing is left to happen.
+    pub fn wait(&self) -> Result<Completion, Error> {
+        self.inner.backend.check_process()?;
+        loop {
+            if let Some(completion) = self.wait_until(None) {
+                return Ok(completion);
+            }
+        }
+    }
+
+    /// Waits for the next completion, but not longer than `timeout`.
+    ///
+    /// # Panics
+    /// As [`CompletionQueue::wait`].
+    pub fn wait_for(&self, timeout: Duration) -> Option<Completion> {
+        self.wait_until(Some(self.inner.backend.now().plus(timeout)))
+    }
+
+    fn wait_until(&self, deadline: Option<Instant>) -> Option<Completion> {
+        assert_may_block("CompletionQueue::wait", "queue.next().await");
+        let backend = &self.inner.backend;
+        let spin_until = backend.now().plus(SPIN_TIME);
+        let mut last = None;
+        loop {
+            if let Some(completion) = self.poll() {
+                return Some(completion);
+            }
+            let now = backend.now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return None;
+            }
+            // Virtual time does not go on by spinning.
+            if now < spin_until && last.replace(now) != Some(now) {
+                continue;
+            }
+            let seen = self.inner.notifier.count();
+            self.request_notification(CqNotify::NextCompletion);
+            if let Some(completion) = self.inner.completions.lock().pop() {
+                return Some(completion);
+            }
+            backend.wait(&self.inner.notifier, seen, deadline);
+        }
+    }
+
+    /// Asks for one notification: of the next completion, or the next that its sender solicited.
+    ///
+    /// Poll once more afterwards, as with `ibv_req_notify_cq`: what came before the wish does not notify.
+    pub fn request_notification(&self, notify: CqNotify) {
+        self.inner.backend.assert_same_process();
+        self.inner.completions.lock().ring.request_notification(notify);
+    }
+
+    /// The next completion, for async code. Futures never drive: the card's own thread does.
+    pub async fn next(&self) -> Completion {
+        poll_fn(|context| {
+            self.inner.backend.assert_same_process();
+            let seen = self.inner.notifier.count();
+            let ring = &self.inner.completions;
+            if let Some(completion) = ring.lock().pop() {
+                return Poll::Ready(completion);
+            }
+            ring.lock().ring.request_notification(CqNotify::NextCompletion);
+            if let Some(completion) = ring.lock().pop() {
+                return Poll::Ready(completion);
+            }
+            if !self.inner.notifier.register_waker(seen, context.waker()) {
+                context.waker().wake_by_ref();
+            }
+            record_wait_reason(|| WaitReason::Completion(self.inner.id));
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Changes how many completions may wait. Those that wait stay.
+    pub fn resize(&self, slots: u32) -> Result<(), Error> {
+        self.inner.backend.check_process()?;
+        let mut ring = self.inner.completions.lock();
+        ring.ring = self.inner.backend.resize_completion_queue(self.inner.id, slots)?;
+        Ok(())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.backend.check_process().is_err() {
+            return;
+        }
+        if let Some(channel) = &self.channel {
+            channel.detach(self.token);
+        }
+        // Every queue pair that completes here holds a handle: none is left.
+        let _ = self.backend.destroy_completion_queue(self.id);
+    }
+}

@@ -1,0 +1,92 @@
+//! Who else is in this process: threads of the library that never touch the program's memory, and others.
+
+#![allow(unsafe_code)]
+
+use parking_lot::Mutex;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::{io, mem, ptr};
+
+/// The library's own threads.
+static LIBRARY_THREADS: Mutex<Vec<libc::pid_t>> = Mutex::new(Vec::new());
+
+/// Blocks all signals of the calling thread, until it is dropped.
+pub(super) struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    pub fn begin() -> SignalsBlocked {
+        // SAFETY: a set of signals is plain bits, filled here; the mask that was is stored in another.
+        unsafe {
+            let mut all: libc::sigset_t = mem::zeroed();
+            let mut before: libc::sigset_t = mem::zeroed();
+            libc::sigfillset(&mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+            SignalsBlocked(before)
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the mask that the thread had.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
+    }
+}
+
+/// Leaves the list when the thread ends, however it does.
+struct ThreadRegistration(libc::pid_t);
+
+impl Drop for ThreadRegistration {
+    fn drop(&mut self) {
+        LIBRARY_THREADS.lock().retain(|other| *other != self.0);
+    }
+}
+
+fn current_tid() -> libc::pid_t {
+    // SAFETY: it has no arguments and cannot fail.
+    unsafe { libc::gettid() }
+}
+
+/// Starts a thread of the library's own. It never touches memory that the program registers, and takes none of
+/// the program's signals.
+pub(crate) fn spawn(name: &str, act: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let _quiet = SignalsBlocked::begin();
+    let (tell, is_listed) = mpsc::channel();
+    let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+        let listed = ThreadRegistration(current_tid());
+        LIBRARY_THREADS.lock().push(listed.0);
+        // The caller waits for it.
+        let _ = tell.send(());
+        act();
+    })?;
+    let _ = is_listed.recv();
+    Ok(thread)
+}
+
+/// Whether no thread of this process but the caller and bystanders could run the program's code.
+pub(super) fn is_only_program_thread() -> bool {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+    let (own, bystanders) = (current_tid(), LIBRARY_THREADS.lock());
+    threads.into_iter().all(|thread| {
+        let number = thread.ok().and_then(|thread| thread.file_name().to_str()?.parse().ok());
+        number.is_some_and(|number| number == own || bystanders.contains(&number))
+    })
+}
+
+/// Before a fork: the child gets a list that nobody is changing.
+pub(super) fn lock_for_fork() {
+    mem::forget(LIBRARY_THREADS.lock());
+}
+
+/// After a fork, in either process. The child has none of the threads.
+///
+/// # Safety
+/// Follows [`hold`], once in each process.
+pub(super) unsafe fn unlock_after_fork(is_child: bool) {
+    if is_child {
+        // SAFETY: held, as the caller says, by the only thread of the child.
+        unsafe { (*LIBRARY_THREADS.data_ptr()).clear() };
+    }
+    // SAFETY: held, as the caller says.
+    unsafe { LIBRARY_THREADS.force_unlock() };
+}

@@ -1,0 +1,154 @@
+//! Protection domains, and the address handles in them.
+
+use crate::backend::Backend;
+use crate::memory::MemoryBlock;
+use crate::memory_region::{MemoryRegion, MemoryWindow};
+use crate::{
+    AccessFlags, AddressVector, CompletionQueue, Context, Error, MemoryWindowType, QpType, QueuePairBuilder,
+    SharedReceiveQueue, XrcDomain,
+};
+use softhca_engine::{AhId, PdId};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A protection domain: what is in it can be used together.
+#[derive(Clone)]
+pub struct ProtectionDomain {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub backend: Arc<dyn Backend>,
+    pub id: PdId,
+    pub context: Context,
+}
+
+impl ProtectionDomain {
+    pub(crate) fn new(context: &Context) -> Result<ProtectionDomain, Error> {
+        let backend = context.backend.clone();
+        let id = backend.allocate_protection_domain()?;
+        Ok(ProtectionDomain { inner: Arc::new(Inner { backend, id, context: context.clone() }) })
+    }
+
+    /// Allocates zeroed memory and registers it. The card assigns its address.
+    pub fn allocate_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        let block = self.inner.backend.allocate_memory(length)?;
+        MemoryRegion::new(self, block, None, access)
+    }
+
+    /// The same in memory of this process's own, as `malloc` gives it: what the card of a daemon has to reach out
+    /// for. [`ProtectionDomain::register`] is faster there.
+    pub fn allocate_private_region(&self, length: usize, access: AccessFlags) -> Result<MemoryRegion, Error> {
+        MemoryRegion::new(self, Arc::new(MemoryBlock::new(length)), None, access)
+    }
+
+    /// Registers memory of the caller's own, at its own address.
+    ///
+    /// # Safety
+    /// `length` bytes at `base` stay mapped, readable and (with local write) writable until the region is
+    /// dropped, and for as long no Rust reference to them exists: peers write them at any time.
+    #[allow(unsafe_code)]
+    pub unsafe fn register_memory(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: as the caller says.
+        unsafe { self.register_memory_iova(base, length, base.as_ptr() as u64, access) }
+    }
+
+    /// Registers memory of the caller's own, whose first byte work requests and peers find at `address`.
+    ///
+    /// # Safety
+    /// As [`ProtectionDomain::register_foreign`].
+    #[allow(unsafe_code)]
+    pub unsafe fn register_memory_iova(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: as the caller says.
+        let block = Arc::new(unsafe { MemoryBlock::borrowed(base, length) });
+        MemoryRegion::new(self, block, Some(address), access)
+    }
+
+    /// Its number.
+    pub fn handle(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// Whether anything else holds it: another handle, or something that is in it.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// Allocates a memory window.
+    pub fn allocate_memory_window(&self, kind: MemoryWindowType) -> Result<MemoryWindow, Error> {
+        MemoryWindow::new(self, kind)
+    }
+
+    /// Begins to create a queue pair whose sends and receives complete to `queue`.
+    pub fn create_queue_pair(&self, kind: QpType, queue: &CompletionQueue) -> QueuePairBuilder {
+        QueuePairBuilder::new(self, kind, queue)
+    }
+
+    /// Creates a shared receive queue.
+    pub fn create_shared_receive_queue(
+        &self,
+        receives: u32,
+        entries: usize,
+    ) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, receives, entries, None)
+    }
+
+    /// Creates a shared receive queue that senders of XRC name; its receives complete to `queue`.
+    pub fn create_xrc_shared_receive_queue(
+        &self,
+        xrc_domain: &XrcDomain,
+        queue: &CompletionQueue,
+        receives: u32,
+        entries: usize,
+    ) -> Result<SharedReceiveQueue, Error> {
+        SharedReceiveQueue::new(self, receives, entries, Some((xrc_domain, queue)))
+    }
+
+    /// Creates an address handle.
+    pub fn create_address_handle(&self, vector: AddressVector) -> Result<AddressHandle, Error> {
+        let id = self.inner.backend.create_address_handle(self.inner.id, vector)?;
+        Ok(AddressHandle { inner: Arc::new(AddressHandleInner { domain: self.clone(), id }) })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Everything in the domain holds a handle: nothing is left.
+        let _ = self.backend.free_protection_domain(self.id);
+    }
+}
+
+/// Where datagrams go.
+#[derive(Clone)]
+pub struct AddressHandle {
+    inner: Arc<AddressHandleInner>,
+}
+
+struct AddressHandleInner {
+    domain: ProtectionDomain,
+    id: AhId,
+}
+
+impl AddressHandle {
+    /// Its number.
+    pub fn handle(&self) -> u32 {
+        self.inner.id.0
+    }
+}
+
+impl Drop for AddressHandleInner {
+    fn drop(&mut self) {
+        let _ = self.domain.inner.backend.destroy_address_handle(self.id);
+    }
+}

@@ -1,0 +1,76 @@
+//! Shared receive queues.
+
+use crate::{CompletionQueue, Error, ProtectionDomain, ReceiveRequest, XrcDomain};
+use parking_lot::Mutex;
+use softhca_engine::{SrqId, SrqInitAttributes};
+use softhca_queue::{ReceiveProducer, SrqAttributes};
+use std::sync::Arc;
+
+/// Receives that several queue pairs take from.
+#[derive(Clone)]
+pub struct SharedReceiveQueue {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    domain: ProtectionDomain,
+    id: SrqId,
+    ring: Mutex<ReceiveProducer>,
+    /// What a queue of XRC needs lives at least as long.
+    _xrc: Option<(XrcDomain, CompletionQueue)>,
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(
+        domain: &ProtectionDomain,
+        receives: u32,
+        entries: usize,
+        extended: Option<(&XrcDomain, &CompletionQueue)>,
+    ) -> Result<SharedReceiveQueue, Error> {
+        let ids = extended.map(|(xrc_domain, queue)| (queue.id(), xrc_domain.id()));
+        let init = SrqInitAttributes { pd: domain.inner.id, srq_limit: 0, xrc: ids };
+        let (id, ring) = domain.inner.backend.create_shared_receive_queue(init, receives, entries)?;
+        let extended = extended.map(|(xrc_domain, queue)| (xrc_domain.clone(), queue.clone()));
+        let inner = Inner { domain: domain.clone(), id, ring: Mutex::new(ring), _xrc: extended };
+        Ok(SharedReceiveQueue { inner: Arc::new(inner) })
+    }
+
+    pub(crate) fn id(&self) -> SrqId {
+        self.inner.id
+    }
+
+    /// Its number, by which senders of XRC name it.
+    pub fn srqn(&self) -> u32 {
+        self.inner.id.0
+    }
+
+    /// Whether anything else holds it: another handle, or a queue pair that takes from it.
+    pub fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
+    }
+
+    /// How many receives may wait, how many entries each may have, and the limit that is armed.
+    pub fn query(&self) -> Result<SrqAttributes, Error> {
+        self.inner.domain.inner.backend.query_shared_receive_queue(self.inner.id)
+    }
+
+    /// Posts a receive.
+    pub fn post_recv(&self, request: &ReceiveRequest<'_>) -> Result<(), Error> {
+        self.inner.domain.inner.backend.check_process()?;
+        let mut ring = self.inner.ring.lock();
+        ring.enqueue(request)?;
+        let _ = ring.publish();
+        Ok(())
+    }
+
+    /// Raises an event when fewer than `limit` receives wait; zero for never.
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        self.inner.domain.inner.backend.set_srq_limit(self.inner.id, limit)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _ = self.domain.inner.backend.destroy_shared_receive_queue(self.id);
+    }
+}

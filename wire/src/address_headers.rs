@@ -1,0 +1,152 @@
+//! The network addressing around a transport packet, independent of who builds the IP header.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+
+/// A global identifier: at RoCEv2 an IPv6 address, or an IPv4 address mapped into one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IP address that the identifier stands for.
+    pub fn ip(self) -> IpAddr {
+        let v6 = Ipv6Addr::from(self.0);
+        match v6.to_ipv4_mapped() {
+            Some(v4) => IpAddr::V4(v4),
+            None => IpAddr::V6(v6),
+        }
+    }
+
+    /// Whether packets to it go to every member of a group.
+    pub fn is_multicast(self) -> bool {
+        self.ip().is_multicast()
+    }
+
+    /// The globally unique identifier of the card at this address: a locally administered EUI-64.
+    pub fn guid(self) -> u64 {
+        let low = u64::from_be_bytes(self.0[8..].try_into().expect("eight bytes"));
+        0x0200_0000_0000_0000 | low & 0x00ff_ffff_ffff_ffff
+    }
+
+    /// Whether every byte is zero: an unused table entry.
+    pub fn is_unspecified(self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl From<IpAddr> for Gid {
+    fn from(address: IpAddr) -> Gid {
+        match address {
+            IpAddr::V4(v4) => Gid(v4.to_ipv6_mapped().octets()),
+            IpAddr::V6(v6) => Gid(v6.octets()),
+        }
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+/// The ECN codepoint, the low two bits of a traffic class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Ecn {
+    /// The transport does not react to congestion marks.
+    NotEct = 0,
+    /// Capable, ECT(1).
+    Ect1 = 1,
+    /// Capable, ECT(0).
+    Ect0 = 2,
+    /// Marked by a switch on the way.
+    CongestionExperienced = 3,
+}
+
+impl Ecn {
+    /// The codepoint in this traffic class.
+    pub const fn of(traffic_class: u8) -> Ecn {
+        match traffic_class & 3 {
+            0 => Ecn::NotEct,
+            1 => Ecn::Ect1,
+            2 => Ecn::Ect0,
+            _ => Ecn::CongestionExperienced,
+        }
+    }
+
+    /// The name that traces use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Ecn::NotEct => "not-ect",
+            Ecn::Ect1 => "ect1",
+            Ecn::Ect0 => "ect0",
+            Ecn::CongestionExperienced => "ce",
+        }
+    }
+}
+
+impl fmt::Display for Ecn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Everything in the IP and UDP headers that a sender chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AddressHeaders {
+    /// The sender. Of the same family as `destination`.
+    pub source: IpAddr,
+    /// The receiver, or a group.
+    pub destination: IpAddr,
+    /// Stands for the flow, so that equal-cost paths can be told apart. The destination port is 4791.
+    pub source_port: u16,
+    /// DSCP in the upper six bits, ECN in the lower two.
+    pub traffic_class: u8,
+    /// Of IPv6 only, 20 bits.
+    pub flow_label: u32,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// Of IPv4 only. The ICRC covers it, so whoever seals must know it.
+    pub identification: u16,
+}
+
+impl AddressHeaders {
+    /// An envelope between two addresses with every choice at its default.
+    pub const fn between(source: IpAddr, destination: IpAddr) -> AddressHeaders {
+        AddressHeaders {
+            source,
+            destination,
+            source_port: crate::ROCE_PORT,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            identification: 0,
+        }
+    }
+
+    /// The ECN codepoint.
+    pub const fn ecn(&self) -> Ecn {
+        Ecn::of(self.traffic_class)
+    }
+
+    /// Bytes of IP and UDP headers.
+    pub const fn header_length(&self) -> usize {
+        match self.source {
+            IpAddr::V4(_) => 28,
+            IpAddr::V6(_) => 48,
+        }
+    }
+}
+
+impl fmt::Display for AddressHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {}", self.source, self.destination)
+    }
+}
