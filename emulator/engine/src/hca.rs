@@ -5,7 +5,7 @@ use crate::hca_state::HcaState;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
-    AsyncEvent, ClientId, Counters, DeviceLimits, DropReason, Event, EventSink, Instant, Memory, PacketBatch,
+    AsyncEvent, ClientId, Counters, DeviceLimits, DropReason, Event, Instant, Memory, PacketBatch,
     PacketSummary, PortState, QpState, QpType, Reason, Settings, TransmitGate,
 };
 use alloc::collections::BTreeMap;
@@ -22,14 +22,14 @@ pub struct Context<'a> {
     pub now: Instant,
     /// The memory behind regions.
     pub memory: &'a mut dyn Memory,
-    /// Hears what happens.
-    pub events: &'a mut dyn EventSink,
+    /// Receives every event.
+    pub events: &'a mut dyn FnMut(Instant, &Event),
 }
 
 impl Context<'_> {
     #[inline]
     pub(crate) fn emit(&mut self, event: Event) {
-        self.events.on_event(self.now, &event);
+        (self.events)(self.now, &event);
     }
 }
 
