@@ -52,6 +52,6 @@ pub use time::Instant;
 pub use packet_batch::{PacketBatch, TransmitGate};
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, Modify, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
     QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
 };

@@ -4,7 +4,7 @@ use super::{check_limit, check_receive_ring};
 use crate::addressing::address_headers;
 use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
-    ClientId, Context, Event, Hca, Modify, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
+    ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
     Reason, Resource, VerbsError,
 };
 use core::net::{IpAddr, Ipv4Addr};
@@ -155,7 +155,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         number: Qpn,
-        modify: &Modify,
+        modify: &ModifyQp,
     ) -> Result<QpState, VerbsError> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
