@@ -62,7 +62,7 @@ pub use transition::{Transition, transition};
 
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, Modify, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
     QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
 };
 pub use transmit::{PacketBatch, TransmitGate};

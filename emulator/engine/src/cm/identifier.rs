@@ -3,7 +3,7 @@
 use super::mad_queue::SOURCE_PORT;
 use super::ports::Scope;
 use super::{CmState, DEFAULT_ACK_TIMEOUT, words};
-use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, Modify, QpState, QpType, VerbsError};
+use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, ModifyQp, QpState, QpType, VerbsError};
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use softhca_queue::AccessFlags;
@@ -175,8 +175,8 @@ impl CmIdentifier {
     }
 
     /// What takes its queue pair to a state.
-    pub fn attributes(&self, id: CmId, state: QpState) -> Result<Modify, VerbsError> {
-        let modify = Modify::default().state(state);
+    pub fn attributes(&self, id: CmId, state: QpState) -> Result<ModifyQp, VerbsError> {
+        let modify = ModifyQp::default().state(state);
         let connected = !matches!(
             self.state,
             CmState::Idle

@@ -5,7 +5,7 @@ use crate::queue_pair::QueuePair;
 use crate::requester_state::RequesterState;
 use crate::responder_state::ResponderState;
 use crate::{
-    ClientId, Context, Event, Hca, Modify, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
+    ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
     Reason, Resource, VerbsError, address, transition,
 };
 use core::net::{IpAddr, Ipv4Addr};
@@ -156,7 +156,7 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         number: Qpn,
-        modify: &Modify,
+        modify: &ModifyQp,
     ) -> Result<QpState, VerbsError> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
