@@ -85,7 +85,7 @@ impl Memory for Reached {
 /// In words. The bytes of a flushed request are nobody's business, and known only of requests that the card took.
 fn told(what: &dyn std::fmt::Debug) -> String {
     let text = format!("{what:?}");
-    match text.split_once("bytes: ") {
+    match text.split_once("byte_len: ") {
         Some((before, after)) if before.contains("status: WrFlushError") => {
             format!("{before}{}", after.trim_start_matches(|digit: char| digit.is_ascii_digit()))
         }
