@@ -32,7 +32,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How many runs one turn may send, so that receiving gets its share: what a card sends to itself is received while it is
 /// still in the processor's cache.
-const MAX_RUNS_PER_POLL: usize = 4;
+const MAX_BATCHES_PER_POLL: usize = 4;
 /// How long link control may go unread, and its timers unheard, while a caller drives.
 const LINK_POLL_INTERVAL: u64 = 20_000;
 /// How often the error queues are asked while nothing says that they have something.
@@ -117,7 +117,7 @@ pub struct DriverOptions {
 }
 
 /// A run that the kernel did not take yet: sealed, and waiting in the buffer.
-struct PendingRun {
+struct PendingBatch {
     run: PacketBatch,
     /// Bytes of it that are gone already.
     sent_bytes: usize,
@@ -142,7 +142,7 @@ pub struct Driver<M> {
     /// The identifications of the chunk at hand.
     identifications: Vec<Option<u16>>,
     transmit_buffer: Box<[u8]>,
-    pending_run: Option<PendingRun>,
+    pending_batch: Option<PendingBatch>,
     /// Destinations that wait for a grant, and the least that lets somebody send there.
     blocked_on_grant: BTreeMap<IpAddr, u64>,
     fault_injector: Option<FaultInjector>,
@@ -207,8 +207,8 @@ impl<M: Memory> Driver<M> {
             batch: ReceiveBatch::new(),
             link_batch: ReceiveBatch::new(),
             identifications: Vec::new(),
-            transmit_buffer: vec![0; crate::MAX_RUN_BYTES].into_boxed_slice(),
-            pending_run: None,
+            transmit_buffer: vec![0; crate::MAX_BATCH_BYTES].into_boxed_slice(),
+            pending_batch: None,
             blocked_on_grant: BTreeMap::new(),
             fault_injector: None,
             reorder_buffer: ReorderBuffer::default(),
@@ -288,7 +288,7 @@ impl<M: Memory> Driver<M> {
     /// Sends what is ready, and asks for the grants that it needs.
     fn transmit_between_polls(&mut self, now: Instant) {
         let mut has_sent = false;
-        for _ in 0..MAX_RUNS_PER_POLL {
+        for _ in 0..MAX_BATCHES_PER_POLL {
             // A socket that fails does so again in the next turn, which tells.
             if !self.hca.has_pending_transmit() || !self.transmit(now).unwrap_or(false) {
                 break;
@@ -399,7 +399,7 @@ impl<M: Memory> Driver<M> {
 
     /// Whether there is something that may be sent now.
     pub fn has_pending_transmit(&self) -> bool {
-        self.hca.has_pending_transmit() || self.pending_run.is_some()
+        self.hca.has_pending_transmit() || self.pending_batch.is_some()
     }
 
     /// How long until [`Driver::turn`] has something to do although nothing arrives.
@@ -408,7 +408,7 @@ impl<M: Memory> Driver<M> {
         if self.hca.has_pending_transmit() || self.needs_poll {
             return Some(Duration::ZERO);
         }
-        if self.pending_run.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
+        if self.pending_batch.as_ref().is_some_and(|unsent| self.is_granted(&unsent.run, now)) {
             // The send buffer is full; on loopback it empties within microseconds.
             return Some(Duration::from_micros(20));
         }
@@ -533,7 +533,7 @@ impl<M: Memory> Driver<M> {
             links,
             sink: witness,
             blocked_on_grant: waiting,
-            pending_run: unsent,
+            pending_batch: unsent,
             reorder_buffer: held,
             peer_pauses: pauses,
             host_port: plug,
@@ -597,7 +597,7 @@ impl<M: Memory> Driver<M> {
     fn transmit_link_messages(&mut self, now: Instant) -> io::Result<()> {
         while let Some((peer, message)) = self.links.transmit(now.nanos()) {
             let bytes = message.emit();
-            match self.sockets.for_destination_mut(peer).link.send_run(peer, 0, bytes.len(), &bytes) {
+            match self.sockets.for_destination_mut(peer).link.send_batch(peer, 0, bytes.len(), &bytes) {
                 // Every message is sent again until its purpose is reached: a lost one costs time only.
                 Ok(_) | Err(SendError::WouldBlock | SendError::NoBuffers | SendError::TooLarge) => {}
                 Err(SendError::SegmentationUnsupported) => {}

@@ -249,7 +249,7 @@ fn receive_chunk<M: Memory>(
     let plug = plug.filter(|_| !address.is_multicast() && links.is_established(peer));
     let limit = match (check, links.state(peer)) {
         (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
-        _ => crate::MAX_RUN_SEGMENTS as u32,
+        _ => crate::MAX_BATCH_SEGMENTS as u32,
     };
     let keeps_order = links.transmits_in_order(peer);
     found.clear();

@@ -1,6 +1,6 @@
 //! The sending half: permission, ports, seals, and what the kernel does not take at once.
 
-use super::{Driver, EngineEvents, IcrcCheck, MAX_RUNS_PER_POLL, PendingRun, PortDirection, is_peer_error};
+use super::{Driver, EngineEvents, IcrcCheck, MAX_BATCHES_PER_POLL, PendingBatch, PortDirection, is_peer_error};
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
@@ -65,7 +65,7 @@ fn block_on_grant(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, pric
 impl<M: Memory> Driver<M> {
     /// Sends what the card has, as far as it may. Says whether anything moved.
     pub(super) fn transmit(&mut self, now: Instant) -> io::Result<bool> {
-        if !self.send_pending_run(now)? {
+        if !self.send_pending_batch(now)? {
             return Ok(false);
         }
         if self.fault_injector.take_if(|faults| faults.is_idle()).is_some() {
@@ -75,7 +75,7 @@ impl<M: Memory> Driver<M> {
             return self.transmit_with_faults(now);
         }
         let mut moved = false;
-        for _ in 0..MAX_RUNS_PER_POLL {
+        for _ in 0..MAX_BATCHES_PER_POLL {
             let Driver {
                 hca,
                 memory,
@@ -102,7 +102,7 @@ impl<M: Memory> Driver<M> {
                 blocked_on_link: at_line,
                 now: now_ns,
             };
-            let most = crate::MAX_RUN_SEGMENTS;
+            let most = crate::MAX_BATCH_SEGMENTS;
             let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
             moved = true;
             if self.send_to_host_network(now, &run) {
@@ -115,8 +115,8 @@ impl<M: Memory> Driver<M> {
                 self.receive_loopback(now, &run, IcrcCheck::Ignore);
                 continue;
             }
-            self.pending_run = Some(PendingRun { run, sent_bytes: 0 });
-            if !self.send_pending_run(now)? {
+            self.pending_batch = Some(PendingBatch { run, sent_bytes: 0 });
+            if !self.send_pending_batch(now)? {
                 break;
             }
         }
@@ -148,8 +148,8 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Hands the run in the buffer to the kernel. False if it did not take all of it.
-    fn send_pending_run(&mut self, now: Instant) -> io::Result<bool> {
-        while let Some(PendingRun { run, sent_bytes: done }) = &mut self.pending_run {
+    fn send_pending_batch(&mut self, now: Instant) -> io::Result<bool> {
+        while let Some(PendingBatch { run, sent_bytes: done }) = &mut self.pending_batch {
             let run = *run;
             let destination = run.addressing.destination;
             let socket = egress_socket(&mut self.sockets, &mut self.flow_sockets, &run.addressing);
@@ -165,15 +165,15 @@ impl<M: Memory> Driver<M> {
                 bytes = &bytes[..bytes.len().min(allowed * run.segment_size)];
             }
             let to = SocketAddr::new(destination, ROCE_PORT);
-            match socket.send_run_to(to, run.addressing.traffic_class, run.segment_size, bytes) {
+            match socket.send_batch_to(to, run.addressing.traffic_class, run.segment_size, bytes) {
                 Ok(count) => {
                     if !destination.is_multicast() {
-                        let price = socket.run_charge(destination, run.segment_size, count);
+                        let price = socket.batch_charge(destination, run.segment_size, count);
                         self.links.record_sent(destination, price, now.nanos());
                     }
                     *done = (*done + count * run.segment_size).min(run.bytes);
                     if *done == run.bytes {
-                        self.pending_run = None;
+                        self.pending_batch = None;
                     }
                 }
                 Err(SendError::WouldBlock | SendError::NoBuffers) => return Ok(false),
@@ -182,8 +182,8 @@ impl<M: Memory> Driver<M> {
                     self.write_icrcs(now, &run, from);
                 }
                 // A packet that the path cannot carry is lost, as on any network; the peer will miss it.
-                Err(SendError::TooLarge) => self.pending_run = None,
-                Err(SendError::Other(error)) if is_peer_error(&error) => self.pending_run = None,
+                Err(SendError::TooLarge) => self.pending_batch = None,
+                Err(SendError::Other(error)) if is_peer_error(&error) => self.pending_batch = None,
                 Err(SendError::Other(error)) => return Err(error),
             }
         }
@@ -193,7 +193,7 @@ impl<M: Memory> Driver<M> {
     /// The same one packet at a time, through the rules of the cable.
     fn transmit_with_faults(&mut self, now: Instant) -> io::Result<bool> {
         let mut moved = false;
-        for _ in 0..crate::MAX_RUN_SEGMENTS {
+        for _ in 0..crate::MAX_BATCH_SEGMENTS {
             let Driver {
                 hca,
                 memory,
@@ -268,8 +268,8 @@ impl<M: Memory> Driver<M> {
                 self.receive_loopback(now, &run, self.icrc_check);
                 continue;
             }
-            self.pending_run = Some(PendingRun { run, sent_bytes: 0 });
-            if !self.send_pending_run(now)? {
+            self.pending_batch = Some(PendingBatch { run, sent_bytes: 0 });
+            if !self.send_pending_batch(now)? {
                 break;
             }
         }
