@@ -235,7 +235,12 @@ impl RoceSocket {
         segment_size: usize,
         bytes: &[u8],
     ) -> Result<usize, SendError> {
-        self.send_batch_to(SocketAddr::new(destination, self.local.port()), traffic_class, segment_size, bytes)
+        self.send_batch_to(
+            SocketAddr::new(destination, self.local.port()),
+            traffic_class,
+            segment_size,
+            bytes,
+        )
     }
 
     /// The same, to any port.

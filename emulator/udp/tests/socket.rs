@@ -46,7 +46,8 @@ fn a_run_arrives_sealed(from: IpAddr, to: IpAddr, segmentation: Segmentation, si
         Icrc::write(&envelope(index), packet);
     }
     let envelopes: Vec<AddressHeaders> = (0..segments).map(envelope).collect();
-    let sent = sender.send_batch_to(receiver.local_address(), 0x6a, size, &run).expect("loopback takes a run");
+    let sent =
+        sender.send_batch_to(receiver.local_address(), 0x6a, size, &run).expect("loopback takes a run");
     assert_eq!(sent, segments);
     let datagrams = collect(&receiver, segments);
     assert_eq!(datagrams.len(), segments);
@@ -134,7 +135,8 @@ fn a_closed_port_is_reported_with_its_peer() {
 fn a_datagram_larger_than_the_path_is_refused_with_the_mtu() {
     let mut sender = open(loopback(9), Segmentation::Gso);
     let receiver = open(loopback(10), Segmentation::Gso);
-    let result = sender.send_batch_to(receiver.local_address(), 0, MAX_BATCH_BYTES, &vec![0; MAX_BATCH_BYTES]);
+    let result =
+        sender.send_batch_to(receiver.local_address(), 0, MAX_BATCH_BYTES, &vec![0; MAX_BATCH_BYTES]);
     if result.is_ok() {
         eprintln!("skipped: loopback takes every datagram; try in a namespace with a smaller MTU");
         return;
