@@ -46,7 +46,9 @@ pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
 pub use protection::{AccessError, MemoryRegion};
 pub use queue_pair::{Transition, transition};
-pub use rate_control::{CongestionSettings, DcqcnParameters, NotificationPoint, RateCause};
+pub use rate_control::{
+    CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
+};
 pub use recovery::Recovery;
 pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;

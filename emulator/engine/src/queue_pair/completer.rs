@@ -125,6 +125,7 @@ impl QueuePair {
 
     /// The peer answered something new: counts of tries and the ack timer start again.
     fn on_progress(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+        self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
@@ -456,6 +457,7 @@ impl QueuePair {
             card.counters.local_ack_timeout_err += 1;
             self.requester.ack_deadline = None;
             self.requester.implied_nak_handled = false;
+            self.update_rate(ctx, |rate_control, now| rate_control.on_timeout(now));
             ctx.emit(Event::AckTimedOut { qp: self.qpn, oldest_psn: psn });
             self.recover(card, ctx, psn, RetransmitCause::Timeout, Reason::AckTimeout { psn });
         }

@@ -1,6 +1,6 @@
 //! `fatal`: a lost packet fails the connection. Nothing is retransmitted.
 
-use super::{GapAction, RecoveryPolicy};
+use super::policy::{GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 

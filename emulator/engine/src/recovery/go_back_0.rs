@@ -1,6 +1,6 @@
 //! `go-back-0`: the requester retransmits the whole message, the responder discards the part that it has received.
 
-use super::{GapAction, RecoveryPolicy};
+use super::policy::{GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 

@@ -1,6 +1,6 @@
 //! `go-back-n`: the requester retransmits from the lost packet, the responder keeps what it has received.
 
-use super::{GapAction, RecoveryPolicy};
+use super::policy::{GapAction, RecoveryPolicy};
 use core::time::Duration;
 use softhca_wire::Psn;
 
