@@ -24,7 +24,7 @@ pub(crate) struct RateSample {
 ///
 /// An algorithm has no timer of its own. [`RateControl::advance`] applies the effect of elapsed time whenever the queue
 /// pair wants to send; the queue pair waits until [`RateControl::next_send_at`].
-pub(crate) trait RateControl {
+pub(crate) trait RateControl: Send {
     /// The peer sent a congestion notification packet.
     fn on_cnp(&mut self, now: Instant) -> Option<RateCause>;
 
