@@ -92,12 +92,12 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
     });
     assert_eq!(received, stops + resumes);
     let held = |entry: &Entry| match entry.event {
-        LogEvent::PauseSent { quanta: 1.., buffered: held, .. } => held,
+        LogEvent::PauseSent { quanta: 1.., ingress_bytes: held, .. } => held,
         _ => u64::MAX,
     };
     assert!(entries.iter().all(|entry| held(entry) >= 30_000), "a pause is asked for from XOFF on");
     let depth = |entry: &Entry| match entry.event {
-        LogEvent::QueueSampled { queue_depth: depth, priority: 3, .. } => Some(depth),
+        LogEvent::QueueSampled { depth, priority: 3, .. } => Some(depth),
         _ => None,
     };
     let depths: Vec<u64> = entries.iter().filter_map(depth).collect();
@@ -106,7 +106,7 @@ fn the_log_tells_of_pauses_queue_depths_marks_and_rates() {
         depths.windows(2).all(|pair| pair[0] / 10_000 != pair[1] / 10_000),
         "each passed a step: {depths:?}"
     );
-    let marked = count(&|entry| matches!(entry.event, LogEvent::EcnMarked { queue_depth: 10_001.., .. }));
+    let marked = count(&|entry| matches!(entry.event, LogEvent::EcnMarked { depth: 10_001.., .. }));
     let seen = count(&|entry| matches!(entry.event, LogEvent::EcnMarkReceived { .. }) && entry.host == "bob");
     assert!(marked > 0 && marked == seen, "{marked} marks, {seen} seen");
     for host in ["alice", "carol"] {

@@ -23,18 +23,18 @@ export class Inspector {
       return replace(this.element, el("p", { class: "empty" }, "Select an event to see all of it. Keys: ? for help, n for the next packet, f for the next failure."));
     }
     const entry = run.entry(event);
-    const word = app.meta.vocabulary.find((word) => word.name === entry.name);
+    const schema = app.meta.events.find((schema) => schema.name === entry.name);
     const tone = toneOf(run, event);
     const text = sentence(run, event);
     replace(this.live, `${whoOf(run, event)}: ${text}`);
     replace(this.element,
       el("p", { class: "muted" }, `${whoOf(run, event)} · ${timeText(run.time.values[event], run.end)} · event ${event + 1}`),
       el("h2", { class: tone }, (toneMark(tone) ? toneMark(tone) + " " : "") + text),
-      el("p", {}, word?.meaning ?? "", " ", el("code", {}, entry.name)),
+      el("p", {}, schema?.description ?? "", " ", el("code", {}, entry.name)),
       entry.trigger && el("p", { class: "trigger" }, (run.kind.values[event] === KIND.SENT ? "" : "Why: ") + entry.trigger),
       this.terms(run, event),
       this.related(run, event),
-      fieldTable(entry.data, word),
+      fieldTable(entry.data, schema),
       el("details", {}, el("summary", {}, "The line of the log"), el("pre", {}, run.line(event))));
   }
 
@@ -69,13 +69,13 @@ export class Inspector {
   }
 }
 
-function fieldTable(data, word) {
+function fieldTable(data, schema) {
   const rows = [];
   const walk = (object, prefix) => {
     for (const [name, value] of Object.entries(object ?? {})) {
       if (value !== null && typeof value === "object") walk(value, prefix + name + ".");
       else {
-        const meaning = word?.fields.find((field) => field[0] === prefix + name)?.[1] ?? "";
+        const meaning = schema?.fields.find((field) => field[0] === prefix + name)?.[1] ?? "";
         rows.push(el("tr", {}, el("th", {}, prefix + name), el("td", { class: "mono" }, String(value), meaning && el("div", { class: "muted" }, meaning))));
       }
     }

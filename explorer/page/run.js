@@ -71,9 +71,9 @@ export const CLASSES = [
 const CLASS = Object.fromEntries(CLASSES.map((name, index) => [name, index]));
 
 const KINDS = {
-  "work:started": 1, "work:completed": 2, "work:retired": 3, "transport:packet_sent": 4,
-  "transport:packet_received": 5, "transport:packet_dropped": 6, "transport:duplicate_answered": 7,
-  "transport:request_refused": 8, "recovery:went_back": 9, "recovery:rnr_wait_started": 10,
+  "work:fetched": 1, "work:completed": 2, "work:unsignaled_completed": 3, "transport:packet_sent": 4,
+  "transport:packet_received": 5, "transport:packet_dropped": 6, "transport:duplicate_request": 7,
+  "transport:request_rejected": 8, "recovery:retransmitted": 9, "recovery:rnr_wait_started": 10,
   "recovery:ack_timed_out": 11, "memory:written": 12, "qp:state_changed": 13, "cq:notified": 14,
   "device:async_event": 15, "device:client_faulted": 16, "fabric:fault": 17,
 };
@@ -120,7 +120,7 @@ export class Run {
     this.length = 0;
     this.end = 0;
     this.isComplete = false;
-    this.why = { explanations: [], remark: "" };
+    this.why = { explanations: [], summary: "" };
 
     this.kinds = new Interner(["?", ...Object.keys(KINDS)]);
     this.hosts = new Interner();
@@ -341,8 +341,8 @@ export class Run {
     const flow = this.flow(host, peer, packet.dest_qp);
     (response ? flow.responses : flow.requests).put(packet.psn, index, this);
     if (!response) this.begun(end, packet.psn);
-    if (data.again) this.flags.values[index] |= AGAIN;
-    if (data.work !== undefined) this.work.values[index] = this.ends[end].open.get(data.work)?.[0] ?? -1;
+    if (data.retransmission) this.flags.values[index] |= AGAIN;
+    if (data.wr_id !== undefined) this.work.values[index] = this.ends[end].open.get(data.wr_id)?.[0] ?? -1;
     this.cls.values[index] = packet.syndrome !== undefined && packet.syndrome !== "ack"
       ? (packet.syndrome === "rnr-nak" ? CLASS["rnr nak"] : CLASS.nak)
       : !response ? CLASS.request
@@ -415,7 +415,7 @@ export class Run {
 
   told(index, kind, host, name, data) {
     const qp = data.qp ?? (kind === KIND.ASYNC && (data.event.startsWith("QP") || data.event === "COMM_EST"
-      || data.event === "SQ_DRAINED") ? data.number : undefined);
+      || data.event === "SQ_DRAINED") ? data.element : undefined);
     // A capture may not tell who sent; the packets of that sender still belong together.
     const isKnown = qp !== undefined && (qp !== 0 || (this.source === "capture" && kind !== KIND.DROPPED));
     const end = isKnown ? this.endAt(host, qp) : -1;
@@ -425,14 +425,14 @@ export class Run {
     switch (kind) {
       case KIND.STARTED: cls = CLASS.work; this.started(index, end, data); break;
       case KIND.COMPLETED: cls = this.completed(index, end, data); break;
-      case KIND.RETIRED: cls = CLASS.completion; this.finish(index, end, data.id, "success"); break;
+      case KIND.RETIRED: cls = CLASS.completion; this.finish(index, end, data.wr_id, "success"); break;
       case KIND.DROPPED:
         cls = CLASS["not taken"];
         if (data.packet) this.dropped(index, host, data.packet);
         break;
       case KIND.DUPLICATE: cls = CLASS.duplicate; this.opcode.values[index] = this.opcodeOf(data.opcode); break;
       case KIND.REFUSED: cls = CLASS.nak; break;
-      case KIND.BACK: cls = CLASS.recovery; this.psn.values[index] = data.to_psn; break;
+      case KIND.BACK: cls = CLASS.recovery; this.psn.values[index] = data.from_psn; break;
       case KIND.RNR_WAIT: cls = CLASS.recovery; break;
       case KIND.TIMED_OUT: cls = CLASS.recovery; this.psn.values[index] = data.oldest_psn; break;
       case KIND.WRITTEN: cls = CLASS.memory; this.payload.values[index] = data.length; this.written(index, host, data); break;
@@ -474,13 +474,13 @@ export class Run {
     end.count++;
     const work = this.works.length;
     this.works.push({
-      work, end: at, id: data.id, operation: data.operation, bytes: data.bytes, first: data.first_psn,
+      work, end: at, id: data.wr_id, operation: data.operation, bytes: data.bytes, first: data.first_psn,
       packets: data.packets, number: end.count, lane, started: index, ended: -1, status: "",
     });
     this.work.values[index] = work;
     this.payload.values[index] = data.bytes;
-    if (!end.open.has(data.id)) end.open.set(data.id, []);
-    end.open.get(data.id).push(work);
+    if (!end.open.has(data.wr_id)) end.open.set(data.wr_id, []);
+    end.open.get(data.wr_id).push(work);
   }
 
   completed(index, at, data) {
@@ -490,7 +490,7 @@ export class Run {
       this.flags.values[index] |= FAILED;
       this.failures.push(index);
     }
-    if (!data.operation.startsWith("receive")) this.finish(index, at, data.id, data.status);
+    if (!data.operation.startsWith("receive")) this.finish(index, at, data.wr_id, data.status);
     return failed ? CLASS.failure : CLASS.completion;
   }
 
@@ -525,22 +525,22 @@ export class Run {
   /** Takes what congestion control, switches and pauses tell; whether it was one of these. */
   congestion(index, host, name, data) {
     const where = this.hosts.words[host];
-    const lane = data.cable === undefined ? where : this.lane(where, data.cable, data.priority);
+    const lane = data.link === undefined ? where : this.lane(where, data.link, data.priority);
     switch (name) {
       case "congestion:rate_changed": {
         const of = this.ends[this.end_.values[index]]?.name ?? where;
-        this.sample("rate", of, index, data.rate);
-        this.sample("alpha", of, index, data.alpha / 1e6);
+        this.sample("rate", of, index, data.bits_per_second);
+        this.sample("alpha", of, index, data.alpha_millionths / 1e6);
         return true;
       }
       case "fabric:queue_sampled": this.sample("queue depth", lane, index, data.depth); return true;
-      case "fabric:pause_received": this.pause(lane, index, data.quanta > 0 ? data.until : -1); return true;
+      case "fabric:pause_received": this.pause(lane, index, data.quanta > 0 ? data.until_ns : -1); return true;
       case "fabric:pause_ended": this.pause(lane, index, -1); return true;
       case "fabric:ecn_marked":
-        this.aim(where, data.cable, this.hosts.words[this.hostAt(data.packet.destination)]);
+        this.aim(where, data.link, this.hosts.words[this.hostAt(data.packet.destination)]);
         this.hit(index, data.packet, MARKED);
         return true;
-      case "fabric:frame_lost": this.hit(index, data.packet, LOST); return true;
+      case "fabric:frame_dropped": this.hit(index, data.packet, LOST); return true;
       default: return name.startsWith("congestion:") || name.startsWith("fabric:");
     }
   }
@@ -621,7 +621,7 @@ export class Run {
   /** Both ends and their first PSNs are known before the first packet. */
   configured(end, data) {
     // It is told at each change of its state; what it was before the last of them does not count.
-    if (data.first_psn !== undefined && !this.ends[end].hasBegun) this.ends[end].zero = data.first_psn;
+    if (data.sq_psn !== undefined && !this.ends[end].hasBegun) this.ends[end].zero = data.sq_psn;
     if (data.peer !== undefined && data.dest_qp !== undefined) {
       this.ends[end].conn = this.connect(end, this.endAt(this.hostAt(data.peer), data.dest_qp));
     }
@@ -704,7 +704,7 @@ export function parseExactly(line) {
 
 /** Whether a number that must be exact is larger than a number can be. */
 function isRounded(data) {
-  return data !== undefined && (data.id > Number.MAX_SAFE_INTEGER || data.work > Number.MAX_SAFE_INTEGER || data.address > Number.MAX_SAFE_INTEGER);
+  return data !== undefined && (data.wr_id > Number.MAX_SAFE_INTEGER || data.address > Number.MAX_SAFE_INTEGER);
 }
 
 /** How long the page reads before it lets the browser do something else, and before it draws what there is by then. */

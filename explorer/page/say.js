@@ -2,6 +2,7 @@
 
 import { bytesText, opcodeName, rateText, relativePsn, syndromeText, timeText } from "./words.js";
 import { AGAIN, KIND, LOST, NO_PSN } from "./run.js";
+import { app } from "./state.js";
 
 /** The PSN of an event as people read it. */
 export function psnOf(run, index) {
@@ -34,7 +35,7 @@ export function packetDetail(run, index) {
   const parts = [];
   const payload = run.payload.values[index];
   if (payload > 0) parts.push(bytesText(payload));
-  if (run.flags.values[index] & AGAIN) parts.push("sent again");
+  if (run.flags.values[index] & AGAIN) parts.push("retransmission");
   return parts.join(", ");
 }
 
@@ -64,7 +65,7 @@ export function toneOf(run, index) {
     case KIND.REFUSED: case KIND.CLIENT: case KIND.FAULT: return "bad";
     case KIND.DROPPED: case KIND.DUPLICATE: case KIND.BACK: case KIND.RNR_WAIT: case KIND.TIMED_OUT: case KIND.ASYNC: return "odd";
     case KIND.STATE: return run.entry(index).data.to === "ERR" ? "bad" : "plain";
-    default: return ["fabric:frame_lost", "fabric:watchdog_fired"].includes(run.kinds.words[kind]) ? "bad" : "plain";
+    default: return app.meta.events.find(({ name }) => name === run.kinds.words[kind])?.emphasis === "error" ? "bad" : "plain";
   }
 }
 
@@ -93,52 +94,46 @@ export function sentence(run, index) {
       const work = run.work.values[index];
       const name = work >= 0 ? workName(run, work) : data.operation.toUpperCase();
       const bytes = data.operation.startsWith("receive") && data.status === "success" ? ", " + bytesText(data.bytes) : "";
-      return `${name}: ${data.status}${bytes}${data.status !== "success" && data.status !== "flushed" && entry.trigger ? " — " + told(run, index, entry.trigger) : ""}`;
+      return `${name}: ${data.status}${bytes}${data.status !== "success" && data.status !== "flushed" && entry.trigger ? " — " + relativeReason(run, index, entry.trigger) : ""}`;
     }
     case KIND.RETIRED: {
       const work = run.work.values[index];
-      return (work >= 0 ? workName(run, work) : "work request") + (run.source === "capture" ? ": answered" : ": done, no completion wanted");
+      return (work >= 0 ? workName(run, work) : "work request") + (run.source === "capture" ? ": acknowledged" : ": completed without a CQE (unsignaled)");
     }
-    case KIND.DROPPED: return `${data.packet ? packetLabel(run, index) : "a packet"} not taken: ${told(run, index, entry.trigger ?? data.reason)}`;
-    case KIND.DUPLICATE: return `${psn} is a duplicate: answered, not done again`;
-    case KIND.REFUSED: return told(run, index, entry.trigger ?? data.reason);
-    case KIND.BACK: return `goes back to ${psn}: ${data.cause.replaceAll("-", " ")}, ${data.retries_left} more tries left`;
-    case KIND.RNR_WAIT: return `waits ${timeText(data.until - run.time.values[index])} before ${psn} is sent again, ${data.retries_left} more tries left`;
-    case KIND.TIMED_OUT: return `no answer to ${psn} in time`;
-    case KIND.WRITTEN: return `${bytesText(data.length)} written to ${hexText(data.address)}, key ${hexText(data.key)}`;
-    case KIND.STATE: return `${data.from} → ${data.to}${data.reason !== "asked" && entry.trigger ? ": " + told(run, index, entry.trigger) : ""}`;
-    case KIND.NOTIFIED: return `completion queue ${hexText(data.cq)} wakes its owner`;
-    case KIND.ASYNC: return `async event ${data.event}`;
-    case KIND.CLIENT: return `the application broke its ring: ${entry.trigger}`;
-    case KIND.FAULT: return `${data.opcode ? opcodeName(data.opcode) + " " + (data.relative_psn !== undefined ? signed(data.relative_psn) : data.psn) : "a packet"} ${entry.trigger}`;
-    default: {
-      const said = congestionText(run, index, entry.name, data);
-      if (said) return said;
-      const fields = Object.entries(data).filter(([name, value]) => typeof value !== "object" && name !== "qp");
-      const text = fields.map(([name, value]) => `${name} ${value}`).join(", ");
-      return entry.name.slice(entry.name.indexOf(":") + 1).replaceAll("_", " ") + (entry.trigger ? ": " + entry.trigger : text ? ": " + text : "");
-    }
+    default: return eventText(run, index, entry, data);
   }
 }
 
-/** What congestion control and the fabric tell. */
-function congestionText(run, index, name, data) {
-  const where = data.cable === undefined ? "" : ` on cable ${data.cable}, priority ${data.priority}`;
-  const packet = data.packet?.psn === undefined ? "a packet" : run.link.values[index] >= 0 ? packetLabel(run, run.link.values[index]) : "PSN " + data.packet.psn;
-  switch (name) {
-    case "qp:configured": return `configured: ${data.kind.toUpperCase()}, recovery ${data.recovery}, MTU ${data.mtu}, retry_cnt ${data.retry_cnt}, rnr_retry ${data.rnr_retry}`;
-    case "congestion:mark_seen": return `${psnOf(run, index)} came with a congestion mark${data.notified ? ": a CNP follows" : "; the last CNP was too short ago"}`;
-    case "congestion:rate_changed": return `rate ${rateText(data.rate)}, alpha ${(data.alpha / 1e6).toFixed(3)}: ${data.cause.replaceAll("-", " ")}`;
-    case "fabric:ecn_marked": return `${packet} marked CE: ${bytesText(data.depth)} waited before it${where}`;
-    case "fabric:frame_lost": return `${packet} lost${where}: ${run.entry(index).trigger ?? data.cause}`;
-    case "fabric:pause_sent": return data.quanta > 0 ? `asks for a pause of ${data.quanta} quanta${where}: ${bytesText(data.held)} are held` : `lets go on${where}`;
-    case "fabric:pause_received": return data.quanta > 0 ? `paused${where} for ${timeText(data.until - run.time.values[index])}` : `may go on${where}`;
-    case "fabric:pause_ended": return `goes on${where}: the pause ${data.how === "resumed" ? "was taken back" : data.how}`;
-    case "fabric:queue_sampled": return `${bytesText(data.depth)} wait${where}`;
-    case "fabric:watchdog_fired": return `the watchdog took ${data.lost} frames out${where}`;
-    case "fabric:watchdog_restored": return `the watchdog is done${where}`;
-    default: return "";
+/** The text of an event, rendered from the template of its declaration. */
+function eventText(run, index, entry, data) {
+  const schema = app.meta.events.find(({ name }) => name === entry.name);
+  if (!schema) return entry.name.slice(entry.name.indexOf(":") + 1).replaceAll("_", " ") + (entry.trigger ? ": " + entry.trigger : "");
+  const ownZero = run.ends[run.end_.values[index]]?.zero ?? -1;
+  const peerZero = run.peerOf(index)?.zero ?? -1;
+  const formats = {
+    own: (psn) => relativePsn(psn, ownZero), peer: (psn) => relativePsn(psn, peerZero), either: (psn) => relativePsn(psn, run.zero(index)),
+    hex: hexText, signed, words: (text) => text.replaceAll(/[-/]/g, " "), until: (ns) => timeText(Math.max(0, ns - run.time.values[index])),
+    rate: rateText, millionths: (count) => (count / 1e6).toFixed(3),
+    packet: (packet) => packet?.psn === undefined ? "a packet" : run.link.values[index] >= 0 ? packetLabel(run, run.link.values[index]) : "PSN " + packet.psn,
+  };
+  const lookup = (path) => (path === "trigger" ? entry.trigger && relativeReason(run, index, entry.trigger) : path.split(".").reduce((value, key) => value?.[key], data));
+  return renderTemplate(schema.text, lookup, formats);
+}
+
+/** Renders `{path}`, `{path|format}`, `{path?text if set}` and `{path!text if not set}`. */
+function renderTemplate(template, lookup, formats) {
+  let [text, rest] = ["", template];
+  for (let open = rest.indexOf("{"); open >= 0; open = rest.indexOf("{")) {
+    let [close, depth] = [open, 0];
+    do depth += rest[close] === "{" ? 1 : rest[close] === "}" ? -1 : 0; while (depth > 0 && ++close < rest.length);
+    const [, path, operator, tail] = rest.slice(open + 1, close).match(/^([^|?!]*)([|?!]?)(.*)$/s);
+    const value = lookup(path);
+    text += rest.slice(0, open);
+    if (operator === "?" || operator === "!") text += Boolean(value) === (operator === "?") ? renderTemplate(tail, lookup, formats) : "";
+    else text += operator === "|" ? formats[tail](value) : value ?? "";
+    rest = rest.slice(close + 1);
   }
+  return text + rest;
 }
 
 function signed(number) {
@@ -150,19 +145,16 @@ function hexText(value) {
 }
 
 /** The log's reason, with the PSNs of the connection's own counting. */
-function told(run, index, text) {
+function relativeReason(run, index, text) {
   const kind = run.kind.values[index];
   const at = run.end_.values[index];
   if (at < 0) return text;
   const peer = run.peerOf(index);
   const ownFirst = kind === KIND.COMPLETED || kind === KIND.STATE;
-  const refused = /is missing, .* came|does not fit/.test(text);
+  const refused = /^expected PSN|does not continue/.test(text);
   const zero = ownFirst && !refused ? run.ends[at].zero : peer?.zero ?? -1;
   if (zero < 0) return text;
-  return text
-    .replace(/PSN (\d+)( is missing, )(\d+)( came)/, (_, one, a, two, b) => `PSN ${relativePsn(+one, zero)}${a}${relativePsn(+two, zero)}${b}`)
-    .replace(/(response )(\d+)( is missing, )(\d+)( came)/, (_, r, one, a, two, b) => `${r}${relativePsn(+one, zero)}${a}${relativePsn(+two, zero)}${b}`)
-    .replace(/PSN (\d+)/g, (_, psn) => `PSN ${relativePsn(+psn, zero)}`);
+  return text.replace(/PSN (\d+)/g, (_, psn) => `PSN ${relativePsn(+psn, zero)}`);
 }
 
 /** Who an event is of. */

@@ -13,11 +13,11 @@ export class Why {
 
   draw() {
     const run = currentRun();
-    const { explanations, remark } = run.why;
+    const { explanations, summary } = run.why;
     if (explanations.length === 0) {
       const text = run.source === "capture"
         ? "A capture tells no completions, so there is nothing to explain. NAKs and retransmissions are in the ladder."
-        : remark || (run.failures.length > 0 ? "Whoever made this page did not ask why. Run: softhca why LOG" : "No completion of this run failed: there is nothing to explain.");
+        : summary || (run.failures.length > 0 ? "Whoever made this page did not ask why. Run: softhca why LOG" : "No completion of this run failed: there is nothing to explain.");
       return replace(this.element, el("p", { class: "empty" }, run.isComplete ? text : "Reading…"));
     }
     const chosen = explanations[this.chosen] ?? explanations[0];
@@ -28,15 +28,15 @@ export class Why {
           class: "why-item" + (explanation === chosen ? " on" : ""), "aria-pressed": String(explanation === chosen),
           onclick: () => {
             this.chosen = number;
-            look({ sel: explanation.chain.at(-1)?.event ?? -1 });
+            look({ sel: explanation.evidence.at(-1)?.event ?? -1 });
           },
         }, explanation.title)),
-        remark && el("p", { class: "muted" }, remark)),
+        summary && el("p", { class: "muted" }, summary)),
       el("section", { class: "chain" },
         el("h3", {}, chosen.title),
         el("p", { class: "verdict" }, chosen.cause),
         chosen.advice && el("p", { class: "advice" }, "→ " + chosen.advice),
-        el("ol", {}, chosen.chain.map((link, number) => cause(run, link, number + 1)))));
+        el("ol", {}, chosen.evidence.map((link, number) => cause(run, link, number + 1)))));
   }
 }
 

@@ -20,7 +20,7 @@ pub struct Page {
 #[derive(Serialize)]
 struct PageData<'a> {
     version: &'static str,
-    vocabulary: Vec<EventDoc>,
+    events: Vec<EventDoc>,
     runs: Vec<RunSummary<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     live: Option<LiveRun>,
@@ -49,12 +49,14 @@ pub struct ExampleScenario {
     pub text: String,
 }
 
-/// A name of the event log, so that the page can tell what it means.
+/// An event of the log, so that the page explains it.
 #[derive(Serialize)]
 struct EventDoc {
     name: &'static str,
     description: &'static str,
-    fields: &'static [(&'static str, &'static str)],
+    emphasis: &'static str,
+    text: &'static str,
+    fields: Vec<(String, &'static str)>,
 }
 
 #[derive(Serialize)]
@@ -94,12 +96,14 @@ impl Page {
     /// Writes the page.
     pub fn write(self, mut output: impl Write) -> io::Result<()> {
         let script = bundle::script();
-        let vocabulary = EVENT_SCHEMAS
+        let events = EVENT_SCHEMAS
             .iter()
-            .map(|word| EventDoc {
-                name: word.name,
-                description: word.description.trim(),
-                fields: word.fields,
+            .map(|schema| EventDoc {
+                name: schema.name,
+                description: schema.description.trim(),
+                emphasis: schema.emphasis.name(),
+                text: schema.text,
+                fields: schema.fields(),
             })
             .collect();
         let runs = self.runs.iter().map(|run| RunSummary {
@@ -113,7 +117,7 @@ impl Page {
         let playground = self.playground.as_ref();
         let meta = PageData {
             version: env!("CARGO_PKG_VERSION"),
-            vocabulary,
+            events,
             runs: runs.collect(),
             live: self.live,
             playground: playground.is_some(),

@@ -13,7 +13,7 @@ use crate::report::{ExpectationOutcome, Outcome, Verdict};
 use softhca_engine::{AsyncEvent, QpState, QpType, Settings};
 use softhca_fabric::{FlowId, LinkState, Rule, RuleCounters, RuleId};
 use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, Counters};
-use softhca_trace::log::{Entry, LogEvent};
+use softhca_trace::log::{CompletionData, Entry, LogEvent};
 use softhca_wire::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -163,29 +163,22 @@ impl<'p> LiveScenario<'p> {
                     self.state(time_ns, host, qp, to, entry.trigger.as_deref());
                 }
             }
-            LogEvent::QpConfigured { qp, qp_type: kind, .. } => {
+            LogEvent::QpConfigured { qp, configuration } => {
                 let is_new = self.pending_rtr.remove(&(host, *qp));
-                if is_new && kind == kind_name(self.plan.transport) {
+                if is_new && configuration.qp_type == kind_name(self.plan.transport) {
                     self.assign_role(time_ns, host, *qp);
                 }
             }
-            LogEvent::WorkCompleted {
-                qp,
-                wr_id: id,
-                operation,
-                status,
-                bytes,
-                imm_data: immediate,
-                vendor_err: vendor_error,
-                ..
-            } => {
+            LogEvent::Completed { completion, .. } => {
+                let CompletionData { qp, wr_id: id, operation, status, bytes, imm_data, vendor_err, .. } =
+                    completion;
                 let Some(at) = self.qp_by_number.get(&(host, *qp)).copied() else { return };
                 let (Some(operation), Some(status)) =
                     (CompletionOpcode::from_name(operation), CompletionStatus::from_name(status))
                 else {
                     return;
                 };
-                let flags = match immediate {
+                let flags = match imm_data {
                     Some(_) => CompletionFlags::IMMEDIATE,
                     None => CompletionFlags::empty(),
                 };
@@ -195,11 +188,11 @@ impl<'p> LiveScenario<'p> {
                     opcode: operation,
                     flags,
                     byte_len: *bytes,
-                    imm_data: immediate.unwrap_or(0),
+                    imm_data: imm_data.unwrap_or(0),
                     qpn: Qpn::new(*qp),
                     src_qp: Qpn::default(),
                     service_level: 0,
-                    vendor_error: *vendor_error,
+                    vendor_error: *vendor_err,
                     timestamp: time_ns,
                 };
                 if let Some(why) = &entry.trigger {

@@ -198,7 +198,7 @@ impl RunRecord {
                     self.append(time_ns, host, None, RecordedEvent::Sent { sighting });
                 }
             }
-            Event::CmEventRaised { id, kind, status, .. } => {
+            Event::CmEventRaised { id, event: kind, status, .. } => {
                 // Who has a queue pair for the connection hears of a REP when that is ready.
                 let kind = if kind == EventType::ConnectResponse { EventType::Established } else { kind };
                 self.append(time_ns, host, None, RecordedEvent::CmEvent { id: id.0, kind, status });

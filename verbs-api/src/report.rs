@@ -116,7 +116,7 @@ impl fmt::Display for LogEntry {
 fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
     match event {
         Event::QpConfigured { qp, configuration: profile } => {
-            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.kind, profile.pmtu.bytes())
+            write!(f, "{qp} is ready: {:?}, path MTU {}", profile.qp_type, profile.path_mtu.bytes())
         }
         Event::WqeFetched { qp, wr_id: id, operation, bytes, packets, .. } => {
             write!(f, "{qp} began request {id}: {}, {bytes} bytes in {packets} packets", operation.name())
@@ -160,7 +160,7 @@ fn write_event(f: &mut fmt::Formatter<'_>, event: &Event) -> fmt::Result {
         Event::CmStateChanged { id, from, to } => {
             write!(f, "connection {:#x} went from {from} to {to}", id.0)
         }
-        Event::CmEventRaised { id, kind, status, .. } => {
+        Event::CmEventRaised { id, event: kind, status, .. } => {
             write!(f, "connection {:#x}: {kind}, status {status}", id.0)
         }
         other => write!(f, "{other:?}"),

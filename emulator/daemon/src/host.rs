@@ -156,7 +156,7 @@ impl HostEventSink {
                         .push(Notification::CmEventsRaised { channel: *channel, events: Vec::new() });
                 }
             }
-            Event::ClientFaulted { client, qp, why } => {
+            Event::ClientFaulted { client, qp, corrupt_ring: why } => {
                 let clients = self.bus.clients.lock();
                 if let Some(ClientSubscription { pid: process, name, .. }) = clients.get(client) {
                     eprintln!("softhca: process {process} ({name}), queue pair {qp}: {why}; it was stopped");

@@ -225,7 +225,7 @@ impl Recordings {
             if let Some(log) = &mut record.log {
                 let mut event = at_recording_time(event, at, now);
                 // The cables of the fabric are numbered behind those of the hosts.
-                link_of(&mut event).0 += record.names.hosts().count() as u32;
+                event.link_mut().0 += record.names.hosts().count() as u32;
                 log.record_fabric_event(now, &event);
             }
             Ok(())
@@ -237,7 +237,7 @@ impl Recordings {
         self.for_each(|record, now| {
             if let Some(log) = &mut record.log {
                 let mut event = at_recording_time(event, at, now);
-                *link_of(&mut event) = LinkId(host.0);
+                *event.link_mut() = LinkId(host.0);
                 if let FabricEvent::PauseReceived { node: at, .. }
                 | FabricEvent::PauseEnded { node: at, .. } = &mut event
                 {
@@ -296,20 +296,6 @@ fn at_recording_time(event: &FabricEvent, at: Instant, now: Instant) -> FabricEv
         *until_ns = now.nanos().saturating_add(until_ns.saturating_sub(at.nanos()));
     }
     event
-}
-
-/// The cable that an event happened at.
-fn link_of(event: &mut FabricEvent) -> &mut LinkId {
-    match event {
-        FabricEvent::EcnMarked { link: cable, .. }
-        | FabricEvent::FrameDropped { link: cable, .. }
-        | FabricEvent::PauseSent { link: cable, .. }
-        | FabricEvent::PauseReceived { link: cable, .. }
-        | FabricEvent::PauseEnded { link: cable, .. }
-        | FabricEvent::QueueSampled { link: cable, .. }
-        | FabricEvent::WatchdogFired { link: cable, .. }
-        | FabricEvent::WatchdogRestored { link: cable, .. } => cable,
-    }
 }
 
 /// Reads what happens between the hosts for records. Packets are recorded where they leave a card.

@@ -1,33 +1,34 @@
-//! Facts that the card tells: one `Copy` enum, in the past tense.
+//! The events of the HCA, declared once.
 //!
-//! Every drop, refusal, state change and failed completion is an event with its reason, so that "why did
-//! this fail" can be answered from events alone.
+//! [`hca_events`](crate::hca_events) holds the only declaration of every event: its name in the event log, its meaning,
+//! its text, and its fields. The engine derives [`Event`] from it; the trace crate derives the log entry, its JSON form,
+//! the schema, the text of ladders and log lines, and the reference page. Every drop, rejection, state change and failed
+//! completion is an event with a reason, so that events alone explain a failure.
 
 use crate::{
-    AccessError, AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId,
-    Instant, QpState, QpType, RateCause, Recovery,
+    AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason,
+    Instant, QpState, QpType, RateCause, Reason, Recovery, RequestError, RetransmitCause,
 };
-use core::fmt;
 use core::net::IpAddr;
 use core::time::Duration;
 use softhca_queue::cm::{CmState, EventType};
-use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CompletionStatus, CorruptRing, Sge};
-use softhca_wire::{Malformed, Mtu, NakCode, Opcode, Psn, Qpn, Syndrome, TransportHeader};
+use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, Sge};
+use softhca_wire::{Mtu, Opcode, Psn, Qpn, Syndrome, TransportHeader};
 
-/// What a trace line needs to know of a packet.
+/// The part of a packet that events carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketSummary {
-    /// What it is.
+    /// Service and operation.
     pub opcode: Opcode,
-    /// Its PSN.
+    /// The PSN.
     pub psn: Psn,
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub dest_qp: Qpn,
     /// Bytes of payload.
     pub payload_length: u32,
-    /// What it acknowledges or refuses.
+    /// The AETH syndrome of an ACK or NAK.
     pub syndrome: Option<Syndrome>,
-    /// The other host.
+    /// The address of the other host.
     pub peer: IpAddr,
 }
 
@@ -44,333 +45,367 @@ impl PacketSummary {
     }
 }
 
-/// Why a packet was not acted on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
-pub enum DropReason {
-    Malformed(Malformed),
-    BadIcrc,
-    NoQueuePair,
-    WrongService { expected: &'static str },
-    PkeyMismatch,
-    QkeyMismatch,
-    AddressMismatch,
-    InvalidQpState(QpState),
-    NakOutstanding { expected: Psn },
-    StaleResponse { oldest: Psn },
-    AlreadyRetransmitting { expected: Psn },
-    NoOutstandingRequest,
-    AtomicResultNotSaved,
-    Duplicate,
-    UcSequenceGap { expected: Psn },
-    UcAccess(AccessError),
-    UcRequest(RequestError),
-    NoReceivePosted,
-    PayloadExceedsPmtu { length: u32, mtu: u32 },
-    TooManyPendingResponses,
-    NotMulticastMember,
-    InRnrWait,
-    PortDown,
-}
-
-impl fmt::Display for DropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DropReason::Malformed(why) => write!(f, "malformed: {why}"),
-            DropReason::BadIcrc => f.write_str("the ICRC is wrong"),
-            DropReason::NoQueuePair => f.write_str("no such queue pair"),
-            DropReason::WrongService { expected } => write!(f, "the queue pair is of service {expected}"),
-            DropReason::PkeyMismatch => f.write_str("the P_Key is not in the table"),
-            DropReason::QkeyMismatch => f.write_str("the Q_Key is wrong"),
-            DropReason::AddressMismatch => f.write_str("it comes from another host than the connection's"),
-            DropReason::InvalidQpState(state) => write!(f, "the queue pair is in {state}"),
-            DropReason::NakOutstanding { expected } => {
-                write!(f, "a NAK is outstanding: only PSN {expected} is taken")
+/// Passes the declaration of every event to the macro `$callback`, behind the tokens `$prefix`.
+///
+/// An event is: its meaning, its name in the log, its variant, `[EMPHASIS "TEXT"]`, its fields, and behind `log` the
+/// fields that only the log has. In a text, `{field}` stands for a value, `{field|FORMAT}` for a formatted one, and
+/// `{field?TEXT}` for a text that depends on whether the field is set. `own` and `peer` are PSNs of the requests of this
+/// queue pair and of its peer.
+#[macro_export]
+macro_rules! hca_events {
+    ($callback:ident! { $($prefix:tt)* }) => { $callback! { $($prefix)*
+        configuration {
+            /// The attributes of a queue pair.
+            QpConfiguration {
+                /// `rc`, `uc`, `ud`, `xrc-initiator`, `xrc-target` or `gsi`.
+                qp_type: QpType,
+                /// The effect of a lost packet: `fatal`, `go-back-n` or `go-back-0`.
+                recovery: Recovery,
+                /// The address of the connected host.
+                peer: Option<IpAddr>,
+                /// The connected queue pair.
+                dest_qp: Option<Qpn>,
+                /// Payload bytes per packet.
+                path_mtu: Mtu,
+                /// The first PSN that it sends.
+                sq_psn: Psn,
+                /// The first PSN that it expects.
+                rq_psn: Psn,
+                /// The ACK timeout as the exponent of 4.096 µs.
+                timeout: u8,
+                /// The time without an ACK after which the requester acts, in nanoseconds; absent without a limit.
+                ack_timeout: Option<Duration>,
+                /// How often it retries without progress.
+                retry_cnt: u8,
+                /// How often it retries after an RNR NAK; 7 means without limit.
+                rnr_retry: u8,
+                /// The access that the peer has: flags with a `|` between them.
+                qp_access_flags: AccessFlags,
+                /// The outstanding READ and atomic requests that it may have.
+                max_rd_atomic: u8,
+                /// The outstanding READ and atomic requests that the peer may have here.
+                max_dest_rd_atomic: u8,
+                /// Work requests that the send queue holds; 0 without one.
+                max_send_wr: u32,
+                /// Work requests that its own receive queue holds; 0 without one.
+                max_recv_wr: u32,
+                /// The completion queue of sends, and how many CQEs it holds.
+                send_cq: Option<(CqId, u32)>,
+                /// The completion queue of receives, and how many CQEs it holds.
+                recv_cq: Option<(CqId, u32)>,
             }
-            DropReason::StaleResponse { oldest } => write!(f, "an old response: {oldest} is awaited"),
-            DropReason::AlreadyRetransmitting { expected } => {
-                write!(f, "response {expected} is missing and was asked for again already")
-            }
-            DropReason::NoOutstandingRequest => f.write_str("a response to nothing that was sent"),
-            DropReason::AtomicResultNotSaved => {
-                f.write_str("a duplicate atomic whose result is no longer kept")
-            }
-            DropReason::Duplicate => f.write_str("a duplicate"),
-            DropReason::UcSequenceGap { expected } => {
-                write!(f, "the message lacks its packet {expected}")
-            }
-            DropReason::UcAccess(denied) => write!(f, "{denied}"),
-            DropReason::UcRequest(refusal) => write!(f, "{refusal}"),
-            DropReason::NoReceivePosted => f.write_str("no receive is posted"),
-            DropReason::PayloadExceedsPmtu { length, mtu } => {
-                write!(f, "{length} bytes are more than the path MTU {mtu}")
-            }
-            DropReason::TooManyPendingResponses => f.write_str("too many replies are owed already"),
-            DropReason::NotMulticastMember => f.write_str("no queue pair here is a member of the group"),
-            DropReason::PortDown => f.write_str("the port is down"),
-            DropReason::InRnrWait => f.write_str("the requester waits because the receiver is not ready"),
         }
-    }
-}
-
-/// Why a responder refuses a request. One place maps it to NAK, state, counter and async event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
-pub enum RequestError {
-    PsnOutOfSequence { expected: Psn, got: Psn },
-    ReceiverNotReady,
-    OpcodeOutOfSequence { opcode: Opcode },
-    UnsupportedOpcode { opcode: Opcode },
-    PayloadLength { length: u32, mtu: u32 },
-    MessageLength { got: u64, dma_length: u32 },
-    TooManyRdAtomic { limit: u8 },
-    MisalignedAtomic { address: u64 },
-    Access(AccessError),
-    ReceiveTooSmall { message: u64, capacity: u64 },
-    ReceiveAccess(AccessError),
-    ReadAccess(AccessError),
-    InvalidateFailed(AccessError),
-    NoSuchSrq { srqn: u32 },
-    CorruptRing(CorruptRing),
-}
-
-impl fmt::Display for RequestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RequestError::PsnOutOfSequence { expected: missing, got } => {
-                write!(f, "PSN {missing} is missing, {got} came")
+        hca {
+            /// A queue pair became ready to receive or to send.
+            "qp:configured" QpConfigured
+            [normal "configured: {qp_type}, path MTU {path_mtu}, recovery {recovery}, retry_cnt {retry_cnt}, rnr_retry {rnr_retry}"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// Its attributes.
+                #[serde(flatten)]
+                configuration: QpConfiguration,
             }
-            RequestError::ReceiverNotReady => f.write_str("no receive is posted"),
-            RequestError::OpcodeOutOfSequence { opcode } => {
-                write!(f, "{opcode} does not fit the open message")
+            /// The HCA fetched a send WQE from its ring and assigned PSNs to it.
+            "work:fetched" WqeFetched
+            [normal "fetches {operation} {wr_id}: {bytes} B in {packets} packets from {first_psn|own}"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The id of the work request.
+                wr_id: u64,
+                /// The operation.
+                operation: CompletionOpcode,
+                /// The length of the message.
+                bytes: u32,
+                /// Its first PSN.
+                first_psn: Psn,
+                /// The number of its PSNs.
+                packets: u32,
+                /// Its first SGE; absent for inline data.
+                first_sge: Option<Sge>,
             }
-            RequestError::UnsupportedOpcode { opcode } => write!(f, "{opcode} is not supported"),
-            RequestError::PayloadLength { length, mtu } => {
-                write!(f, "a payload of {length} bytes does not fit its place at path MTU {mtu}")
+            /// A work request completed.
+            "work:completed" Completed
+            [normal "completes {operation} {wr_id} with {status}, {bytes} B{trigger?: {trigger}}"] {
+                /// The completion queue.
+                cq: CqId,
+                /// The CQE.
+                #[serde(flatten)]
+                completion: Completion,
+                /// Why it failed; `none` on success.
+                reason: Reason,
             }
-            RequestError::MessageLength { got, dma_length: stated } => {
-                write!(f, "the message has {got} bytes, its RETH says {stated}")
+            /// An unsignaled work request finished without a CQE.
+            "work:unsignaled_completed" UnsignaledCompleted
+            [success "completes request {wr_id} without a CQE (unsignaled)"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The id of the work request.
+                wr_id: u64,
             }
-            RequestError::TooManyRdAtomic { limit } => {
-                write!(f, "more than {limit} reads and atomics at once")
+            /// A packet was sent.
+            "transport:packet_sent" PacketSent
+            [normal "-> {packet.peer} {packet.opcode} PSN {packet.psn}{packet.syndrome? {packet.syndrome}} {packet.payload} B{retransmission?, retransmission ({cause})}"] {
+                /// The queue pair that sent it.
+                qp: Qpn,
+                /// The packet.
+                packet: PacketSummary,
+                /// The id of the work request that it belongs to or responds to; absent if unknown.
+                wr_id: Option<u64>,
+                /// Whether this PSN was sent before.
+                retransmission: bool,
+            } log {
+                /// Why it was sent: `work`; for a retransmission `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for a response `request`, `duplicate` or the reason of the rejection; `unknown` if a capture does not show it.
+                cause: Keyword,
             }
-            RequestError::MisalignedAtomic { address } => {
-                write!(f, "an atomic at {address:#x}, not a multiple of 8")
+            /// A packet for this queue pair was received.
+            "transport:packet_received" PacketReceived
+            [normal "<- {packet.peer} {packet.opcode} PSN {packet.psn}{packet.syndrome? {packet.syndrome}} {packet.payload} B"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The packet.
+                packet: PacketSummary,
+            } log {
+                /// The id of the work request that it belongs to or responds to; absent if unknown.
+                wr_id: Option<u64>,
             }
-            RequestError::Access(denied) => denied.fmt(f),
-            RequestError::ReceiveTooSmall { message, capacity: room } => {
-                write!(f, "{message} bytes for a receive of {room}")
+            /// A packet was dropped.
+            "transport:packet_dropped" PacketDropped
+            [unusual "drops {packet!a packet}{packet?{packet.opcode} {packet.psn|either}}: {trigger}"] {
+                /// The queue pair; 0 if unknown.
+                qp: Qpn,
+                /// The packet, if it could be parsed.
+                packet: Option<PacketSummary>,
+                /// Why.
+                reason: DropReason,
+            } log {
+                /// The id of the work request that it belongs to or responds to; absent if unknown.
+                wr_id: Option<u64>,
             }
-            RequestError::ReceiveAccess(denied) => write!(f, "the posted receive: {denied}"),
-            RequestError::ReadAccess(denied) => write!(f, "while reading: {denied}"),
-            RequestError::InvalidateFailed(denied) => write!(f, "to invalidate: {denied}"),
-            RequestError::NoSuchSrq { srqn: number } => {
-                write!(f, "there is no shared receive queue {number:#x}")
+            /// The responder acknowledged a duplicate request without executing it again.
+            "transport:duplicate_request" DuplicateRequestHandled
+            [unusual "{psn|peer} is a duplicate: acknowledged, not executed again"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The PSN of the duplicate.
+                psn: Psn,
+                /// Its opcode.
+                opcode: Opcode,
             }
-            RequestError::CorruptRing(why) => why.fmt(f),
+            /// The responder rejected a request.
+            "transport:request_rejected" RequestRejected
+            [error "rejects {psn|peer}: {trigger}"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The PSN of the request.
+                psn: Psn,
+                /// Why.
+                error: RequestError,
+            } log {
+                /// The PSN that the responder expected, after a gap.
+                expected_psn: Option<u32>,
+            }
+            /// A requester retransmits.
+            "recovery:retransmitted" Retransmitted
+            [unusual "retransmits from {from_psn|own}: {cause|words}, {retries_left} retries left"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The first PSN that it sends again.
+                from_psn: Psn,
+                /// Why.
+                cause: RetransmitCause,
+                /// How often it may retry again.
+                retries_left: u8,
+            }
+            /// A requester waits after an RNR NAK.
+            "recovery:rnr_wait_started" RnrWaitStarted
+            [unusual "RNR wait of {until|until} before {psn|own} is retransmitted, {retries_left} retries left"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The PSN that was rejected.
+                psn: Psn,
+                /// When the wait ends, in nanoseconds since the start.
+                until: Instant,
+                /// How often it may wait again.
+                retries_left: u8,
+            }
+            /// The ACK timer of a requester expired.
+            "recovery:ack_timed_out" AckTimedOut
+            [unusual "ACK timeout: {oldest_psn|own} is not acknowledged"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The oldest unacknowledged PSN.
+                oldest_psn: Psn,
+            }
+            /// A packet with an ECN mark (CE) was received.
+            "congestion:ecn_mark_received" EcnMarkReceived
+            [unusual "{psn|peer} has an ECN mark{cnp_queued?: a CNP follows}{cnp_queued!: the last CNP was too recent}"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The PSN of the packet.
+                psn: Psn,
+                /// Whether a CNP follows. If not, the last one was sent too recently.
+                cnp_queued: bool,
+            }
+            /// Rate control changed the rate of a queue pair.
+            "congestion:rate_changed" RateChanged
+            [unusual "rate {bits_per_second|rate}, alpha {alpha_millionths|millionths} ({cause|words})"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// Its rate, in bits per second.
+                bits_per_second: u64,
+                /// The rate that it increases to next, in bits per second.
+                target: u64,
+                /// The estimate of congestion (alpha of DCQCN), in millionths.
+                alpha_millionths: u32,
+                /// What changed it.
+                cause: RateCause,
+            }
+            /// Local memory was written by a peer, a receive, a READ response or an atomic.
+            "memory:written" MemoryWritten
+            [normal "{length} B written at {address|hex}, key {key|hex}"] {
+                /// The queue pair that received the packet.
+                qp: Qpn,
+                /// The key of the region or window.
+                key: u32,
+                /// The first byte.
+                address: u64,
+                /// The number of bytes.
+                length: u32,
+                /// The PSN of the packet.
+                psn: Psn,
+            }
+            /// A queue pair changed its state.
+            "qp:state_changed" QpStateChanged
+            [normal "{from} → {to}{trigger?: {trigger}}"] {
+                /// The queue pair.
+                qp: Qpn,
+                /// The previous state.
+                from: QpState,
+                /// The new state.
+                to: QpState,
+                /// Why.
+                reason: Reason,
+            }
+            /// A completion queue notifies its owner.
+            "cq:notified" CompletionNotified
+            [normal "completion queue {cq|hex} notifies its owner"] {
+                /// The completion queue.
+                cq: CqId,
+            }
+            /// An asynchronous event of the verbs.
+            "device:async_event" AsyncEventRaised
+            [unusual "async event {event}"] {
+                /// The client that receives it; absent for every client.
+                client: Option<ClientId>,
+                /// Its name in `enum ibv_event_type`.
+                event: AsyncEvent,
+            } log {
+                /// The number of the queue pair, completion queue or shared receive queue.
+                element: Option<u32>,
+            }
+            /// The ring of a client is corrupt; its queue pair stopped.
+            "device:client_faulted" ClientFaulted
+            [error "the client corrupted its ring: {trigger}"] {
+                /// The client.
+                client: ClientId,
+                /// The queue pair.
+                qp: Qpn,
+                /// The invalid index.
+                #[serde(flatten)]
+                corrupt_ring: CorruptRing,
+            }
+            /// A CM message was sent.
+            "cm:message_sent" CmSent
+            [normal "sends CM {message} to {peer}{retransmission?, retransmission}"] {
+                /// The connection id, if it has one.
+                id: Option<CmId>,
+                /// The message: `REQ`, `REP`, ….
+                message: CmMessageKind,
+                /// The address of the other host.
+                peer: IpAddr,
+                /// Whether it was sent before.
+                retransmission: bool,
+            }
+            /// A CM message was received.
+            "cm:message_received" CmReceived
+            [normal "receives CM {message} from {peer}"] {
+                /// The message.
+                message: CmMessageKind,
+                /// The address of the other host.
+                peer: IpAddr,
+            }
+            /// A CM message was dropped.
+            "cm:message_dropped" CmDropped
+            [unusual "drops CM {message} from {peer}: {trigger}"] {
+                /// The connection id, if it has one.
+                id: Option<CmId>,
+                /// The message.
+                message: CmMessageKind,
+                /// The address of the other host.
+                peer: IpAddr,
+                /// Why.
+                reason: CmDropReason,
+            }
+            /// A connection id changed its state.
+            "cm:state_changed" CmStateChanged
+            [normal "connection {id|hex}: {from} → {to}"] {
+                /// The connection id.
+                id: CmId,
+                /// The previous state.
+                from: CmState,
+                /// The new state.
+                to: CmState,
+            }
+            /// The connection manager stopped waiting for a reply.
+            "cm:failed" CmFailed
+            [error "connection {id|hex} failed: {reason|words}"] {
+                /// The connection id.
+                id: CmId,
+                /// `timed-out` or `peer-unreachable`.
+                reason: CmFailure,
+            }
+            /// A CM event waits for the application.
+            "cm:event" CmEventRaised
+            [normal "connection {id|hex}: {event}, status {status}"] {
+                /// The client.
+                client: ClientId,
+                /// The event channel.
+                channel: CmChannelId,
+                /// The connection id.
+                id: CmId,
+                /// Its name in `enum rdma_cm_event_type`.
+                event: EventType,
+                /// Zero, a negative errno, or the reason of a rejection.
+                status: i32,
+            }
         }
-    }
+    } };
 }
 
-/// Why a completion is not a success, or a queue pair went to the error state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
-pub enum Reason {
-    None,
-    Requested,
-    Flushed,
-    LocalAccess(AccessError),
-    MessageTooLong { length: u64, limit: u64 },
-    Unsupported,
-    RdAtomicDisabled,
-    BadAddressHandle { handle: u32 },
-    MemoryWindowBind(AccessError),
-    CorruptRing(CorruptRing),
-    InvalidWqe,
-    Nak { code: NakCode, psn: Psn },
-    SequenceNak { psn: Psn },
-    RnrRetryExceeded { psn: Psn },
-    AckTimeout { psn: Psn },
-    ResponseGap { expected: Psn, got: Psn },
-    BadResponse { psn: Psn },
-    PeerUnreachable,
-    RequestRejected(RequestError),
-    CompletionQueueOverflow,
-    ClientExited,
-}
-
-impl Reason {
-    /// The code that completions carry as their vendor error.
-    pub const fn code(self) -> u32 {
-        match self {
-            Reason::None => 0,
-            Reason::Requested => 1,
-            Reason::Flushed => 2,
-            Reason::LocalAccess(_) => 10,
-            Reason::MessageTooLong { .. } => 11,
-            Reason::Unsupported => 12,
-            Reason::RdAtomicDisabled => 13,
-            Reason::BadAddressHandle { .. } => 14,
-            Reason::MemoryWindowBind(_) => 15,
-            Reason::CorruptRing(_) => 16,
-            Reason::InvalidWqe => 17,
-            Reason::SequenceNak { .. } => 20,
-            Reason::Nak { code: NakCode::InvalidRequest, .. } => 21,
-            Reason::Nak { code: NakCode::RemoteAccessError, .. } => 22,
-            Reason::Nak { .. } => 23,
-            Reason::RnrRetryExceeded { .. } => 24,
-            Reason::AckTimeout { .. } => 25,
-            Reason::ResponseGap { .. } => 26,
-            Reason::BadResponse { .. } => 27,
-            Reason::PeerUnreachable => 28,
-            Reason::RequestRejected(_) => 30,
-            Reason::CompletionQueueOverflow => 40,
-            Reason::ClientExited => 41,
+macro_rules! declare_events {
+    (
+        configuration {
+            $(#[doc = $struct_doc:literal])+
+            $struct:ident { $( $(#[doc = $attribute_doc:literal])+ $attribute:ident: $attribute_type:ty, )* }
         }
-    }
+        hca {$(
+            $(#[doc = $meaning:literal])+
+            $name:literal $variant:ident [$emphasis:ident $text:literal] {
+                $( $(#[doc = $about:literal])+ $(#[serde($($serde:tt)*)])? $field:ident: $type:ty, )*
+            } $(log { $($log:tt)* })?
+        )*}
+    ) => {
+        $(#[doc = $struct_doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $struct { $( $(#[doc = $attribute_doc])+ pub $attribute: $attribute_type, )* }
+
+        /// Something that happened in the HCA.
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub enum Event {$(
+            $(#[doc = $meaning])+
+            $variant { $( $(#[doc = $about])+ $field: $type, )* },
+        )*}
+    };
 }
 
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Reason::None => f.write_str("nothing is wrong"),
-            Reason::Requested => f.write_str("the application asked for it"),
-            Reason::Flushed => f.write_str("the queue pair is in the error state"),
-            Reason::LocalAccess(denied) => write!(f, "local memory: {denied}"),
-            Reason::MessageTooLong { length, limit } => {
-                write!(f, "{length} bytes, at most {limit} can be sent")
-            }
-            Reason::Unsupported => f.write_str("the queue pair's service has no such operation"),
-            Reason::RdAtomicDisabled => f.write_str("max_rd_atomic is 0: no read or atomic can be sent"),
-            Reason::BadAddressHandle { handle } => write!(f, "there is no address handle {handle:#x}"),
-            Reason::MemoryWindowBind(denied) => write!(f, "window: {denied}"),
-            Reason::CorruptRing(why) => why.fmt(f),
-            Reason::InvalidWqe => f.write_str("the work request in the ring makes no sense"),
-            Reason::Nak { code, psn } => write!(f, "the peer refused PSN {psn}: {}", code.name()),
-            Reason::SequenceNak { psn } => write!(f, "the peer missed PSN {psn}"),
-            Reason::RnrRetryExceeded { psn } => {
-                write!(f, "the peer had no receive posted for PSN {psn}, in every try")
-            }
-            Reason::AckTimeout { psn } => write!(f, "no answer to PSN {psn} in time"),
-            Reason::ResponseGap { expected, got } => {
-                write!(f, "response {expected} is missing, {got} came")
-            }
-            Reason::BadResponse { psn } => write!(f, "the response {psn} does not fit its request"),
-            Reason::PeerUnreachable => f.write_str("the peer's port is gone"),
-            Reason::RequestRejected(refusal) => refusal.fmt(f),
-            Reason::CompletionQueueOverflow => f.write_str("its completion queue overflowed"),
-            Reason::ClientExited => f.write_str("its process is gone"),
-        }
-    }
-}
-
-/// Why a requester sends again what it had sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum RetransmitCause {
-    SequenceNak,
-    ResponseGap,
-    Timeout,
-    ReceiverNotReady,
-}
-
-/// What a queue pair was told when it got ready: enough to say later why something failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QpConfiguration {
-    /// What it is.
-    pub kind: QpType,
-    /// What a lost packet does.
-    pub recovery: Recovery,
-    /// The other end of a connection.
-    pub peer: Option<(IpAddr, Qpn)>,
-    /// Payload bytes per packet.
-    pub pmtu: Mtu,
-    /// The first PSN that it sends, and the first that it expects.
-    pub psns: [Psn; 2],
-    /// The exponent of 4.096 µs that an acknowledgement may take.
-    pub timeout: u8,
-    /// How long a silent peer is waited for until something is done about it; none for ever.
-    pub ack_timeout: Option<Duration>,
-    /// How often to try again.
-    pub retry_count: u8,
-    /// How often to try again when the receiver is not ready; seven means for ever.
-    pub rnr_retry: u8,
-    /// What the peer may do.
-    pub access_flags: AccessFlags,
-    /// Reads and atomics outstanding: towards the peer, and from it.
-    pub max_rd_atomic: [u8; 2],
-    /// Work requests that the send and the receive queue hold; zero for a queue that it does not have.
-    pub max_wr: [u32; 2],
-    /// The completion queues of sends and receives, and how many completions they hold.
-    pub cqs: [Option<(CqId, u32)>; 2],
-}
-
-/// Something that happened in the card.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs, reason = "the fields are named after their types")]
-pub enum Event {
-    /// A queue pair got ready to receive or to send.
-    QpConfigured { qp: Qpn, configuration: QpConfiguration },
-    /// A send work request was taken from its ring and got its PSNs. `buffer` is its first piece of local
-    /// memory, unless the data stood in the request.
-    WqeFetched {
-        qp: Qpn,
-        wr_id: u64,
-        operation: CompletionOpcode,
-        bytes: u32,
-        first_psn: Psn,
-        packets: u32,
-        first_sge: Option<Sge>,
-    },
-    /// A packet left. `work` is the request that it belongs to; `again` if that PSN had left before.
-    PacketSent { qp: Qpn, packet: PacketSummary, wr_id: Option<u64>, retransmission: bool },
-    /// A packet came and is for this queue pair.
-    PacketReceived { qp: Qpn, packet: PacketSummary },
-    /// A packet was not acted on.
-    PacketDropped { qp: Qpn, packet: Option<PacketSummary>, reason: DropReason },
-    /// A duplicate was answered and not executed again.
-    DuplicateRequestHandled { qp: Qpn, psn: Psn, opcode: Opcode },
-    /// A responder refused a request.
-    RequestRejected { qp: Qpn, psn: Psn, error: RequestError },
-    /// A requester will send again from `to`.
-    Retransmitted { qp: Qpn, from_psn: Psn, cause: RetransmitCause, retries_left: u8 },
-    /// A requester waits before it tries again.
-    RnrWaitStarted { qp: Qpn, psn: Psn, until: Instant, retries_left: u8 },
-    /// An ack timer ran out.
-    AckTimedOut { qp: Qpn, oldest_psn: Psn },
-    /// A packet came with a congestion mark; `notified` if a notification follows.
-    EcnMarkReceived { qp: Qpn, psn: Psn, cnp_queued: bool },
-    /// Congestion control changed the rate of a queue pair.
-    RateChanged { qp: Qpn, bits_per_second: u64, target: u64, alpha_millionths: u32, cause: RateCause },
-    /// A peer wrote local memory, or a receive, read response or atomic did.
-    MemoryWritten { qp: Qpn, key: u32, address: u64, length: u32, psn: Psn },
-    /// A queue pair changed its state.
-    QpStateChanged { qp: Qpn, from: QpState, to: QpState, reason: Reason },
-    /// A work request completed.
-    Completed { cq: CqId, completion: Completion, reason: Reason },
-    /// An unsignalled work request was done without a completion.
-    UnsignaledCompleted { qp: Qpn, wr_id: u64 },
-    /// A completion queue's owner is to be woken.
-    CompletionNotified { cq: CqId },
-    /// An asynchronous event of the verbs.
-    AsyncEventRaised { client: Option<ClientId>, event: AsyncEvent },
-    /// A client's ring is broken; its queue pair was stopped.
-    ClientFaulted { client: ClientId, qp: Qpn, why: CorruptRing },
-    /// A message of the connection manager left; `again` if it had left before.
-    CmSent { id: Option<CmId>, message: CmMessageKind, peer: IpAddr, retransmission: bool },
-    /// A message of the connection manager came.
-    CmReceived { message: CmMessageKind, peer: IpAddr },
-    /// A message of the connection manager was not acted on.
-    CmDropped { id: Option<CmId>, message: CmMessageKind, peer: IpAddr, reason: CmDropReason },
-    /// A connection identifier changed its state.
-    CmStateChanged { id: CmId, from: CmState, to: CmState },
-    /// No answer to a message will come any more.
-    CmFailed { id: CmId, failure: CmFailure },
-    /// An event of connection management waits in a channel.
-    CmEventRaised { client: ClientId, channel: CmChannelId, id: CmId, kind: EventType, status: i32 },
-}
-
-/// What a status means at a glance; used by traces.
-pub(crate) const fn is_failure(status: CompletionStatus) -> bool {
-    !matches!(status, CompletionStatus::Success | CompletionStatus::WrFlushError)
-}
+hca_events! { declare_events! {} }

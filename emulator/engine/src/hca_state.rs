@@ -2,8 +2,8 @@
 
 use crate::completion_queue::CompletionQueue;
 use crate::control_packets::ControlPackets;
-use crate::event::is_failure;
 use crate::protection::{Protection, TranslatedAddress};
+use crate::reason::is_failure;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::table::Table;
 use crate::timers::Timers;

@@ -28,6 +28,7 @@ mod packet_batch;
 mod protection;
 mod queue_pair;
 mod rate_control;
+mod reason;
 mod recovery;
 mod settings;
 mod shared_receive_queue;
@@ -39,7 +40,7 @@ pub use cm::{CmDropReason, CmFailure, CmMessageKind};
 pub use context::Context;
 pub use control::QpRings;
 pub use error::{Resource, VerbsError};
-pub use event::{DropReason, Event, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause};
+pub use event::{Event, PacketSummary, QpConfiguration};
 pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
 pub use protection::{AccessError, MemoryRegion};
@@ -47,6 +48,7 @@ pub use queue_pair::{Transition, transition};
 pub use rate_control::{
     CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
 };
+pub use reason::{DropReason, Reason, RequestError, RetransmitCause};
 pub use recovery::Recovery;
 pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;

@@ -113,26 +113,97 @@ pub enum PauseEndReason {
     WatchdogFired,
 }
 
-/// Something that happened in a switch, or at the port of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are named after what they are")]
-pub enum FabricEvent {
-    /// A packet got a congestion mark because `depth` bytes were waiting before it.
-    EcnMarked { node: Node, link: LinkId, priority: u8, depth: u64, packet: PacketId },
-    /// A frame was lost.
-    FrameDropped { node: Node, link: LinkId, priority: u8, reason: FrameDropReason, packet: PacketId },
-    /// A pause frame was sent because `held` bytes of that priority had come over the cable; zero quanta let
-    /// the peer go on.
-    PauseSent { node: Node, link: LinkId, priority: u8, quanta: u16, ingress_bytes: u64 },
-    /// A pause frame came; the priority is stopped until then.
-    PauseReceived { node: Node, link: LinkId, priority: u8, quanta: u16, until_ns: u64 },
-    /// A priority goes on.
-    PauseEnded { node: Node, link: LinkId, priority: u8, reason: PauseEndReason },
-    /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
-    QueueSampled { node: Node, link: LinkId, priority: u8, depth: u64 },
-    /// A watchdog acted on a queue that stood still, or on a host that did not let others go on; `lost`
-    /// frames were in its way.
-    WatchdogFired { node: Node, link: LinkId, priority: u8, dropped: u64 },
-    /// The watchdog is done: everything is as before.
-    WatchdogRestored { node: Node, link: LinkId, priority: u8 },
+/// Passes the declaration of every event of switches and host ports to the macro `$callback`, behind the tokens
+/// `$prefix`, in the form of [`hca_events`](softhca_engine::hca_events). Every event also has the node at which it
+/// happened, a link and a priority.
+#[macro_export]
+macro_rules! fabric_events {
+    ($callback:ident! { $($prefix:tt)* }) => { $callback! { $($prefix)*
+        fabric {
+            /// A switch set the ECN mark (CE) of a packet because of the queue in front of it.
+            "fabric:ecn_marked" EcnMarked
+            [unusual "ECN-marks {packet|packet}: {depth} B queued for link {link}, priority {priority}"] {
+                /// Bytes in the queue in front of it.
+                depth: u64,
+                /// The packet.
+                packet: PacketId,
+            }
+            /// A switch or a host port dropped a frame.
+            "fabric:frame_dropped" FrameDropped
+            [error "drops {packet|packet} at link {link}, priority {priority}: {trigger}"] {
+                /// Why.
+                reason: FrameDropReason,
+                /// The packet.
+                packet: PacketId,
+            }
+            /// A pause frame was sent.
+            "fabric:pause_sent" PauseSent
+            [normal "{quanta?pauses priority {priority} on link {link} for {quanta} quanta}{quanta!resumes priority {priority} on link {link}}, {ingress_bytes} B buffered"] {
+                /// The duration, in units of 512 bit times; 0 resumes the priority.
+                quanta: u16,
+                /// Bytes of the priority that arrived over the link and are still buffered.
+                ingress_bytes: u64,
+            }
+            /// A pause frame was received.
+            "fabric:pause_received" PauseReceived
+            [normal "{quanta?is paused on link {link}, priority {priority}, for {until_ns|until}}{quanta!may resume priority {priority} on link {link}}"] {
+                /// The duration, in units of 512 bit times; 0 resumes the priority.
+                quanta: u16,
+                /// When the pause expires, in nanoseconds since the start.
+                until_ns: u64,
+            }
+            /// A paused priority resumed.
+            "fabric:pause_ended" PauseEnded
+            [normal "resumes priority {priority} on link {link} ({reason|words})"] {
+                /// `resumed`, `expired`, or `watchdog-fired`.
+                reason: PauseEndReason,
+            }
+            /// The depth of a queue passed a multiple of the sampling step of the switch.
+            "fabric:queue_sampled" QueueSampled
+            [normal "{depth} B queued for link {link}, priority {priority}"] {
+                /// Bytes in the queue.
+                depth: u64,
+            }
+            /// A watchdog acted on a queue that was paused for too long, or on a host that paused others for too long.
+            "fabric:watchdog_fired" WatchdogFired
+            [error "the watchdog dropped {dropped} frames of link {link}, priority {priority}"] {
+                /// Frames that it removed from the queue.
+                dropped: u64,
+            }
+            /// A watchdog restored normal operation.
+            "fabric:watchdog_restored" WatchdogRestored
+            [normal "the watchdog restored link {link}, priority {priority}"] {}
+        }
+    } };
 }
+
+macro_rules! declare_events {
+    (fabric {$(
+        $(#[doc = $meaning:literal])+
+        $name:literal $variant:ident [$emphasis:ident $text:literal] {
+            $( $(#[doc = $about:literal])+ $field:ident: $type:ty, )*
+        }
+    )*}) => {
+        /// Something that happened in a switch or at the port of a host.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(missing_docs, reason = "every event has a node, a link and a priority")]
+        pub enum FabricEvent {$(
+            $(#[doc = $meaning])+
+            $variant { node: Node, link: LinkId, priority: u8, $( $(#[doc = $about])+ $field: $type, )* },
+        )*}
+
+        impl FabricEvent {
+            /// The switch or host at which it happened.
+            pub const fn node(&self) -> Node {
+                match self {$( FabricEvent::$variant { node, .. } => *node, )*}
+            }
+
+            /// The link that it is about.
+            pub const fn link_mut(&mut self) -> &mut LinkId {
+                match self {$( FabricEvent::$variant { link, .. } => link, )*}
+            }
+        }
+    };
+}
+
+fabric_events! { declare_events! {} }

@@ -5,7 +5,7 @@ use softhca_fabric::{DownDirections, Fault, FaultCause, FaultEffect, IcrcPolicy}
 use std::fmt::Debug;
 
 /// The name of an enum's variant as programs read it: `ResponseGap` is `response-gap`, and a variant inside
-/// of another follows it: `refused/gap`. Taken from the derived `Debug`, so that no list is kept twice.
+/// of another follows it: `request-rejected/psn-out-of-sequence`. Taken from the derived `Debug`, so that no list is kept twice.
 pub(crate) fn kebab_case(value: &impl Debug) -> String {
     let text = format!("{value:?}");
     let mut slug = String::new();
@@ -111,12 +111,12 @@ mod tests {
     #[test]
     fn variants_have_short_names() {
         let psn = Psn::new(1);
-        assert_eq!(kebab_case(&Reason::AckTimeout { psn }), "timed-out");
+        assert_eq!(kebab_case(&Reason::AckTimeout { psn }), "ack-timeout");
         assert_eq!(
             kebab_case(&Reason::RequestRejected(RequestError::PsnOutOfSequence { expected: psn, got: psn })),
-            "refused/gap"
+            "request-rejected/psn-out-of-sequence"
         );
-        assert_eq!(kebab_case(&DropReason::InvalidQpState(QpState::Error)), "state-does-not-receive/error");
+        assert_eq!(kebab_case(&DropReason::InvalidQpState(QpState::Error)), "invalid-qp-state/error");
         assert_eq!(kebab_case(&DropReason::BadIcrc), "bad-icrc");
     }
 

@@ -4,8 +4,8 @@
 //! place. It warns of what went well this time as well: what is wrong on every card, not only on this one.
 
 use crate::NameTable;
-use crate::log::{CompletionQueueData, Entry, EntryBuilder, Header, LogEvent, SgeData};
-use crate::parsed_log::{QpAttributes, QueuePairId, QueuePairTable};
+use crate::log::{ConfigurationData, Entry, EntryBuilder, Header, LogEvent, SgeData};
+use crate::parsed_log::{QueuePairId, QueuePairTable};
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_wire::Psn;
@@ -194,14 +194,14 @@ impl Linter {
                 let work = BufferUse {
                     wr_id: *id,
                     operation: operation.to_string(),
-                    sge: *buffer,
+                    sge: buffer.clone(),
                     psns: (*first_psn, *packets),
                 };
                 self.work_started(now, at(*qp), work);
             }
-            LogEvent::WorkCompleted { qp, wr_id: id, operation, .. } if !operation.starts_with("receive") => {
-                self.work_ended(at(*qp), *id);
-                self.history(at(*qp)).unsignaled = 0;
+            LogEvent::Completed { completion, .. } if !completion.operation.starts_with("receive") => {
+                self.work_ended(at(completion.qp), completion.wr_id);
+                self.history(at(completion.qp)).unsignaled = 0;
             }
             LogEvent::UnsignaledCompleted { qp, wr_id: id } => {
                 self.work_ended(at(*qp), *id);
@@ -210,9 +210,7 @@ impl Linter {
             LogEvent::MemoryWritten { qp, address, length, psn, .. } => {
                 self.memory_written(now, at(*qp), *address, *length, *psn);
             }
-            LogEvent::RequestRejected { qp, reason, .. } => {
-                self.request_rejected(now, at(*qp), reason, entry)
-            }
+            LogEvent::RequestRejected { qp, error, .. } => self.request_rejected(now, at(*qp), error, entry),
             LogEvent::PacketDropped { qp, reason, .. } => self.packet_dropped(now, at(*qp), reason, entry),
             LogEvent::RnrWaitStarted { qp, .. } => self.rnr_wait_started(now, at(*qp)),
             LogEvent::Retransmitted { qp, cause, .. } if cause != "receiver-not-ready" => {
@@ -264,13 +262,13 @@ impl Linter {
         let name = self.name(place);
         let is_requester = profile.qp_type == "rc" || profile.qp_type == "xrc-initiator";
         // What RTS sets is known only then; a first PSN of zero may be a real one.
-        if is_requester && profile.ack_timeout.is_none() && profile.rd_atomic[0] > 0 {
+        if is_requester && profile.ack_timeout.is_none() && profile.max_rd_atomic > 0 {
             self.report_once(now, TIMEOUT_ZERO, format!("{name} has timeout 0"));
         }
         self.check_cq_capacity(now, place);
         let Some(peer) = self.queue_pairs.peer(place) else { return };
         let Some(other) = self.queue_pairs.attributes(peer).cloned() else { return };
-        if other.peer.is_none_or(|(_, qp)| qp != place.qp) {
+        if other.dest_qp != Some(place.qp) {
             return;
         }
         self.compare_attributes(now, (place, &profile), (peer, &other));
@@ -280,8 +278,8 @@ impl Linter {
     fn compare_attributes(
         &mut self,
         now: u64,
-        (a, mine): (QueuePairId, &QpAttributes),
-        (b, theirs): (QueuePairId, &QpAttributes),
+        (a, mine): (QueuePairId, &ConfigurationData),
+        (b, theirs): (QueuePairId, &ConfigurationData),
     ) {
         let (name, other) = (self.name(a), self.name(b));
         if a < b && mine.path_mtu != theirs.path_mtu {
@@ -289,15 +287,15 @@ impl Linter {
             self.report_once(now, MTU_MISMATCH, text);
         }
         // Of a queue pair that is not in RTS yet, nobody knows what it will send.
-        let sends = mine.ack_timeout.is_some() || mine.rd_atomic[0] > 0 || mine.psns[0] != 0;
-        if sends && mine.psns[0] != theirs.psns[1] {
-            let text = format!("{name} starts at PSN {}, {other} expects {}", mine.psns[0], theirs.psns[1]);
+        let sends = mine.ack_timeout.is_some() || mine.max_rd_atomic > 0 || mine.sq_psn != 0;
+        if sends && mine.sq_psn != theirs.rq_psn {
+            let text = format!("{name} starts at PSN {}, {other} expects {}", mine.sq_psn, theirs.rq_psn);
             self.report_once(now, PSN_MISMATCH, text);
         }
-        if mine.rd_atomic[0] > theirs.rd_atomic[1] && theirs.qp_type != "xrc-initiator" {
+        if mine.max_rd_atomic > theirs.max_dest_rd_atomic && theirs.qp_type != "xrc-initiator" {
             let text = format!(
                 "{name} may have {} reads and atomics outstanding, {other} answers {}",
-                mine.rd_atomic[0], theirs.rd_atomic[1]
+                mine.max_rd_atomic, theirs.max_dest_rd_atomic
             );
             self.report_once(now, RD_ATOMIC_MISMATCH, text);
         }
@@ -308,14 +306,16 @@ impl Linter {
         let mut wanted: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
         for other in self.queue_pairs.queue_pairs.iter().filter(|other| other.host == place.host) {
             let Some(profile) = self.queue_pairs.attributes(*other) else { continue };
-            for (queue, slots) in profile.completion_queues.iter().zip(profile.max_wr) {
-                let Some(CompletionQueueData { cq, cqe: room }) = queue else { continue };
-                let entry = wanted.entry(*cq).or_insert((*room, 0));
-                entry.1 += slots;
+            let queues = [(&profile.send_cq, profile.max_send_wr), (&profile.recv_cq, profile.max_recv_wr)];
+            for (queue, max_wr) in queues {
+                if let Some(queue) = queue {
+                    wanted.entry(queue.cq).or_insert((queue.cqe, 0)).1 += max_wr;
+                }
             }
         }
         let Some(profile) = self.queue_pairs.attributes(place) else { return };
-        let mut mine: Vec<u32> = profile.completion_queues.iter().flatten().map(|queue| queue.cq).collect();
+        let queues = [&profile.send_cq, &profile.recv_cq];
+        let mut mine: Vec<u32> = queues.into_iter().flatten().map(|queue| queue.cq).collect();
         mine.dedup();
         let host = self.queue_pairs.host_name(place.host).to_owned();
         for cq in mine {
@@ -366,7 +366,7 @@ impl Linter {
     }
 
     fn work_retired(&mut self, now: u64, place: QueuePairId) {
-        let slots = self.queue_pairs.attributes(place).map_or(u32::MAX, |profile| profile.max_wr[0]);
+        let slots = self.queue_pairs.attributes(place).map_or(u32::MAX, |profile| profile.max_send_wr);
         let watch = self.history(place);
         watch.unsignaled += 1;
         if watch.unsignaled == slots.saturating_add(1) {
@@ -400,7 +400,7 @@ impl Linter {
     fn request_rejected(&mut self, now: u64, place: QueuePairId, reason: &str, entry: &Entry) {
         let (name, why) = (self.name(place), entry.trigger.clone().unwrap_or_default());
         match reason {
-            "not-ready" => {
+            "receiver-not-ready" => {
                 self.report(
                     now,
                     RECEIVE_NOT_POSTED,
@@ -409,7 +409,7 @@ impl Linter {
             }
             "receive-too-small" => self.report(now, RECEIVE_TOO_SMALL, format!("{name}: {why}")),
             "payload-length" => self.report(now, MTU_MISMATCH, format!("{name}: {why}")),
-            "too-many-reads" => self.report(now, RD_ATOMIC_MISMATCH, format!("{name}: {why}")),
+            "too-many-rd-atomic" => self.report(now, RD_ATOMIC_MISMATCH, format!("{name}: {why}")),
             _ => self.access_denied(now, &name, reason, &why),
         }
     }
@@ -421,12 +421,10 @@ impl Linter {
                 let text = format!("{name} had no receive posted when a message came, which is lost");
                 self.report(now, RECEIVE_NOT_POSTED, text);
             }
-            "wrong-queue-key" => {
+            "qkey-mismatch" => {
                 self.report(now, WRONG_QKEY, format!("{name} dropped a datagram with another Q_Key"));
             }
-            "state-does-not-receive/reset" | "state-does-not-receive/init"
-                if !self.history(place).entered_error =>
-            {
+            "invalid-qp-state/reset" | "invalid-qp-state/init" if !self.history(place).entered_error => {
                 self.report(now, SENT_BEFORE_READY, format!("a packet came to {name}, but {why}"));
             }
             _ => self.access_denied(now, &name, reason, &why),
@@ -434,11 +432,11 @@ impl Linter {
     }
 
     fn access_denied(&mut self, now: u64, name: &str, reason: &str, why: &str) {
-        let Some(case) = reason.strip_prefix("access/").or(reason.strip_prefix("unreliable-access/")) else {
+        let Some(case) = reason.strip_prefix("access/").or(reason.strip_prefix("uc-access/")) else {
             return;
         };
         match case {
-            "right" => self.report(now, MISSING_ACCESS_FLAG, format!("{name}: {why}")),
+            "insufficient-access" => self.report(now, MISSING_ACCESS_FLAG, format!("{name}: {why}")),
             "unknown-key" | "stale-key" | "invalidated" => {
                 self.report(now, BAD_RKEY, format!("{name}: {why}"));
             }

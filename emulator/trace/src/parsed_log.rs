@@ -2,7 +2,7 @@
 //!
 //! Explanations and lints ask it; it draws no conclusions of its own.
 
-use crate::log::{CompletionQueueData, Entry, Header, LogEvent};
+use crate::log::{CompletionData, ConfigurationData, Entry, Header, LogEvent};
 use softhca_wire::Psn;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,23 +13,6 @@ use std::ops::{Deref, Range};
 pub(crate) struct QueuePairId {
     pub host: usize,
     pub qp: u32,
-}
-
-/// What a queue pair was told.
-#[derive(Clone, Debug)]
-pub(crate) struct QpAttributes {
-    pub qp_type: String,
-    pub recovery: String,
-    pub peer: Option<(IpAddr, u32)>,
-    pub path_mtu: u32,
-    pub psns: [u32; 2],
-    pub timeout: u8,
-    pub ack_timeout: Option<u64>,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub rd_atomic: [u8; 2],
-    pub max_wr: [u32; 2],
-    pub completion_queues: [Option<CompletionQueueData>; 2],
 }
 
 /// A work request.
@@ -72,7 +55,7 @@ impl WorkRequest {
 pub(crate) struct QueuePairTable {
     pub hosts: Vec<(String, Option<IpAddr>)>,
     pub queue_pairs: Vec<QueuePairId>,
-    attributes: BTreeMap<QueuePairId, QpAttributes>,
+    attributes: BTreeMap<QueuePairId, ConfigurationData>,
     peers: BTreeMap<QueuePairId, (IpAddr, u32)>,
     first_psns: BTreeMap<QueuePairId, u32>,
 }
@@ -107,13 +90,13 @@ impl ParsedLog {
     pub fn push(&mut self, entry: Entry) {
         let index = self.entries.len();
         let host = self.queue_pair_table.observe(&entry);
-        let place = |qp: u32| QueuePairId { host, qp };
+        let id_of = |qp: u32| QueuePairId { host, qp };
         match &entry.event {
-            LogEvent::WqeFetched { qp, wr_id: id, operation, first_psn, packets, .. } => {
-                self.outstanding.entry(place(*qp)).or_default().push(self.work_requests.len());
+            LogEvent::WqeFetched { qp, wr_id, operation, first_psn, packets, .. } => {
+                self.outstanding.entry(id_of(*qp)).or_default().push(self.work_requests.len());
                 self.work_requests.push(WorkRequest {
-                    queue_pair: place(*qp),
-                    wr_id: *id,
+                    queue_pair: id_of(*qp),
+                    wr_id: *wr_id,
                     operation: operation.to_string(),
                     psns: (*packets > 0).then_some((*first_psn, *packets)),
                     started: Some(index),
@@ -121,11 +104,12 @@ impl ParsedLog {
                     status: None,
                 });
             }
-            LogEvent::WorkCompleted { qp, wr_id: id, operation, status, .. } => {
-                self.complete(place(*qp), *id, operation, index, Some(status.to_string()));
+            LogEvent::Completed { completion, .. } => {
+                let CompletionData { qp, wr_id, operation, status, .. } = completion;
+                self.complete(id_of(*qp), *wr_id, operation, index, Some(status.to_string()));
             }
-            LogEvent::UnsignaledCompleted { qp, wr_id: id } => {
-                self.complete(place(*qp), *id, "send", index, None)
+            LogEvent::UnsignaledCompleted { qp, wr_id } => {
+                self.complete(id_of(*qp), *wr_id, "send", index, None)
             }
             _ => {}
         }
@@ -135,15 +119,15 @@ impl ParsedLog {
 
     fn complete(
         &mut self,
-        place: QueuePairId,
-        id: u64,
+        queue_pair: QueuePairId,
+        wr_id: u64,
         operation: &str,
         index: usize,
         status: Option<String>,
     ) {
-        let open = self.outstanding.entry(place).or_default();
+        let open = self.outstanding.entry(queue_pair).or_default();
         let receives = operation.starts_with("receive");
-        let found = open.iter().position(|work| self.work_requests[*work].wr_id == id && !receives);
+        let found = open.iter().position(|work| self.work_requests[*work].wr_id == wr_id && !receives);
         if let Some(found) = found {
             let work = &mut self.work_requests[open.remove(found)];
             (work.completed, work.status) = (Some(index), status);
@@ -151,8 +135,8 @@ impl ParsedLog {
         }
         // A receive, or a request that was flushed before it was started.
         self.work_requests.push(WorkRequest {
-            queue_pair: place,
-            wr_id: id,
+            queue_pair,
+            wr_id,
             operation: operation.to_owned(),
             psns: None,
             started: None,
@@ -186,10 +170,10 @@ impl QueuePairTable {
         self.hosts.len() - 1
     }
 
-    fn insert(&mut self, place: QueuePairId) {
+    fn insert(&mut self, id: QueuePairId) {
         // Queue pair 1 is the connection manager's, and is not counted among those of programs.
-        if place.qp > 1 && !self.queue_pairs.contains(&place) {
-            self.queue_pairs.push(place);
+        if id.qp > 1 && !self.queue_pairs.contains(&id) {
+            self.queue_pairs.push(id);
         }
     }
 
@@ -202,39 +186,41 @@ impl QueuePairTable {
         else {
             return host;
         };
-        let place = QueuePairId { host, qp };
-        self.insert(place);
+        let id = QueuePairId { host, qp };
+        self.insert(id);
         match &entry.event {
-            LogEvent::QpConfigured { .. } => {
-                if let Some(profile) = profile(&entry.event) {
-                    self.first_psns.insert(place, profile.psns[0]);
-                    if let Some(peer) = profile.peer {
-                        self.peers.insert(place, peer);
-                    }
-                    self.attributes.insert(place, profile);
+            LogEvent::QpConfigured { configuration, .. } => {
+                self.first_psns.insert(id, configuration.sq_psn);
+                if let Some(peer) = configuration.peer.zip(configuration.dest_qp) {
+                    self.peers.insert(id, peer);
                 }
+                self.attributes.insert(id, configuration.clone());
             }
             LogEvent::WqeFetched { first_psn, .. } => {
-                self.first_psns.entry(place).or_insert(*first_psn);
+                self.first_psns.entry(id).or_insert(*first_psn);
             }
             LogEvent::PacketSent { packet, .. } => {
-                self.peers.entry(place).or_insert((packet.peer, packet.dest_qp));
+                self.peers.entry(id).or_insert((packet.peer, packet.dest_qp));
             }
             _ => {}
         }
         host
     }
 
-    pub fn attributes(&self, place: QueuePairId) -> Option<&QpAttributes> {
-        self.attributes.get(&place)
+    pub fn contains(&self, id: QueuePairId) -> bool {
+        self.queue_pairs.contains(&id)
+    }
+
+    pub fn attributes(&self, id: QueuePairId) -> Option<&ConfigurationData> {
+        self.attributes.get(&id)
     }
 
     /// What to call a queue pair: its host's name and its number among the queue pairs of that host, in the
     /// order in which they are heard of.
-    pub fn name(&self, place: QueuePairId) -> String {
-        let same = self.queue_pairs.iter().filter(|other| other.host == place.host);
-        let number = same.take_while(|other| **other != place).count() + 1;
-        format!("{}.{number}", self.hosts[place.host].0)
+    pub fn name(&self, id: QueuePairId) -> String {
+        let same = self.queue_pairs.iter().filter(|other| other.host == id.host);
+        let number = same.take_while(|other| **other != id).count() + 1;
+        format!("{}.{number}", self.hosts[id.host].0)
     }
 
     pub fn host_name(&self, host: usize) -> &str {
@@ -247,77 +233,37 @@ impl QueuePairTable {
             Some(digits) => u32::from_str_radix(digits, 16).ok(),
             None => text.parse().ok(),
         };
-        let is_it = |place: &&QueuePairId| Some(place.qp) == number || self.name(**place) == text;
+        let is_it = |id: &&QueuePairId| Some(id.qp) == number || self.name(**id) == text;
         self.queue_pairs.iter().filter(is_it).copied().collect()
     }
 
     /// The address and number at the other end of a connection.
-    pub fn peer_address(&self, place: QueuePairId) -> Option<(IpAddr, u32)> {
-        self.peers.get(&place).copied()
+    pub fn peer_address(&self, id: QueuePairId) -> Option<(IpAddr, u32)> {
+        self.peers.get(&id).copied()
     }
 
     /// The queue pair at the other end of a connection, if its card is heard.
-    pub fn peer(&self, place: QueuePairId) -> Option<QueuePairId> {
-        let (address, qp) = self.peer_address(place)?;
+    pub fn peer(&self, id: QueuePairId) -> Option<QueuePairId> {
+        let (address, qp) = self.peer_address(id)?;
         let host = self.hosts.iter().position(|(_, known)| *known == Some(address))?;
         let peer = QueuePairId { host, qp };
         self.queue_pairs.contains(&peer).then_some(peer)
     }
 
     /// What to call the other end.
-    pub fn peer_name(&self, place: QueuePairId) -> String {
-        match (self.peer(place), self.peer_address(place)) {
+    pub fn peer_name(&self, id: QueuePairId) -> String {
+        match (self.peer(id), self.peer_address(id)) {
             (Some(peer), _) => self.name(peer),
             (None, Some((address, qp))) => format!("queue pair {qp:#x} at {address}"),
             (None, None) => "its peer".into(),
         }
     }
 
-    /// A PSN of the requests of `place`: `+1 (PSN 5001)`.
-    pub fn psn(&self, place: QueuePairId, psn: u32) -> String {
-        match self.first_psns.get(&place) {
+    /// A PSN of the requests of `id`: `+1 (PSN 5001)`.
+    pub fn psn(&self, id: QueuePairId, psn: u32) -> String {
+        match self.first_psns.get(&id) {
             Some(zero) => format!("{:+} (PSN {psn})", Psn::new(psn).distance(Psn::new(*zero))),
             None => format!("PSN {psn}"),
         }
     }
-}
-
-fn profile(what: &LogEvent) -> Option<QpAttributes> {
-    let LogEvent::QpConfigured {
-        qp_type: kind,
-        recovery,
-        peer,
-        dest_qp,
-        path_mtu: mtu,
-        sq_psn: first_psn,
-        rq_psn: expected_psn,
-        timeout,
-        ack_timeout: patience,
-        retry_cnt,
-        rnr_retry,
-        max_rd_atomic,
-        max_dest_rd_atomic,
-        max_send_wr: send_slots,
-        max_recv_wr: receive_slots,
-        send_cq,
-        recv_cq: receive_cq,
-        ..
-    } = what
-    else {
-        return None;
-    };
-    Some(QpAttributes {
-        qp_type: kind.to_string(),
-        recovery: recovery.to_string(),
-        peer: peer.zip(*dest_qp),
-        path_mtu: *mtu,
-        psns: [*first_psn, *expected_psn],
-        timeout: *timeout,
-        ack_timeout: *patience,
-        retry_cnt: *retry_cnt,
-        rnr_retry: *rnr_retry,
-        rd_atomic: [*max_rd_atomic, *max_dest_rd_atomic],
-        max_wr: [*send_slots, *receive_slots],
-        completion_queues: [*send_cq, *receive_cq],
-    })
 }

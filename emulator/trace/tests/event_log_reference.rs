@@ -10,11 +10,11 @@ const END: &str = "<!-- end of vocabulary -->\n";
 
 fn vocabulary() -> String {
     let mut text = String::new();
-    for name in EVENT_SCHEMAS {
-        let _ = write!(text, "\n### `{}`\n\n{}\n\n", name.name, name.description.trim());
+    for schema in EVENT_SCHEMAS {
+        let _ = write!(text, "\n### `{}`\n\n{}\n\n", schema.name, schema.description.trim());
         let _ = writeln!(text, "| field | meaning |\n|---|---|");
-        for (field, meaning) in name.fields {
-            let _ = writeln!(text, "| `{field}` | {} |", meaning.trim());
+        for (field, description) in schema.fields() {
+            let _ = writeln!(text, "| `{field}` | {description} |");
         }
     }
     text + "\n"

@@ -45,7 +45,7 @@ fn story(report: &Report) -> Vec<String> {
             let again = if again { " again" } else { "" };
             Some(format!("{} sends {}{again}", moment.host, message.name()))
         }
-        LogEntryKind::Event(softhca::Event::CmEventRaised { kind, status, .. }) => {
+        LogEntryKind::Event(softhca::Event::CmEventRaised { event: kind, status, .. }) => {
             let kind = kind.name().trim_start_matches("RDMA_CM_EVENT_");
             Some(format!("{} hears {kind} {status}", moment.host))
         }

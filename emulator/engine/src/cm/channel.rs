@@ -70,7 +70,7 @@ impl ConnectionManager {
         for event in moved {
             let (kind, status) = (event.event_type, event.status);
             self.channel(client, channel)?.events.push_back(event);
-            ctx.emit(Event::CmEventRaised { client, channel, id, kind, status });
+            ctx.emit(Event::CmEventRaised { client, channel, id, event: kind, status });
         }
         Ok(())
     }

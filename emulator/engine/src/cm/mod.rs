@@ -141,7 +141,7 @@ impl ConnectionManager {
         let Some(channel) = self.channels.get_mut(&number) else { return };
         let (id, kind, status) = (event.id, event.event_type, event.status);
         channel.events.push_back(event);
-        ctx.emit(Event::CmEventRaised { client, channel: number, id, kind, status });
+        ctx.emit(Event::CmEventRaised { client, channel: number, id, event: kind, status });
     }
 
     fn raise_simple_event(&mut self, ctx: &mut Context<'_>, id: CmId, kind: EventType, status: i32) {
@@ -244,7 +244,7 @@ impl ConnectionManager {
         let state = identifier.state;
         identifier.awaited_reply = None;
         self.set_deadline(card, id, None);
-        ctx.emit(Event::CmFailed { id, failure });
+        ctx.emit(Event::CmFailed { id, reason: failure });
         let status = match failure {
             CmFailure::TimedOut => -ETIMEDOUT,
             CmFailure::PeerUnreachable => -EHOSTUNREACH,

@@ -82,7 +82,7 @@ impl QueuePair {
                 }
                 Ok(None) => return self.requester.spare_wqes.push(work),
                 Err(why) => {
-                    let event = Event::ClientFaulted { client: self.client, qp: self.qpn, why };
+                    let event = Event::ClientFaulted { client: self.client, qp: self.qpn, corrupt_ring: why };
                     self.requester.ring = None;
                     return ctx.emit(event);
                 }
@@ -121,7 +121,7 @@ impl QueuePair {
                 }
                 Ok(None) => return self.responder.spare_receive_wqes.push(buffer),
                 Err(why) => {
-                    let event = Event::ClientFaulted { client: self.client, qp: self.qpn, why };
+                    let event = Event::ClientFaulted { client: self.client, qp: self.qpn, corrupt_ring: why };
                     self.responder.ring = None;
                     return ctx.emit(event);
                 }
@@ -159,7 +159,7 @@ impl QueuePair {
 
     /// A client's ring has an impossible index: its queue pair stops, nobody else notices.
     pub(crate) fn on_corrupt_ring(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, why: CorruptRing) {
-        ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, why });
+        ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, corrupt_ring: why });
         self.requester.ring = None;
         self.responder.ring = None;
         let event = AsyncEvent::QueuePairFatal(self.qpn);

@@ -80,27 +80,31 @@ impl QueuePair {
         }
     }
 
-    /// What it was told so far.
-    pub fn configuration(&self, card: &HcaState) -> QpConfiguration {
+    /// The attributes so far.
+    pub fn configuration(&self, state: &HcaState) -> QpConfiguration {
         let attributes = &self.attributes;
-        let slots = |cq: CqId| card.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+        let is_connected = !self.kind.is_datagram();
+        let with_capacity =
+            |cq: CqId| state.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
         QpConfiguration {
-            kind: self.kind,
-            recovery: card.settings.recovery,
-            peer: (!self.kind.is_datagram()).then_some((self.addressing.destination, attributes.dest_qpn)),
-            pmtu: attributes.path_mtu,
-            psns: [attributes.sq_psn, attributes.rq_psn],
+            qp_type: self.kind,
+            recovery: state.settings.recovery,
+            peer: is_connected.then_some(self.addressing.destination),
+            dest_qp: is_connected.then_some(attributes.dest_qpn),
+            path_mtu: attributes.path_mtu,
+            sq_psn: attributes.sq_psn,
+            rq_psn: attributes.rq_psn,
             timeout: attributes.timeout,
-            ack_timeout: self.ack_timeout(card),
-            retry_count: attributes.retry_count,
+            ack_timeout: self.ack_timeout(state),
+            retry_cnt: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
-            access_flags: attributes.access_flags,
-            max_rd_atomic: [attributes.max_rd_atomic, attributes.max_dest_rd_atomic],
-            max_wr: [
-                self.requester.ring.as_ref().map_or(0, |ring| ring.slots()),
-                self.responder.ring.as_ref().map_or(0, |ring| ring.slots()),
-            ],
-            cqs: [self.send_cq, self.effective_recv_cq(card)].map(|cq| cq.and_then(slots)),
+            qp_access_flags: attributes.access_flags,
+            max_rd_atomic: attributes.max_rd_atomic,
+            max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+            max_send_wr: self.requester.ring.as_ref().map_or(0, |ring| ring.slots()),
+            max_recv_wr: self.responder.ring.as_ref().map_or(0, |ring| ring.slots()),
+            send_cq: self.send_cq.and_then(with_capacity),
+            recv_cq: self.effective_recv_cq(state).and_then(with_capacity),
         }
     }
 

@@ -164,7 +164,7 @@ impl QueuePair {
             }
             Err(why) => {
                 self.responder.spare_receive_wqes.push(buffer);
-                ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, why });
+                ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, corrupt_ring: why });
                 Err(RequestError::CorruptRing(why))
             }
         }

@@ -45,11 +45,11 @@ pub enum RoceVersion {
 /// A pcapng file being written.
 ///
 /// ```
-/// use softhca_trace::{Capture, CaptureWriter};
+/// use softhca_trace::{CaptureReader, CaptureWriter};
 /// let mut file = Vec::new();
 /// let mut writer = CaptureWriter::new(&mut file)?;
 /// writer.add_interface("alice", "10.0.0.1")?;
-/// assert_eq!(Capture::new(&file[..]).unwrap().count(), 0);
+/// assert_eq!(CaptureReader::new(&file[..]).unwrap().count(), 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]

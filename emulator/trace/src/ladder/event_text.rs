@@ -1,137 +1,83 @@
-//! The words for what a card tells.
+//! The texts of HCA events in a ladder, with relative PSNs.
 
 use super::Emphasis;
 use super::label::relative_psn;
-use crate::describe::duration;
-use softhca_engine::{CmFailure, DropReason, Event, RateCause, Reason, RequestError, RetransmitCause};
+use crate::log::{LogEvent, TextContext};
+use softhca_engine::{DropReason, Event, RateCause, Reason, RequestError};
 use softhca_queue::{Completion, CompletionStatus};
 use softhca_wire::{Psn, Qpn};
 
-/// The zeros of relative PSNs at one queue pair.
+/// The PSNs that relative PSNs of a queue pair count from.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct BasePsns {
     /// Of its own requests.
     pub own: Option<Psn>,
-    /// Of its peer's.
+    /// Of the requests of its peer.
     pub peer: Option<Psn>,
 }
 
-/// The queue pair that an event is about, if it is about one.
+/// The queue pair of an event, if it has one. CM events belong to QP1.
 pub(super) fn qpn_of_event(event: &Event) -> Option<Qpn> {
-    Some(match *event {
-        Event::QpConfigured { qp, .. }
-        | Event::WqeFetched { qp, .. }
-        | Event::PacketSent { qp, .. }
-        | Event::PacketReceived { qp, .. }
-        | Event::PacketDropped { qp, .. }
-        | Event::DuplicateRequestHandled { qp, .. }
-        | Event::RequestRejected { qp, .. }
-        | Event::Retransmitted { qp, .. }
-        | Event::RnrWaitStarted { qp, .. }
-        | Event::AckTimedOut { qp, .. }
-        | Event::EcnMarkReceived { qp, .. }
-        | Event::RateChanged { qp, .. }
-        | Event::MemoryWritten { qp, .. }
-        | Event::QpStateChanged { qp, .. }
-        | Event::UnsignaledCompleted { qp, .. }
-        | Event::ClientFaulted { qp, .. } => qp,
-        Event::Completed { completion, .. } => completion.qpn,
-        Event::AsyncEventRaised { event, .. } => return event.qpn(),
+    match event {
+        Event::AsyncEventRaised { event, .. } => event.qpn(),
         Event::CmSent { .. }
         | Event::CmReceived { .. }
         | Event::CmDropped { .. }
         | Event::CmStateChanged { .. }
         | Event::CmFailed { .. }
-        | Event::CmEventRaised { .. } => Qpn::GSI,
-        Event::CompletionNotified { .. } => return None,
-    })
-}
-
-/// The sentence for an event that is no packet, work request, state change or completion; none for what
-/// the arrows show already.
-pub(super) fn describe(event: &Event, zeros: BasePsns, now_ns: i64) -> Option<(Emphasis, String)> {
-    Some(match *event {
-        Event::PacketDropped { packet, reason, .. } => {
-            let response = packet.is_some_and(|packet| !packet.opcode.operation().is_request());
-            let zero = if response { zeros.own } else { zeros.peer };
-            let what = packet.map_or("a packet".into(), |packet| {
-                format!("{} {}", packet.opcode.name(), relative_psn(packet.psn, zero))
-            });
-            (Emphasis::Unusual, format!("{what} not taken: {}", drop_reason_text(reason, zero)))
-        }
-        Event::DuplicateRequestHandled { psn, .. } => (
-            Emphasis::Unusual,
-            format!("{} is a duplicate: answered, not done again", relative_psn(psn, zeros.peer)),
-        ),
-        Event::RequestRejected { error: refusal, .. } => {
-            (Emphasis::Error, request_error_text(refusal, zeros.peer))
-        }
-        Event::Retransmitted { from_psn: to, cause, retries_left, .. } => {
-            let why = match cause {
-                RetransmitCause::SequenceNak => "sequence NAK",
-                RetransmitCause::ResponseGap => "a response is missing",
-                RetransmitCause::Timeout => "no answer in time",
-                RetransmitCause::ReceiverNotReady => "the wait is over",
-            };
-            let to = relative_psn(to, zeros.own);
-            (Emphasis::Unusual, format!("goes back to {to}: {why}, {}", retries_text(retries_left)))
-        }
-        Event::RnrWaitStarted { psn, until, retries_left, .. } => {
-            let wait = duration(until.nanos().saturating_sub(now_ns.max(0) as u64));
-            let psn = relative_psn(psn, zeros.own);
-            (
-                Emphasis::Unusual,
-                format!("waits {wait} before {psn} is sent again, {}", retries_text(retries_left)),
-            )
-        }
-        Event::AckTimedOut { oldest_psn: oldest, .. } => {
-            (Emphasis::Unusual, format!("no answer to {} in time", relative_psn(oldest, zeros.own)))
-        }
-        Event::EcnMarkReceived { psn, cnp_queued: true, .. } => {
-            (Emphasis::Unusual, format!("{} came with a congestion mark", relative_psn(psn, zeros.peer)))
-        }
-        Event::RateChanged { bits_per_second, cause: RateCause::CnpReceived, .. } => {
-            (Emphasis::Unusual, format!("slows down to {} Mb/s", bits_per_second / 1_000_000))
-        }
-        Event::AsyncEventRaised { event, .. } => (Emphasis::Unusual, format!("async event {}", event.name())),
-        Event::ClientFaulted { why, .. } => {
-            (Emphasis::Error, format!("the application broke its ring: {why}"))
-        }
-        Event::CmSent { message, retransmission: again, .. } => {
-            let again = if again { ", again" } else { "" };
-            (Emphasis::Normal, format!("sends {}{again}", message.name()))
-        }
-        Event::CmDropped { message, reason, .. } => {
-            (Emphasis::Unusual, format!("{} not taken: {reason}", message.name()))
-        }
-        Event::CmStateChanged { id, from, to } => {
-            (Emphasis::Normal, format!("connection {:#x}: {from} → {to}", id.0))
-        }
-        Event::CmFailed { id, failure } => {
-            let why = match failure {
-                CmFailure::TimedOut => "no answer, in every try",
-                CmFailure::PeerUnreachable => "the peer's port is gone",
-            };
-            (Emphasis::Error, format!("connection {:#x} given up: {why}", id.0))
-        }
-        Event::CmEventRaised { kind, status, .. } => {
-            let tone = if status == 0 { Emphasis::Normal } else { Emphasis::Error };
-            (tone, format!("{kind}, status {status}"))
-        }
-        _ => return None,
-    })
-}
-
-fn retries_text(left: u8) -> String {
-    match left {
-        0 => "for the last time".into(),
-        1 => "1 more try left".into(),
-        _ => format!("{left} more tries left"),
+        | Event::CmEventRaised { .. } => Some(Qpn::GSI),
+        event => LogEvent::from_event(event).0.queue_pair().map(Qpn::new),
     }
 }
 
+/// The text of an event; none if the ladder shows it otherwise or not at all.
+pub(super) fn describe(event: &Event, bases: BasePsns, now_ns: i64) -> Option<(Emphasis, String)> {
+    let mut packet_base = bases.peer;
+    let trigger = match *event {
+        Event::QpConfigured { .. }
+        | Event::WqeFetched { .. }
+        | Event::Completed { .. }
+        | Event::UnsignaledCompleted { .. }
+        | Event::PacketSent { .. }
+        | Event::PacketReceived { .. }
+        | Event::MemoryWritten { .. }
+        | Event::QpStateChanged { .. }
+        | Event::CompletionNotified { .. }
+        | Event::CmReceived { .. }
+        | Event::EcnMarkReceived { cnp_queued: false, .. } => return None,
+        Event::RateChanged { cause, .. } if cause != RateCause::CnpReceived => return None,
+        Event::PacketDropped { packet, reason, .. } => {
+            if packet.is_some_and(|packet| !packet.opcode.operation().is_request()) {
+                packet_base = bases.own;
+            }
+            Some(drop_reason_text(reason, packet_base))
+        }
+        Event::RequestRejected { error, .. } => Some(request_error_text(error, bases.peer)),
+        _ => None,
+    };
+    let (log_event, absolute) = LogEvent::from_event(event);
+    let psn = |of: &str, psn: u32| {
+        let base = match of {
+            "own" => bases.own,
+            "peer" => bases.peer,
+            _ => packet_base,
+        };
+        relative_psn(Psn::new(psn), base)
+    };
+    let context = TextContext {
+        now_ns: now_ns.max(0) as u64,
+        trigger: trigger.as_deref().or(absolute.as_deref()),
+        psn: &psn,
+    };
+    let emphasis = match event {
+        Event::CmEventRaised { status, .. } if *status != 0 => Emphasis::Error,
+        _ => log_event.schema().emphasis,
+    };
+    Some((emphasis, log_event.text(&context)))
+}
+
 /// How a work request ended.
-pub(super) fn outcome(completion: &Completion, reason: Reason, zeros: BasePsns) -> (Emphasis, String) {
+pub(super) fn outcome(completion: &Completion, reason: Reason, bases: BasePsns) -> (Emphasis, String) {
     let status = completion.status.name();
     match completion.status {
         CompletionStatus::Success if completion.opcode.is_receive() => {
@@ -139,51 +85,51 @@ pub(super) fn outcome(completion: &Completion, reason: Reason, zeros: BasePsns) 
         }
         CompletionStatus::Success => (Emphasis::Success, status.into()),
         CompletionStatus::WrFlushError => (Emphasis::Error, status.into()),
-        _ => (Emphasis::Error, format!("{status}: {}", reason_text(reason, zeros))),
+        _ => (Emphasis::Error, format!("{status}: {}", reason_text(reason, bases))),
     }
 }
 
 /// Why, with relative PSNs.
-pub(super) fn reason_text(reason: Reason, zeros: BasePsns) -> String {
-    let own = |psn| relative_psn(psn, zeros.own);
+pub(super) fn reason_text(reason: Reason, bases: BasePsns) -> String {
+    let own = |psn| relative_psn(psn, bases.own);
     match reason {
-        Reason::Nak { code, psn } => format!("the peer refused {}: {}", own(psn), code.name()),
-        Reason::SequenceNak { psn } => format!("the peer missed PSN {}", own(psn)),
+        Reason::Nak { code, psn } => format!("the peer rejected {}: {}", own(psn), code.name()),
+        Reason::SequenceNak { psn } => format!("the peer did not receive {}", own(psn)),
         Reason::RnrRetryExceeded { psn } => {
-            format!("the peer had no receive posted for {}, in every try", own(psn))
+            format!("the peer had no receive posted for {} in any retry", own(psn))
         }
-        Reason::AckTimeout { psn } => format!("no answer to {} in time", own(psn)),
+        Reason::AckTimeout { psn } => format!("no ACK for {} within the ACK timeout", own(psn)),
         Reason::ResponseGap { expected, got } => {
-            format!("response {} is missing, {} came", own(expected), own(got))
+            format!("expected response {}, received {}", own(expected), own(got))
         }
-        Reason::BadResponse { psn } => format!("the response {} does not fit its request", own(psn)),
-        Reason::RequestRejected(refusal) => request_error_text(refusal, zeros.peer),
+        Reason::BadResponse { psn } => format!("response {} does not match its request", own(psn)),
+        Reason::RequestRejected(refusal) => request_error_text(refusal, bases.peer),
         other => other.to_string(),
     }
 }
 
-fn request_error_text(refusal: RequestError, zero: Option<Psn>) -> String {
+fn request_error_text(refusal: RequestError, base: Option<Psn>) -> String {
     match refusal {
         RequestError::PsnOutOfSequence { expected: missing, got } => {
-            format!("PSN {} is missing, {} came", relative_psn(missing, zero), relative_psn(got, zero))
+            format!("expected {}, received {}", relative_psn(missing, base), relative_psn(got, base))
         }
         other => other.to_string(),
     }
 }
 
-fn drop_reason_text(reason: DropReason, zero: Option<Psn>) -> String {
+fn drop_reason_text(reason: DropReason, base: Option<Psn>) -> String {
     match reason {
         DropReason::NakOutstanding { expected } => {
-            format!("a NAK is outstanding, only {} is taken", relative_psn(expected, zero))
+            format!("a NAK is outstanding: the responder accepts only {}", relative_psn(expected, base))
         }
         DropReason::StaleResponse { oldest } => {
-            format!("an old response, {} is awaited", relative_psn(oldest, zero))
+            format!("a stale response: {} is the oldest outstanding", relative_psn(oldest, base))
         }
         DropReason::AlreadyRetransmitting { expected } => {
-            format!("it was on its way when {} was asked for again", relative_psn(expected, zero))
+            format!("response {} is missing and already requested again", relative_psn(expected, base))
         }
         DropReason::UcSequenceGap { expected } => {
-            format!("the message lacks its packet {}", relative_psn(expected, zero))
+            format!("packet {} of the message is missing", relative_psn(expected, base))
         }
         other => other.to_string(),
     }

@@ -12,6 +12,7 @@ mod live;
 
 pub(crate) use flow::Flows;
 
+pub use crate::log::Emphasis;
 pub use builder::LadderBuilder;
 pub use draw::{ColorMode, LadderStyle};
 pub use live::LiveLadder;
@@ -33,20 +34,6 @@ impl Side {
             Side::Right => Side::Left,
         }
     }
-}
-
-/// How good or bad the news is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Emphasis {
-    /// As expected.
-    #[default]
-    Normal,
-    /// Something succeeded.
-    Success,
-    /// Something is done again, or a rule interfered.
-    Unusual,
-    /// Something failed.
-    Error,
 }
 
 /// Whether a packet reaches the other side.

@@ -4,7 +4,8 @@
 //! message begins and which answer ends it, and which bytes a WRITE puts where.
 
 use super::event::LogEvent;
-use super::{Entry, FORMAT, Header, VERSION, VantagePoint, entry};
+use super::value::LogField;
+use super::{Entry, FORMAT, Header, VERSION, VantagePoint};
 use crate::describe::kebab_case;
 use crate::ladder::Flows;
 use crate::{Packet, PacketContents, RocePacket};
@@ -199,14 +200,14 @@ impl CaptureConverter {
             vantage_points: vantage_points.collect(),
         };
         let facts = std::mem::take(&mut self.packets);
-        let told = facts.into_iter().flat_map(move |(number, time_ns, fact)| {
+        let entries = facts.into_iter().flat_map(move |(number, time_ns, fact)| {
             let time = time_ns.saturating_sub(self.start_ns).max(0) as u64;
             match fact {
                 CapturedPacket::Roce(seen) => self.entries_of(number, time, &seen),
                 CapturedPacket::Malformed { at, reason } => vec![malformed_entry(number, time, at, reason)],
             }
         });
-        (header, told)
+        (header, entries)
     }
 
     /// What one packet tells.
@@ -215,18 +216,19 @@ impl CaptureConverter {
         let (from, to) = (flow.from.to_string(), flow.to.address.to_string());
         let sender = flow.from_qp.map_or(0, |qpn| qpn.value());
         let packet = |peer| {
-            entry::packet(&softhca_engine::PacketSummary {
+            softhca_engine::PacketSummary {
                 opcode: seen.opcode,
                 psn: seen.psn,
                 dest_qp: flow.to.qpn,
                 payload_length: seen.payload,
                 syndrome: seen.syndrome,
                 peer,
-            })
+            }
+            .log()
         };
-        let mut told = Vec::new();
-        let mut tell = |number, host: &str, what, trigger| {
-            told.push((number, Entry { time, host: host.into(), event: what, trigger }));
+        let mut entries = Vec::new();
+        let mut push = |number, host: &str, what, trigger| {
+            entries.push((number, Entry { time, host: host.into(), event: what, trigger }));
         };
         if let Some((index, true)) = seen.message {
             let Message { wr_id: id, operation, first_psn: first, packets, bytes, .. } = self.messages[index];
@@ -240,7 +242,7 @@ impl CaptureConverter {
                 packets,
                 first_sge: None,
             };
-            tell(None, &from, what, None);
+            push(None, &from, what, None);
         }
         let work = seen.message.map(|(index, _)| self.messages[index].wr_id);
         let sent = packet(flow.to.address);
@@ -256,7 +258,7 @@ impl CaptureConverter {
             retransmission: seen.retransmission,
             cause: cause.into(),
         };
-        tell(Some(number), &from, what, seen.mad.clone());
+        push(Some(number), &from, what, seen.mad.clone());
         let qp = flow.to.qpn.value();
         if !seen.icrc_ok {
             let what = LogEvent::PacketDropped {
@@ -265,19 +267,19 @@ impl CaptureConverter {
                 wr_id: work,
                 reason: "bad-icrc".into(),
             };
-            tell(None, &to, what, Some("the ICRC is wrong".into()));
+            push(None, &to, what, Some("the ICRC is wrong".into()));
         }
         if let Some((key, address)) = seen.write_target {
             let (length, psn) = (seen.payload, seen.psn.value());
-            tell(None, &to, LogEvent::MemoryWritten { qp, key, address, length, psn }, None);
+            push(None, &to, LogEvent::MemoryWritten { qp, key, address, length, psn }, None);
         }
         for index in &seen.completed_messages {
             let Message { wr_id: id, flow, .. } = self.messages[*index];
             let requests = self.flows.get(flow);
             let qp = requests.from_qp.map_or(0, |qpn| qpn.value());
-            tell(None, &requests.from.to_string(), LogEvent::UnsignaledCompleted { qp, wr_id: id }, None);
+            push(None, &requests.from.to_string(), LogEvent::UnsignaledCompleted { qp, wr_id: id }, None);
         }
-        told
+        entries
     }
 }
 

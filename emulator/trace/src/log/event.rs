@@ -1,506 +1,330 @@
-//! Every name that a log can have, with its fields: declared once.
+//! The event log's form of every event, derived from the declarations of the engine and the fabric.
 
-use super::data::{CompletionQueueData, EffectData, FabricPacketData, Keyword, PacketData, SgeData};
+use super::value::{EffectData, FieldSchema, Keyword, LogField, LogValue, log_struct};
 use serde::{Deserialize, Serialize};
+use softhca_engine::{
+    AsyncEvent, ClientId, CmChannelId, CmDropReason, CmFailure, CmId, CmMessageKind, CqId, DropReason, Event,
+    Instant, PacketSummary, QpConfiguration, QpState, QpType, RateCause, Reason, Recovery, RequestError,
+    RetransmitCause,
+};
+use softhca_fabric::{FabricEvent, FrameDropReason, PacketId, PauseEndReason};
+use softhca_queue::cm::{CmState, EventType};
+use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CorruptRing, Sge};
+use softhca_wire::{Mtu, Opcode, Psn, Qpn};
 use std::net::IpAddr;
+use std::time::Duration;
 
-/// A name of the log, as its reference page tells it.
+/// How an event stands out in a ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Emphasis {
+    /// Expected.
+    #[default]
+    Normal,
+    /// An operation succeeded.
+    Success,
+    /// A retransmission, or the effect of a fault rule.
+    Unusual,
+    /// An operation failed.
+    Error,
+}
+
+impl Emphasis {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Emphasis::Normal => "normal",
+            Emphasis::Success => "success",
+            Emphasis::Unusual => "unusual",
+            Emphasis::Error => "error",
+        }
+    }
+}
+
+/// An event of the log, as the reference page and the explorer show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventSchema {
     /// Category and name.
     pub name: &'static str,
-    /// What happened.
+    /// The meaning.
     pub description: &'static str,
-    /// The fields of its data with their meanings, in order.
-    pub fields: &'static [(&'static str, &'static str)],
+    /// How it stands out.
+    pub emphasis: Emphasis,
+    /// Its text, with the names of fields in braces.
+    pub text: &'static str,
+    fields: &'static [FieldSchema],
 }
 
-macro_rules! vocabulary {
-    ($(
-        $(#[doc = $meaning:literal])+
-        $name:literal $variant:ident {
-            $( $(#[doc = $about:literal])+ $(#[serde($($serde:tt)*)])? $field:ident: $kind:ty, )*
+impl EventSchema {
+    /// The keys of its data with their meanings, in order. A nested key follows its parent and a dot.
+    pub fn fields(&self) -> Vec<(String, &'static str)> {
+        let mut all = Vec::new();
+        list_fields(self.fields, "", &mut all);
+        all
+    }
+}
+
+fn list_fields(fields: &'static [FieldSchema], prefix: &str, all: &mut Vec<(String, &'static str)>) {
+    for field in fields {
+        let name = format!("{prefix}{}", field.name);
+        let prefix = if field.is_flat { prefix.to_owned() } else { format!("{name}.") };
+        if !field.is_flat {
+            all.push((name, field.description.trim()));
         }
-    )*) => {
-        /// What happened: the keys `name` and `data` of an entry.
+        list_fields(field.nested, &prefix, all);
+    }
+}
+
+/// The queue pair of a field, if the field names one.
+macro_rules! queue_pair_of {
+    (qp $value:expr) => {
+        Some(*$value)
+    };
+    (completion $value:expr) => {
+        Some($value.qp)
+    };
+    ($other:ident $value:expr) => {{
+        let _ = $value;
+        None
+    }};
+}
+
+macro_rules! emphasis {
+    (normal) => {
+        Emphasis::Normal
+    };
+    (success) => {
+        Emphasis::Success
+    };
+    (unusual) => {
+        Emphasis::Unusual
+    };
+    (error) => {
+        Emphasis::Error
+    };
+}
+
+macro_rules! log_events {
+    (
+        fault {
+            $(#[doc = $fault_meaning:literal])+
+            $fault_name:literal $fault:ident [$fault_emphasis:ident $fault_text:literal] {
+                $( $(#[doc = $fault_about:literal])+ $fault_field:ident: $fault_type:ty, )*
+            }
+        }
+        configuration {
+            $(#[doc = $struct_doc:literal])+
+            $struct:ident { $( $(#[doc = $attribute_doc:literal])+ $attribute:ident: $attribute_type:ty, )* }
+        }
+        hca {$(
+            $(#[doc = $meaning:literal])+
+            $name:literal $variant:ident [$emphasis:ident $text:literal] {
+                $( $(#[doc = $about:literal])+ $(#[serde($($serde:tt)*)])? $field:ident: $type:ty, )*
+            } $(log { $( $(#[doc = $extra_about:literal])+ $extra:ident: $extra_type:ty, )* })?
+        )*}
+        fabric {$(
+            $(#[doc = $fabric_meaning:literal])+
+            $fabric_name:literal $fabric_variant:ident [$fabric_emphasis:ident $fabric_text:literal] {
+                $( $(#[doc = $fabric_about:literal])+ $fabric_field:ident: $fabric_type:ty, )*
+            }
+        )*}
+    ) => {
+        log_struct! {
+            $(#[doc = $struct_doc])+
+            ConfigurationData {
+                $( $(#[doc = $attribute_doc])+ $attribute: <$attribute_type as LogField>::Log, )*
+            }
+        }
+
+        impl LogField for $struct {
+            type Log = ConfigurationData;
+
+            fn log(&self) -> ConfigurationData {
+                ConfigurationData { $( $attribute: self.$attribute.log(), )* }
+            }
+        }
+
+        /// An event: the keys `name` and `data` of an entry.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "name", content = "data")]
-        pub enum LogEvent {$(
-            $(#[doc = $meaning])+
-            #[serde(rename = $name)]
-            $variant { $( $(#[doc = $about])+ $(#[serde($($serde)*)])? $field: $kind, )* },
-        )*}
+        pub enum LogEvent {
+            $(
+                $(#[doc = $meaning])+
+                #[serde(rename = $name)]
+                $variant {
+                    $(
+                        $(#[doc = $about])+
+                        #[serde(skip_serializing_if = "LogValue::is_absent" $(, $($serde)*)?)]
+                        $field: <$type as LogField>::Log,
+                    )*
+                    $($(
+                        $(#[doc = $extra_about])+
+                        #[serde(skip_serializing_if = "LogValue::is_absent")]
+                        $extra: $extra_type,
+                    )*)?
+                },
+            )*
+            $(
+                $(#[doc = $fabric_meaning])+
+                #[serde(rename = $fabric_name)]
+                $fabric_variant {
+                    /// The link.
+                    link: u32,
+                    /// The priority.
+                    priority: u8,
+                    $( $(#[doc = $fabric_about])+ $fabric_field: <$fabric_type as LogField>::Log, )*
+                },
+            )*
+            $(#[doc = $fault_meaning])+
+            #[serde(rename = $fault_name)]
+            $fault {
+                $(
+                    $(#[doc = $fault_about])+
+                    #[serde(skip_serializing_if = "LogValue::is_absent")]
+                    $fault_field: $fault_type,
+                )*
+            },
+        }
+
+        /// Every event of the log.
+        pub const EVENT_SCHEMAS: &[EventSchema] = &[
+            $( EventSchema {
+                name: $name,
+                description: concat!($($meaning),+),
+                emphasis: emphasis!($emphasis),
+                text: $text,
+                fields: &[
+                    $( FieldSchema {
+                        name: stringify!($field),
+                        description: concat!($($about),+),
+                        nested: <<$type as LogField>::Log as LogValue>::FIELDS,
+                        is_flat: !stringify!($($($serde)*)?).is_empty(),
+                    }, )*
+                    $($( FieldSchema {
+                        name: stringify!($extra),
+                        description: concat!($($extra_about),+),
+                        nested: &[],
+                        is_flat: false,
+                    }, )*)?
+                ],
+            }, )*
+            $( EventSchema {
+                name: $fabric_name,
+                description: concat!($($fabric_meaning),+),
+                emphasis: emphasis!($fabric_emphasis),
+                text: $fabric_text,
+                fields: &[
+                    FieldSchema { name: "link", description: " The link.", nested: &[], is_flat: false },
+                    FieldSchema { name: "priority", description: " The priority.", nested: &[], is_flat: false },
+                    $( FieldSchema {
+                        name: stringify!($fabric_field),
+                        description: concat!($($fabric_about),+),
+                        nested: <<$fabric_type as LogField>::Log as LogValue>::FIELDS,
+                        is_flat: false,
+                    }, )*
+                ],
+            }, )*
+            EventSchema {
+                name: $fault_name,
+                description: concat!($($fault_meaning),+),
+                emphasis: emphasis!($fault_emphasis),
+                text: $fault_text,
+                fields: &[$( FieldSchema {
+                    name: stringify!($fault_field),
+                    description: concat!($($fault_about),+),
+                    nested: <$fault_type as LogValue>::FIELDS,
+                    is_flat: false,
+                }, )*],
+            },
+        ];
 
         impl LogEvent {
             /// Category and name.
             pub const fn name(&self) -> &'static str {
-                match self {$( LogEvent::$variant { .. } => $name, )*}
+                match self {
+                    $( LogEvent::$variant { .. } => $name, )*
+                    $( LogEvent::$fabric_variant { .. } => $fabric_name, )*
+                    LogEvent::$fault { .. } => $fault_name,
+                }
+            }
+
+            /// The queue pair of an HCA event, if it has one.
+            pub fn queue_pair(&self) -> Option<u32> {
+                match self {
+                    $( LogEvent::$variant { $($field,)* .. } => {
+                        let found: [Option<u32>; [$( stringify!($field) ),*].len()] =
+                            [$( queue_pair_of!($field $field) ),*];
+                        found.into_iter().flatten().next()
+                    } )*
+                    _ => None,
+                }
+            }
+
+            /// The event in the log, and why it happened. Fields that only the log has are empty.
+            pub(crate) fn from_event(event: &Event) -> (LogEvent, Option<String>) {
+                match event {
+                    $( Event::$variant { $($field),* } => {
+                        let trigger = None;
+                        $( let trigger = trigger.or_else(|| LogField::trigger($field)); )*
+                        let event = LogEvent::$variant {
+                            $( $field: LogField::log($field), )*
+                            $($( $extra: Default::default(), )*)?
+                        };
+                        (event, trigger)
+                    } )*
+                }
+            }
+
+            pub(super) fn from_fabric_event(event: &FabricEvent) -> (LogEvent, Option<String>) {
+                match event {
+                    $( FabricEvent::$fabric_variant { link, priority, $($fabric_field,)* .. } => {
+                        let trigger = None;
+                        $( let trigger = trigger.or_else(|| LogField::trigger($fabric_field)); )*
+                        let event = LogEvent::$fabric_variant {
+                            link: link.0,
+                            priority: *priority,
+                            $( $fabric_field: LogField::log($fabric_field), )*
+                        };
+                        (event, trigger)
+                    } )*
+                }
             }
         }
-
-        /// Every name that a log can have.
-        pub const EVENT_SCHEMAS: &[EventSchema] = &[$(
-            EventSchema {
-                name: $name,
-                description: concat!($($meaning),+),
-                fields: &[$( (stringify!($field), concat!($($about),+)) ),*],
-            },
-        )*];
     };
 }
 
-vocabulary! {
-    /// A queue pair got ready to receive or to send: what it was told.
-    "qp:configured" QpConfigured {
-        /// The queue pair.
-        qp: u32,
-        /// `rc`, `uc`, `ud`, `xrc-initiator`, `xrc-target` or `gsi`.
-        qp_type: Keyword,
-        /// What a lost packet does: `fatal`, `go-back-n` or `go-back-0`.
-        recovery: Keyword,
-        /// The host at the other end of the connection.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        peer: Option<IpAddr>,
-        /// The queue pair at the other end of the connection.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        dest_qp: Option<u32>,
-        /// Payload bytes per packet.
-        path_mtu: u32,
-        /// The first PSN that it sends.
-        sq_psn: u32,
-        /// The first PSN that it expects.
-        rq_psn: u32,
-        /// The exponent of 4.096 µs that an acknowledgement may take.
-        timeout: u8,
-        /// How long a silent peer is waited for before something is done about it, in nanoseconds; absent for ever.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        ack_timeout: Option<u64>,
-        /// How often it tries again.
-        retry_cnt: u8,
-        /// How often it tries again when the receiver is not ready; 7 for ever.
-        rnr_retry: u8,
-        /// What the peer may do: rights with a `|` between them.
-        qp_access_flags: String,
-        /// Reads and atomics that it may have outstanding.
-        max_rd_atomic: u8,
-        /// Reads and atomics that the peer may have outstanding here.
-        max_dest_rd_atomic: u8,
-        /// Work requests that its send queue holds.
-        max_send_wr: u32,
-        /// Work requests that its own receive queue holds.
-        max_recv_wr: u32,
-        /// The completion queue of its sends.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        send_cq: Option<CompletionQueueData>,
-        /// The completion queue of its receives.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        recv_cq: Option<CompletionQueueData>,
-    }
-    /// A send work request was taken from its ring and got its PSNs.
-    "work:started" WqeFetched {
-        /// The queue pair.
-        qp: u32,
-        /// The work request's id.
-        wr_id: u64,
-        /// What it asks for.
-        operation: Keyword,
-        /// Its length.
-        bytes: u32,
-        /// Its first PSN.
-        first_psn: u32,
-        /// How many PSNs it has.
-        packets: u32,
-        /// Its first piece of local memory, unless the data stood in the request.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        first_sge: Option<SgeData>,
-    }
-    /// A work request completed.
-    "work:completed" WorkCompleted {
-        /// The queue pair.
-        qp: u32,
-        /// The work request's id.
-        wr_id: u64,
-        /// What it asked for.
-        operation: Keyword,
-        /// How it ended.
-        status: Keyword,
-        /// Bytes transferred.
-        bytes: u32,
-        /// Immediate data, if there is some.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        imm_data: Option<u32>,
-        /// The key that was invalidated, if one was.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        invalidated_rkey: Option<u32>,
-        /// The sending queue pair, for datagrams.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        src_qp: Option<u32>,
-        /// The completion queue.
-        cq: u32,
-        /// Why it failed; `none` if it did not.
-        reason: Keyword,
-        /// The same as a number: the completion's vendor error.
-        vendor_err: u32,
-    }
-    /// An unsignalled work request was done without a completion.
-    "work:retired" UnsignaledCompleted {
-        /// The queue pair.
-        qp: u32,
-        /// The work request's id.
-        wr_id: u64,
-    }
-    /// A packet left.
-    "transport:packet_sent" PacketSent {
-        /// The queue pair that sent it.
-        qp: u32,
-        /// The packet.
-        packet: PacketData,
-        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        wr_id: Option<u64>,
-        /// Whether that PSN had left before.
-        retransmission: bool,
-        /// Why it left: `work`; for what is sent again `sequence-nak`, `response-gap`, `timeout` or `receiver-not-ready`; for an answer `request`, `duplicate` or the reason of the refusal; `unknown` where a capture does not tell.
-        cause: Keyword,
-    }
-    /// A packet came and is for this queue pair.
-    "transport:packet_received" PacketReceived {
-        /// The queue pair.
-        qp: u32,
-        /// The packet.
-        packet: PacketData,
-        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        wr_id: Option<u64>,
-    }
-    /// A packet was not acted on.
-    "transport:packet_dropped" PacketDropped {
-        /// The queue pair; 0 if it is not known.
-        qp: u32,
-        /// The packet, if it could be read.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        packet: Option<PacketData>,
-        /// The id of the work request that it belongs to, or that it answers; absent if the log does not tell.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        wr_id: Option<u64>,
-        /// Why.
-        reason: Keyword,
-    }
-    /// A duplicate was answered and not executed again.
-    "transport:duplicate_answered" DuplicateRequestHandled {
-        /// The queue pair.
-        qp: u32,
-        /// The duplicate's PSN.
-        psn: u32,
-        /// Its opcode.
-        opcode: Keyword,
-    }
-    /// A responder refused a request.
-    "transport:request_refused" RequestRejected {
-        /// The queue pair.
-        qp: u32,
-        /// The request's PSN.
-        psn: u32,
-        /// The PSN that is missing, if there is a gap.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        expected_psn: Option<u32>,
-        /// Why.
-        reason: Keyword,
-    }
-    /// A requester will send again what it had sent.
-    "recovery:went_back" Retransmitted {
-        /// The queue pair.
-        qp: u32,
-        /// From which PSN on.
-        from_psn: u32,
-        /// What made it.
-        cause: Keyword,
-        /// How often it may do so again.
-        retries_left: u8,
-    }
-    /// A requester waits because the receiver was not ready.
-    "recovery:rnr_wait_started" RnrWaitStarted {
-        /// The queue pair.
-        qp: u32,
-        /// The PSN that was refused.
-        psn: u32,
-        /// When the wait ends, in nanoseconds since the start.
-        until: u64,
-        /// How often it may wait again.
-        retries_left: u8,
-    }
-    /// An ack timer ran out.
-    "recovery:ack_timed_out" AckTimedOut {
-        /// The queue pair.
-        qp: u32,
-        /// The oldest PSN without an answer.
-        oldest_psn: u32,
-    }
-    /// A packet came with a congestion mark.
-    "congestion:mark_seen" EcnMarkReceived {
-        /// The queue pair.
-        qp: u32,
-        /// The packet's PSN.
-        psn: u32,
-        /// Whether a notification (CNP) follows; if not, the last one was too short ago.
-        cnp_queued: bool,
-    }
-    /// Congestion control changed the rate of a queue pair.
-    "congestion:rate_changed" RateChanged {
-        /// The queue pair.
-        qp: u32,
-        /// Its rate now, in bits per second.
-        rate: u64,
-        /// The rate that it rises to next.
-        target: u64,
-        /// The estimate of congestion (DCQCN's alpha), in millionths.
-        alpha: u32,
-        /// What changed it.
-        cause: Keyword,
-    }
-    /// Local memory was written: by a peer, or by a receive, read response or atomic.
-    "memory:written" MemoryWritten {
-        /// The queue pair that the packet came to.
-        qp: u32,
-        /// The region or window.
-        key: u32,
-        /// The first byte.
-        address: u64,
-        /// How many bytes.
-        length: u32,
-        /// The packet's PSN.
-        psn: u32,
-    }
-    /// A queue pair changed its state.
-    "qp:state_changed" QpStateChanged {
-        /// The queue pair.
-        qp: u32,
-        /// Its state before.
-        from: Keyword,
-        /// Its state now.
-        to: Keyword,
-        /// Why.
-        reason: Keyword,
-    }
-    /// A completion queue's owner is to be woken.
-    "cq:notified" CompletionNotified {
-        /// The completion queue.
-        cq: u32,
-    }
-    /// An asynchronous event of the verbs.
-    "device:async_event" AsyncEventRaised {
-        /// Whose it is; absent if everybody's.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        client: Option<u32>,
-        /// Its name, as `enum ibv_event_type` has it.
-        event: Keyword,
-        /// The number of the queue pair, completion queue or shared receive queue that it is about.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        element: Option<u32>,
-    }
-    /// A client's ring is broken; its queue pair was stopped.
-    "device:client_faulted" ClientFaulted {
-        /// The client.
-        client: u32,
-        /// The queue pair.
-        qp: u32,
-        /// What the shared index says.
-        index: u64,
-        /// The least it can be.
-        from: u64,
-        /// The most it can be.
-        to: u64,
-    }
-    /// A message of the connection manager left.
-    "cm:message_sent" CmSent {
-        /// The identifier that it is of, if there is one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        id: Option<u32>,
-        /// The message: `REQ`, `REP`, ….
-        message: Keyword,
-        /// The other host.
-        peer: IpAddr,
-        /// Whether it had left before.
-        retransmission: bool,
-    }
-    /// A message of the connection manager came.
-    "cm:message_received" CmReceived {
-        /// The message.
-        message: Keyword,
-        /// The other host.
-        peer: IpAddr,
-    }
-    /// A message of the connection manager was not acted on.
-    "cm:message_ignored" CmDropped {
-        /// The identifier that it is about, if there is one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        id: Option<u32>,
-        /// The message.
-        message: Keyword,
-        /// The other host.
-        peer: IpAddr,
-        /// Why.
-        reason: Keyword,
-    }
-    /// A connection identifier changed its state.
-    "cm:state_changed" CmStateChanged {
-        /// The identifier.
-        id: u32,
-        /// Its state before.
-        from: Keyword,
-        /// Its state now.
-        to: Keyword,
-    }
-    /// The connection manager gave up waiting for an answer.
-    "cm:gave_up" CmFailed {
-        /// The identifier.
-        id: u32,
-        /// `timed-out` or `link-dead`.
-        reason: Keyword,
-    }
-    /// An event of connection management waits for the application.
-    "cm:event" CmEventRaised {
-        /// The application.
-        client: u32,
-        /// The channel.
-        channel: u32,
-        /// The identifier that it is about.
-        id: u32,
-        /// Its name, as `enum rdma_cm_event_type` has it.
-        event: Keyword,
-        /// Zero, a negative errno, or the reason of a refusal.
-        status: i32,
-    }
-    /// A switch marked a packet because of the queue before it.
-    "fabric:ecn_marked" EcnMarked {
-        /// The cable that it leaves over.
-        link: u32,
-        /// Its priority.
-        priority: u8,
-        /// Bytes that waited before it.
-        queue_depth: u64,
-        /// The packet.
-        packet: FabricPacketData,
-    }
-    /// A frame was lost in a switch, or at the port of a host.
-    "fabric:frame_lost" FrameDropped {
-        /// The cable that it was to leave over, or that it came over.
-        link: u32,
-        /// Its priority.
-        priority: u8,
-        /// Why.
-        cause: Keyword,
-        /// The packet.
-        packet: FabricPacketData,
-    }
-    /// A pause frame was sent.
-    "fabric:pause_sent" PauseSent {
-        /// The cable.
-        link: u32,
-        /// The priority that is to stop.
-        priority: u8,
-        /// For so many times 512 bit times; 0 lets it go on.
-        quanta: u16,
-        /// Bytes of that priority that had come over the cable and were still there.
-        buffered: u64,
-    }
-    /// A pause frame came.
-    "fabric:pause_received" PauseReceived {
-        /// The cable.
-        link: u32,
-        /// The priority that stops.
-        priority: u8,
-        /// For so many times 512 bit times; 0 lets it go on.
-        quanta: u16,
-        /// When it goes on by itself, in nanoseconds since the start.
-        until: u64,
-    }
-    /// A priority that was stopped goes on.
-    "fabric:pause_ended" PauseEnded {
-        /// The cable.
-        link: u32,
-        /// The priority.
-        priority: u8,
-        /// `resumed`, `expired`, or `overruled` by a watchdog.
-        cause: Keyword,
-    }
-    /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
-    "fabric:queue_sampled" QueueSampled {
-        /// The cable that the queue leads to.
-        link: u32,
-        /// The priority.
-        priority: u8,
-        /// Bytes that wait.
-        queue_depth: u64,
-    }
-    /// A watchdog acted on a queue that a pause had stopped for too long, or on a host that had stopped others.
-    "fabric:watchdog_fired" WatchdogFired {
-        /// The cable.
-        link: u32,
-        /// The priority.
-        priority: u8,
-        /// Frames that it took out of the queue.
-        dropped: u64,
-    }
-    /// A watchdog is done: everything is as before.
-    "fabric:watchdog_restored" WatchdogRestored {
-        /// The cable.
-        link: u32,
-        /// The priority.
-        priority: u8,
-    }
-    /// Something was done to a packet on a cable.
-    "fabric:fault" Fault {
-        /// The cable.
-        link: u32,
-        /// `forward` from the cable's first end, or `backward`.
-        direction: Keyword,
-        /// `rule`, `link-down` or `too-big`.
-        cause: Keyword,
-        /// The rule's number, if a rule did it.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        rule: Option<u32>,
-        /// What was done.
-        effect: EffectData,
-        /// What the packet is for.
-        class: Keyword,
-        /// Its opcode, unless it is malformed.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        opcode: Option<Keyword>,
-        /// Its PSN, unless it is malformed.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        psn: Option<u32>,
-        /// Its PSN counted from the first of its flow, if it belongs to one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        relative_psn: Option<i64>,
-        /// Its flow, if it belongs to one.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        flow: Option<u32>,
-        /// How often this PSN was seen, this time included; 0 if nobody counts.
-        transmission: u64,
-    }
+macro_rules! with_fabric_events {
+    ($($declarations:tt)*) => {
+        softhca_fabric::fabric_events! { log_events! { $($declarations)* } }
+    };
 }
 
-impl LogEvent {
-    /// The queue pair that it happened at, if it is about one.
-    pub fn queue_pair(&self) -> Option<u32> {
-        match self {
-            LogEvent::QpConfigured { qp, .. }
-            | LogEvent::WqeFetched { qp, .. }
-            | LogEvent::WorkCompleted { qp, .. }
-            | LogEvent::UnsignaledCompleted { qp, .. }
-            | LogEvent::PacketSent { qp, .. }
-            | LogEvent::PacketReceived { qp, .. }
-            | LogEvent::PacketDropped { qp, .. }
-            | LogEvent::DuplicateRequestHandled { qp, .. }
-            | LogEvent::RequestRejected { qp, .. }
-            | LogEvent::Retransmitted { qp, .. }
-            | LogEvent::RnrWaitStarted { qp, .. }
-            | LogEvent::AckTimedOut { qp, .. }
-            | LogEvent::MemoryWritten { qp, .. }
-            | LogEvent::QpStateChanged { qp, .. }
-            | LogEvent::ClientFaulted { qp, .. } => Some(*qp),
-            _ => None,
+softhca_engine::hca_events! { with_fabric_events! {
+    fault {
+        /// A fault rule, or the state of a link, changed a packet.
+        "fabric:fault" Fault
+        [error "{opcode!a packet}{opcode}{relative_psn? {relative_psn|signed}} on link {link}: {trigger}"] {
+            /// The link.
+            link: u32,
+            /// `forward` from the first end of the link, or `backward`.
+            direction: Keyword,
+            /// `rule`, `link-down` or `exceeds-mtu`.
+            cause: Keyword,
+            /// The number of the rule, if the cause is a rule.
+            rule: Option<u32>,
+            /// The change.
+            effect: EffectData,
+            /// The class of the packet.
+            class: Keyword,
+            /// Its opcode, unless it is malformed.
+            opcode: Option<Keyword>,
+            /// Its PSN, unless it is malformed.
+            psn: Option<u32>,
+            /// Its PSN relative to the first of its flow, if it belongs to one.
+            relative_psn: Option<i64>,
+            /// Its flow, if it belongs to one.
+            flow: Option<u32>,
+            /// How often this PSN was observed, including this time; 0 if it is not counted.
+            transmission: u64,
         }
     }
-}
+} }

@@ -4,22 +4,27 @@
 
 mod attribution;
 mod convert;
-mod data;
-mod entry;
 mod event;
 mod format;
 mod reader;
+mod text;
+mod value;
 
 pub use convert::{CaptureConverter, ConvertedEntry};
-pub use data::{CompletionQueueData, EffectData, FabricPacketData, PacketData, SgeData};
-pub use event::{EVENT_SCHEMAS, EventSchema, LogEvent};
+pub use event::{ConfigurationData, EVENT_SCHEMAS, Emphasis, EventSchema, LogEvent};
 pub use format::EntryFormatter;
 pub use reader::{EventLogReader, LogError, LogErrorKind};
+pub(crate) use text::TextContext;
+pub use value::{
+    CompletionData, CompletionQueueData, EffectData, FabricPacketData, FieldSchema, Keyword, LogField,
+    LogValue, PacketData, SgeData,
+};
 
 use crate::NameTable;
+use crate::describe::{self, kebab_case};
 use serde::{Deserialize, Serialize};
-use softhca_engine::{Event, Instant};
-use softhca_fabric::{EventSink, FabricEvent, Fault, HostId, LinkId, NetworkEvent};
+use softhca_engine::{Event, Instant, RequestError};
+use softhca_fabric::{EventSink, FabricEvent, Fault, FaultCause, HostId, LinkId, NetworkEvent};
 use std::io::{self, Write};
 use std::net::IpAddr;
 
@@ -87,26 +92,72 @@ impl EntryBuilder {
         Header { format: FORMAT.into(), version: VERSION, title: title.into(), vantage_points }
     }
 
-    /// A card told an event.
+    /// The entry of an HCA event.
     pub fn event(&mut self, now: Instant, host: HostId, event: &Event) -> Entry {
         self.attribution.before_entry(self.names.address(host), event);
-        let (what, trigger) = entry::from_event(event, &self.attribution);
+        let (mut log_event, trigger) = LogEvent::from_event(event);
+        self.fill_log_fields(event, &mut log_event);
         self.attribution.after_entry(event);
-        Entry { time: now.nanos(), host: self.names.host_name(host), event: what, trigger }
+        Entry { time: now.nanos(), host: self.names.host_name(host), event: log_event, trigger }
     }
 
-    /// A fault happened to a frame on a cable.
-    pub fn fault(&self, now: Instant, cable: LinkId, fault: &Fault) -> Entry {
-        let ends = self.names.link_ends(cable, fault.direction);
+    /// Fills the fields that only the log has.
+    fn fill_log_fields(&self, event: &Event, log_event: &mut LogEvent) {
+        let attribution = &self.attribution;
+        match (event, log_event) {
+            (
+                Event::PacketSent { qp, packet, retransmission, .. },
+                LogEvent::PacketSent { wr_id, cause, .. },
+            ) => {
+                *wr_id = wr_id.or_else(|| attribution.request_of_response(packet));
+                *cause = attribution.cause(*qp, packet, *retransmission);
+            }
+            (Event::PacketReceived { qp, packet }, LogEvent::PacketReceived { wr_id, .. })
+            | (
+                Event::PacketDropped { qp, packet: Some(packet), .. },
+                LogEvent::PacketDropped { wr_id, .. },
+            ) => *wr_id = attribution.request_of_received(*qp, packet),
+            (
+                Event::RequestRejected { error: RequestError::PsnOutOfSequence { expected, .. }, .. },
+                LogEvent::RequestRejected { expected_psn, .. },
+            ) => *expected_psn = Some(expected.value()),
+            (Event::AsyncEventRaised { event, .. }, LogEvent::AsyncEventRaised { element, .. }) => {
+                *element = value::element(event);
+            }
+            _ => {}
+        }
+    }
+
+    /// The entry of a fault. Its host is the sender of the packet.
+    pub fn fault(&self, now: Instant, link: LinkId, fault: &Fault) -> Entry {
+        let ends = self.names.link_ends(link, fault.direction);
         let host = ends.map_or(String::new(), |[sender, _]| self.names.node_name(sender));
-        let (what, trigger) = entry::from_fault(cable, fault, &self.names);
-        Entry { time: now.nanos(), host, event: what, trigger }
+        let (cause, rule) = match fault.cause {
+            FaultCause::Rule(id) => ("rule", Some(id.0)),
+            FaultCause::LinkDown => ("link-down", None),
+            FaultCause::ExceedsMtu => ("exceeds-mtu", None),
+        };
+        let packet = &fault.packet;
+        let event = LogEvent::Fault {
+            link: link.0,
+            direction: kebab_case(&fault.direction).into(),
+            cause: cause.into(),
+            rule,
+            effect: fault.effect.log(),
+            class: kebab_case(&packet.class).into(),
+            opcode: packet.opcode.log(),
+            psn: packet.psn.log(),
+            relative_psn: packet.relative_psn,
+            flow: packet.flow_id.map(|flow| flow.0),
+            transmission: packet.transmission,
+        };
+        Entry { time: now.nanos(), host, event, trigger: Some(describe::fault(fault, &self.names)) }
     }
 
-    /// A switch, or the port of a host, told an event.
+    /// The entry of an event of a switch or a host port.
     pub fn fabric_event(&self, now: Instant, event: &FabricEvent) -> Entry {
-        let (node, what, trigger) = entry::from_fabric_event(event);
-        Entry { time: now.nanos(), host: self.names.node_name(node), event: what, trigger }
+        let (log_event, trigger) = LogEvent::from_fabric_event(event);
+        Entry { time: now.nanos(), host: self.names.node_name(event.node()), event: log_event, trigger }
     }
 }
 

@@ -57,14 +57,14 @@ impl CauseFinder<'_> {
         let (reason, sentence) = &self.symptoms.completion_reason;
         match reason.as_str() {
             "sequence-nak" | "response-gap" => self.packet_lost(),
-            "timed-out" | "link-dead" => self.no_response(),
-            "rnr-exhausted" => self.rnr_retry_exceeded(),
+            "ack-timeout" | "peer-unreachable" => self.no_response(),
+            "rnr-retry-exceeded" => self.rnr_retry_exceeded(),
             "nak" => self.nak_received(),
             "bad-response" => conclude(
                 format!("The answer of {} does not fit the request: {sentence}.", self.peer_name()),
                 "Two ends that disagree about the path MTU do this, and so does a packet that was changed on the way. Compare path_mtu at both ends and look at the packet in the capture.",
             ),
-            reason if reason.starts_with("refused/") => self.receive_error(reason),
+            reason if reason.starts_with("request-rejected/") => self.receive_error(reason),
             _ => self.local_error(reason, sentence),
         }
     }
@@ -100,7 +100,7 @@ impl CauseFinder<'_> {
         let other = self.peer_name();
         let found = self.symptoms;
         let timer = self.timeout_text();
-        if found.completion_reason.0 == "link-dead" {
+        if found.completion_reason.0 == "peer-unreachable" {
             return conclude(
                 format!(
                     "The port of {other} is gone: its program or daemon ended, or nothing listens on that address."
@@ -164,7 +164,7 @@ impl CauseFinder<'_> {
         };
         let one = duration(4096u64 << (profile.timeout & 0x1f));
         let tries = u32::from(profile.retry_cnt);
-        match profile.recovery.as_str() {
+        match profile.recovery.as_ref() {
             "fatal" => format!(
                 "timeout {} means {one} (4.096 µs times 2 to the {}); with retry_cnt {tries} and nothing sent again, the peer had {}.",
                 profile.timeout,
@@ -187,15 +187,15 @@ impl CauseFinder<'_> {
             "no-queue-pair" => {
                 "The queue pair number is wrong, or the peer destroyed its queue pair: exchange numbers anew for every connection."
             }
-            "wrong-partition" => "Both ends need a common P_Key: compare pkey_index and the tables.",
-            "wrong-address" => {
+            "pkey-mismatch" => "Both ends need a common P_Key: compare pkey_index and the tables.",
+            "address-mismatch" => {
                 "The peer connected its queue pair to another host: compare the GID that it was given (dlid is not used on RoCE)."
             }
             "bad-icrc" => {
                 "The packet was damaged on the way; a card drops it without an answer. Look for a rule that corrupts, or for a middlebox that rewrites headers."
             }
             "wrong-service" => "One end is RC and the other UC or UD: create both with the same type.",
-            reason if reason.starts_with("state-does-not-receive") => {
+            reason if reason.starts_with("invalid-qp-state") => {
                 "The peer has to be in RTR before the first packet comes. Exchange a message of your own (over TCP, or the connection manager) when it is."
             }
             _ => "See docs/reference/errors.md for what a card drops without an answer.",
@@ -247,24 +247,24 @@ impl CauseFinder<'_> {
             "access/out-of-bounds" => {
                 "Address and length must lie inside of the region: compare the address that the peer sent with the one that is used, and count in bytes."
             }
-            "access/right" => {
+            "access/insufficient-access" => {
                 "Register the region with the right that the operation needs (REMOTE_WRITE with LOCAL_WRITE, REMOTE_READ, REMOTE_ATOMIC), and give the queue pair the same in qp_access_flags at INIT: both are checked."
             }
-            "access/protection-domain" => {
-                "Region and queue pair must be of one protection domain at the peer."
-            }
-            "access/queue-pair" => "A window of type 2 serves only the queue pair that it was bound on.",
+            "access/pd-mismatch" => "Region and queue pair must be of one protection domain at the peer.",
+            "access/qp-mismatch" => "A window of type 2 serves only the queue pair that it was bound on.",
             "access/unreachable" => {
                 "The memory behind the region went away before the region did: deregister first, free afterwards."
             }
-            "misaligned" => "An atomic works on eight bytes at an address that is a multiple of eight.",
+            "misaligned-atomic" => {
+                "An atomic works on eight bytes at an address that is a multiple of eight."
+            }
             "receive-too-small" => {
                 "Post receives as large as the largest message, or agree on a maximum: a SEND does not continue in the next receive."
             }
-            "receive-denied" => {
+            "receive-access" => {
                 "The receive that the peer posted points to memory that its card may not write: LOCAL_WRITE is needed, and the region must be as long as the entry."
             }
-            "too-many-reads" => {
+            "too-many-rd-atomic" => {
                 "max_rd_atomic here must not be larger than max_dest_rd_atomic at the peer: exchange both when connecting."
             }
             "payload-length" => {
@@ -273,9 +273,7 @@ impl CauseFinder<'_> {
             "invalidate-failed" => {
                 "The key to invalidate must be one that the peer's queue pair may use: a window of type 2 bound on it."
             }
-            "no-shared-receive-queue" => {
-                "The number of the XRC shared receive queue is wrong, or it was destroyed."
-            }
+            "no-such-srq" => "The number of the XRC shared receive queue is wrong, or it was destroyed.",
             _ => "docs/reference/errors.md lists what each NAK can mean.",
         };
         conclude(cause, advice)
@@ -288,10 +286,10 @@ impl CauseFinder<'_> {
             self.symptoms.completion_reason.1
         );
         let advice = match reason {
-            "refused/receive-too-small" => {
+            "request-rejected/receive-too-small" => {
                 "Post receives as large as the largest message. On UD add 40 bytes: the routing header (GRH) stands before the data."
             }
-            "refused/receive-denied" => {
+            "request-rejected/receive-access" => {
                 "The receive must point into a region of this queue pair's protection domain, with LOCAL_WRITE, and stay inside of it."
             }
             _ => "docs/reference/errors.md lists the causes.",
@@ -303,17 +301,17 @@ impl CauseFinder<'_> {
     fn local_error(&self, reason: &str, sentence: &str) -> CauseAndAdvice {
         let cause = format!("{} never left: {sentence}.", self.work_request.title());
         let advice = match reason {
-            "local-memory/unknown-key" | "local-memory/stale-key" | "local-memory/invalidated" => {
+            "local-access/unknown-key" | "local-access/stale-key" | "local-access/invalidated" => {
                 "The lkey in the scatter/gather entry is not that of a region that is registered now: register before posting, and deregister only after the completion."
             }
-            "local-memory/out-of-bounds" => {
+            "local-access/out-of-bounds" => {
                 "The scatter/gather entry reaches beyond its region: check address and length, in bytes."
             }
-            "local-memory/right" => {
+            "local-access/insufficient-access" => {
                 "A READ or an atomic writes into local memory: register that region with LOCAL_WRITE."
             }
-            "local-memory/protection-domain" => "Region and queue pair must be of one protection domain.",
-            reason if reason.starts_with("local-memory") => {
+            "local-access/pd-mismatch" => "Region and queue pair must be of one protection domain.",
+            reason if reason.starts_with("local-access") => {
                 "See that the memory is registered, mapped and long enough until the completion came."
             }
             "message-too-long" => {
@@ -322,18 +320,18 @@ impl CauseFinder<'_> {
             "unsupported" => {
                 "Not every transport has every operation: READ and atomics need RC or XRC, WRITE needs RC, XRC or UC."
             }
-            "no-reads-allowed" => "Set max_rd_atomic to at least 1 when going to RTS.",
+            "rd-atomic-disabled" => "Set max_rd_atomic to at least 1 when going to RTS.",
             "bad-address-handle" => "The address handle was destroyed, or is of another protection domain.",
-            reason if reason.starts_with("window-bind") => {
+            reason if reason.starts_with("memory-window-bind") => {
                 "The region needs the right to bind windows, and the window must be inside of it."
             }
             "completion-queue-overflow" => {
                 "Make the completion queue at least as large as all queues that complete to it, or poll it more often."
             }
-            "broken-request" | "broken-ring" => {
+            "invalid-wqe" | "corrupt-ring" => {
                 "The ring in shared memory was written by something else than the library."
             }
-            "client-gone" => "The program ended while its requests were under way.",
+            "client-exited" => "The program ended while its requests were under way.",
             _ => "docs/reference/errors.md lists the causes.",
         };
         conclude(cause, advice)
@@ -350,7 +348,7 @@ impl CauseFinder<'_> {
             );
         };
         match reason.as_str() {
-            "asked" => conclude(
+            "requested" => conclude(
                 format!(
                     "The program itself took {own} to the error state. Everything that waited there was flushed, in order, and was never tried, or its end is unknown."
                 ),

@@ -235,7 +235,7 @@ impl<'a> EvidenceCollector<'a> {
             {
                 self.symptoms.reached_peer = true;
             }
-            LogEvent::RequestRejected { psn, expected_psn: missing_psn, reason, .. }
+            LogEvent::RequestRejected { psn, expected_psn: missing_psn, error: reason, .. }
                 if self.work_request.has_psn(missing_psn.unwrap_or(*psn)) =>
             {
                 let why = trigger_text(entry, reason);
@@ -246,7 +246,7 @@ impl<'a> EvidenceCollector<'a> {
                             "{other} gets {got} while it waits for {missing}: it knows now that a packet is missing, and answers with a NAK, \"sequence error\"."
                         )
                     }
-                    ("not-ready", _) => {
+                    ("receiver-not-ready", _) => {
                         let psn = self.psn(*psn);
                         format!(
                             "{other} has no receive posted for {psn}: it answers with an RNR NAK, \"receiver not ready\"."
@@ -266,7 +266,7 @@ impl<'a> EvidenceCollector<'a> {
                     format!("{other} had done {psn} already: it answers again and does not do it twice."),
                 );
             }
-            LogEvent::QpStateChanged { from, to, reason, .. } if to == "ERR" && reason != "asked" => {
+            LogEvent::QpStateChanged { from, to, reason, .. } if to == "ERR" && reason != "requested" => {
                 self.add(
                     entry.time,
                     format!("{other} goes from {from} to {to}: it takes nothing more from this connection."),
@@ -329,7 +329,7 @@ impl<'a> EvidenceCollector<'a> {
                 lost.get_or_insert((packet.clone(), who.clone()));
                 format!("{packet} is lost on its way to {to}: {who}.")
             }
-            EffectData::LinkCut { .. } => {
+            EffectData::LinkTakenDown { .. } => {
                 lost.get_or_insert((packet.clone(), who.clone()));
                 format!("{packet} is lost on its way to {to}, and the link with it: {who}.")
             }
@@ -343,7 +343,7 @@ impl<'a> EvidenceCollector<'a> {
             }
             EffectData::Duplicated { .. } | EffectData::MarkedCe => return,
         };
-        self.symptoms.link_down |= cause == "link-down" || matches!(effect, EffectData::LinkCut { .. });
+        self.symptoms.link_down |= cause == "link-down" || matches!(effect, EffectData::LinkTakenDown { .. });
         self.add(entry.time, text);
     }
 
@@ -395,7 +395,7 @@ impl<'a> EvidenceCollector<'a> {
         }
         let LogEvent::QpStateChanged { from, to, .. } = &entry.event else { return };
         let text = match reason.as_str() {
-            "asked" => format!("The program takes {} from {from} to {to}.", self.local_name()),
+            "requested" => format!("The program takes {} from {from} to {to}.", self.local_name()),
             _ => format!("{} goes from {from} to {to}: {why}.", self.local_name()),
         };
         self.symptoms.error_transition = Some((reason, why));
@@ -417,7 +417,8 @@ impl<'a> EvidenceCollector<'a> {
         let entry = &self.log.entries[index];
         let name = self.work_request.title();
         match &entry.event {
-            LogEvent::WorkCompleted { status, reason, .. } => {
+            LogEvent::Completed { completion, reason, .. } => {
+                let status = &completion.status;
                 self.symptoms.completion_reason = (reason.to_string(), trigger_text(entry, reason));
                 if reason == "response-gap" || reason == "bad-response" {
                     let (own, why) = (self.local_name(), trigger_text(entry, reason));

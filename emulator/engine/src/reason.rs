@@ -1,0 +1,251 @@
+//! Why packets are dropped, requests are rejected, and work requests fail.
+
+use crate::{AccessError, QpState};
+use core::fmt;
+use softhca_queue::{CompletionStatus, CorruptRing};
+use softhca_wire::{Malformed, NakCode, Opcode, Psn};
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
+pub enum DropReason {
+    Malformed(Malformed),
+    BadIcrc,
+    NoQueuePair,
+    WrongService { expected: &'static str },
+    PkeyMismatch,
+    QkeyMismatch,
+    AddressMismatch,
+    InvalidQpState(QpState),
+    NakOutstanding { expected: Psn },
+    StaleResponse { oldest: Psn },
+    AlreadyRetransmitting { expected: Psn },
+    NoOutstandingRequest,
+    AtomicResultNotSaved,
+    Duplicate,
+    UcSequenceGap { expected: Psn },
+    UcAccess(AccessError),
+    UcRequest(RequestError),
+    NoReceivePosted,
+    PayloadExceedsPmtu { length: u32, mtu: u32 },
+    TooManyPendingResponses,
+    NotMulticastMember,
+    InRnrWait,
+    PortDown,
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DropReason::Malformed(why) => write!(f, "malformed: {why}"),
+            DropReason::BadIcrc => f.write_str("the ICRC is wrong"),
+            DropReason::NoQueuePair => f.write_str("no queue pair has this QPN"),
+            DropReason::WrongService { expected } => write!(f, "the queue pair has service {expected}"),
+            DropReason::PkeyMismatch => f.write_str("the P_Key is not in the table"),
+            DropReason::QkeyMismatch => f.write_str("the Q_Key is wrong"),
+            DropReason::AddressMismatch => {
+                f.write_str("the source address is not that of the connected peer")
+            }
+            DropReason::InvalidQpState(state) => write!(f, "the queue pair is in {state}"),
+            DropReason::NakOutstanding { expected } => {
+                write!(f, "a NAK is outstanding: the responder accepts only PSN {expected}")
+            }
+            DropReason::StaleResponse { oldest } => {
+                write!(f, "a stale response: PSN {oldest} is the oldest outstanding")
+            }
+            DropReason::AlreadyRetransmitting { expected } => {
+                write!(f, "response PSN {expected} is missing and already requested again")
+            }
+            DropReason::NoOutstandingRequest => f.write_str("no outstanding request matches this response"),
+            DropReason::AtomicResultNotSaved => {
+                f.write_str("a duplicate atomic whose result is no longer saved")
+            }
+            DropReason::Duplicate => f.write_str("a duplicate request"),
+            DropReason::UcSequenceGap { expected } => {
+                write!(f, "packet PSN {expected} of the message is missing")
+            }
+            DropReason::UcAccess(denied) => write!(f, "{denied}"),
+            DropReason::UcRequest(refusal) => write!(f, "{refusal}"),
+            DropReason::NoReceivePosted => f.write_str("no receive is posted"),
+            DropReason::PayloadExceedsPmtu { length, mtu } => {
+                write!(f, "a payload of {length} bytes exceeds the path MTU {mtu}")
+            }
+            DropReason::TooManyPendingResponses => f.write_str("too many responses are pending"),
+            DropReason::NotMulticastMember => {
+                f.write_str("no queue pair of this host is a member of the multicast group")
+            }
+            DropReason::PortDown => f.write_str("the port is down"),
+            DropReason::InRnrWait => f.write_str("the requester is in an RNR wait"),
+        }
+    }
+}
+
+/// Why a responder rejects a request. One place maps it to NAK code, state, counter and async event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
+pub enum RequestError {
+    PsnOutOfSequence { expected: Psn, got: Psn },
+    ReceiverNotReady,
+    OpcodeOutOfSequence { opcode: Opcode },
+    UnsupportedOpcode { opcode: Opcode },
+    PayloadLength { length: u32, mtu: u32 },
+    MessageLength { got: u64, dma_length: u32 },
+    TooManyRdAtomic { limit: u8 },
+    MisalignedAtomic { address: u64 },
+    Access(AccessError),
+    ReceiveTooSmall { message: u64, capacity: u64 },
+    ReceiveAccess(AccessError),
+    ReadAccess(AccessError),
+    InvalidateFailed(AccessError),
+    NoSuchSrq { srqn: u32 },
+    CorruptRing(CorruptRing),
+}
+
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestError::PsnOutOfSequence { expected, got } => {
+                write!(f, "expected PSN {expected}, received PSN {got}")
+            }
+            RequestError::ReceiverNotReady => f.write_str("no receive is posted"),
+            RequestError::OpcodeOutOfSequence { opcode } => {
+                write!(f, "{opcode} does not continue the message in progress")
+            }
+            RequestError::UnsupportedOpcode { opcode } => write!(f, "{opcode} is not supported"),
+            RequestError::PayloadLength { length, mtu } => {
+                write!(f, "a payload of {length} bytes is wrong for this opcode at path MTU {mtu}")
+            }
+            RequestError::MessageLength { got, dma_length: stated } => {
+                write!(f, "the message has {got} bytes, its RETH has DMA length {stated}")
+            }
+            RequestError::TooManyRdAtomic { limit } => {
+                write!(f, "more than {limit} READ and atomic requests are outstanding")
+            }
+            RequestError::MisalignedAtomic { address } => {
+                write!(f, "the atomic address {address:#x} is not a multiple of 8")
+            }
+            RequestError::Access(denied) => denied.fmt(f),
+            RequestError::ReceiveTooSmall { message, capacity: room } => {
+                write!(f, "a message of {message} bytes exceeds the receive buffer of {room} bytes")
+            }
+            RequestError::ReceiveAccess(denied) => write!(f, "posted receive: {denied}"),
+            RequestError::ReadAccess(denied) => write!(f, "READ source: {denied}"),
+            RequestError::InvalidateFailed(denied) => write!(f, "invalidate: {denied}"),
+            RequestError::NoSuchSrq { srqn: number } => {
+                write!(f, "no shared receive queue has number {number:#x}")
+            }
+            RequestError::CorruptRing(why) => why.fmt(f),
+        }
+    }
+}
+
+/// Why a work request failed, or a queue pair entered the error state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
+pub enum Reason {
+    None,
+    Requested,
+    Flushed,
+    LocalAccess(AccessError),
+    MessageTooLong { length: u64, limit: u64 },
+    Unsupported,
+    RdAtomicDisabled,
+    BadAddressHandle { handle: u32 },
+    MemoryWindowBind(AccessError),
+    CorruptRing(CorruptRing),
+    InvalidWqe,
+    Nak { code: NakCode, psn: Psn },
+    SequenceNak { psn: Psn },
+    RnrRetryExceeded { psn: Psn },
+    AckTimeout { psn: Psn },
+    ResponseGap { expected: Psn, got: Psn },
+    BadResponse { psn: Psn },
+    PeerUnreachable,
+    RequestRejected(RequestError),
+    CompletionQueueOverflow,
+    ClientExited,
+}
+
+impl Reason {
+    /// The code that completions carry as their vendor error.
+    pub const fn code(self) -> u32 {
+        match self {
+            Reason::None => 0,
+            Reason::Requested => 1,
+            Reason::Flushed => 2,
+            Reason::LocalAccess(_) => 10,
+            Reason::MessageTooLong { .. } => 11,
+            Reason::Unsupported => 12,
+            Reason::RdAtomicDisabled => 13,
+            Reason::BadAddressHandle { .. } => 14,
+            Reason::MemoryWindowBind(_) => 15,
+            Reason::CorruptRing(_) => 16,
+            Reason::InvalidWqe => 17,
+            Reason::SequenceNak { .. } => 20,
+            Reason::Nak { code: NakCode::InvalidRequest, .. } => 21,
+            Reason::Nak { code: NakCode::RemoteAccessError, .. } => 22,
+            Reason::Nak { .. } => 23,
+            Reason::RnrRetryExceeded { .. } => 24,
+            Reason::AckTimeout { .. } => 25,
+            Reason::ResponseGap { .. } => 26,
+            Reason::BadResponse { .. } => 27,
+            Reason::PeerUnreachable => 28,
+            Reason::RequestRejected(_) => 30,
+            Reason::CompletionQueueOverflow => 40,
+            Reason::ClientExited => 41,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reason::None => f.write_str("no error"),
+            Reason::Requested => f.write_str("requested by the application"),
+            Reason::Flushed => f.write_str("the queue pair is in the error state"),
+            Reason::LocalAccess(denied) => write!(f, "local memory: {denied}"),
+            Reason::MessageTooLong { length, limit } => {
+                write!(f, "the message has {length} bytes, the limit is {limit}")
+            }
+            Reason::Unsupported => {
+                f.write_str("the service of the queue pair does not support this operation")
+            }
+            Reason::RdAtomicDisabled => {
+                f.write_str("max_rd_atomic is 0: READ and atomic requests are disabled")
+            }
+            Reason::BadAddressHandle { handle } => write!(f, "no address handle has number {handle:#x}"),
+            Reason::MemoryWindowBind(denied) => write!(f, "memory window: {denied}"),
+            Reason::CorruptRing(why) => why.fmt(f),
+            Reason::InvalidWqe => f.write_str("the WQE in the ring is invalid"),
+            Reason::Nak { code, psn } => write!(f, "the peer rejected PSN {psn}: {}", code.name()),
+            Reason::SequenceNak { psn } => write!(f, "the peer did not receive PSN {psn}"),
+            Reason::RnrRetryExceeded { psn } => {
+                write!(f, "the peer had no receive posted for PSN {psn} in any retry")
+            }
+            Reason::AckTimeout { psn } => write!(f, "no ACK for PSN {psn} within the ACK timeout"),
+            Reason::ResponseGap { expected, got } => {
+                write!(f, "expected response PSN {expected}, received PSN {got}")
+            }
+            Reason::BadResponse { psn } => write!(f, "response PSN {psn} does not match its request"),
+            Reason::PeerUnreachable => f.write_str("the peer port is unreachable"),
+            Reason::RequestRejected(refusal) => refusal.fmt(f),
+            Reason::CompletionQueueOverflow => f.write_str("the completion queue overflowed"),
+            Reason::ClientExited => f.write_str("the client process exited"),
+        }
+    }
+}
+
+/// Why a requester retransmits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum RetransmitCause {
+    SequenceNak,
+    ResponseGap,
+    Timeout,
+    ReceiverNotReady,
+}
+
+/// Whether a status is a failure other than a flush.
+pub(crate) const fn is_failure(status: CompletionStatus) -> bool {
+    !matches!(status, CompletionStatus::Success | CompletionStatus::WrFlushError)
+}
