@@ -118,7 +118,7 @@ pub struct AddressHeaders {
 }
 
 impl AddressHeaders {
-    /// An envelope between two addresses with every choice at its default.
+    /// An addressing between two addresses with every choice at its default.
     pub const fn between(source: IpAddr, destination: IpAddr) -> AddressHeaders {
         AddressHeaders {
             source,

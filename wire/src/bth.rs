@@ -1,6 +1,7 @@
 //! The base transport header.
 
 use crate::malformed::header_bytes;
+use crate::opcode::BTH_LEN;
 use crate::{Malformed, Opcode, PartitionKey, Psn, Qpn};
 use core::fmt;
 
@@ -31,7 +32,7 @@ pub struct Bth {
 
 impl Bth {
     /// Bytes on the wire.
-    pub const LEN: usize = 12;
+    pub const LEN: usize = BTH_LEN;
 
     /// A header with every optional bit clear.
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Bth {

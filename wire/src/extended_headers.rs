@@ -124,8 +124,8 @@ impl AtomicEth {
 
 impl fmt::Display for AtomicEth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AtomicEth { virtual_address: address, rkey: key, swap_or_add, compare } = self;
-        write!(f, "va={address:#x} rkey={key} swap={swap_or_add:#x} compare={compare:#x}")
+        let AtomicEth { virtual_address, rkey, swap_or_add, compare } = self;
+        write!(f, "va={virtual_address:#x} rkey={rkey} swap={swap_or_add:#x} compare={compare:#x}")
     }
 }
 

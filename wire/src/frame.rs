@@ -63,7 +63,7 @@ impl NetworkHeaders {
         }
     }
 
-    /// What the sender chose, as an engine is told it. RoCE v1 has no envelope.
+    /// What the sender chose, as an engine is told it. RoCE v1 has no addressing.
     pub fn addressing(&self) -> Option<AddressHeaders> {
         let (udp, flow_label, hop_limit, identification) = match self {
             NetworkHeaders::V4 { ip, udp } => (udp, 0, ip.hop_limit, ip.identification),
@@ -81,11 +81,11 @@ impl NetworkHeaders {
         })
     }
 
-    fn new(envelope: &AddressHeaders, packet: usize) -> NetworkHeaders {
-        let udp = Udp::new(envelope, packet);
-        match envelope.source {
-            IpAddr::V4(_) => NetworkHeaders::V4 { ip: Ipv4::new(envelope, packet), udp },
-            IpAddr::V6(_) => NetworkHeaders::V6 { ip: Ipv6::new(envelope, packet), udp },
+    fn new(addressing: &AddressHeaders, packet: usize) -> NetworkHeaders {
+        let udp = Udp::new(addressing, packet);
+        match addressing.source {
+            IpAddr::V4(_) => NetworkHeaders::V4 { ip: Ipv4::new(addressing, packet), udp },
+            IpAddr::V6(_) => NetworkHeaders::V6 { ip: Ipv6::new(addressing, packet), udp },
         }
     }
 
@@ -148,11 +148,11 @@ pub struct RoceFrame<'a> {
 impl<'a> RoceFrame<'a> {
     /// A frame around `packet`, which runs from the BTH to the ICRC, between ports whose hardware addresses
     /// follow from their IP addresses.
-    pub fn new(envelope: &AddressHeaders, packet: &'a [u8]) -> RoceFrame<'a> {
-        let network = NetworkHeaders::new(envelope, packet.len());
+    pub fn new(addressing: &AddressHeaders, packet: &'a [u8]) -> RoceFrame<'a> {
+        let network = NetworkHeaders::new(addressing, packet.len());
         let ethernet = Ethernet {
-            destination: MacAddress::from_ip(envelope.destination),
-            source: MacAddress::from_ip(envelope.source),
+            destination: MacAddress::from_ip(addressing.destination),
+            source: MacAddress::from_ip(addressing.source),
             vlan: None,
             ether_type: network.ether_type(),
         };
@@ -162,39 +162,39 @@ impl<'a> RoceFrame<'a> {
     /// Reads link and network headers and finds the packet, which is at least a BTH and an ICRC.
     ///
     /// What is in the packet, [`Frame::transport`] tells; whether it arrived whole, [`Frame::is_intact`].
-    pub fn parse(link: FirstHeader, bytes: &'a [u8]) -> Result<RoceFrame<'a>, Malformed> {
-        let (ethernet, kind, rest) = match link {
+    pub fn parse(first: FirstHeader, bytes: &'a [u8]) -> Result<RoceFrame<'a>, Malformed> {
+        let (ethernet, ether_type, rest) = match first {
             FirstHeader::Ethernet => {
                 let (ethernet, rest) = Ethernet::parse(bytes)?;
                 (Some(ethernet), ethernet.ether_type, rest)
             }
             FirstHeader::Ip => (None, ip_version(bytes)?, bytes),
-            FirstHeader::Payload(kind) => (None, kind, bytes),
+            FirstHeader::Payload(ether_type) => (None, ether_type, bytes),
         };
-        let (network, packet, trailer) = match kind {
+        let (network, packet, padding) = match ether_type {
             EtherType::IPV4 => {
                 reject_other_ipv4(rest)?;
-                let (ip, datagram, trailer) = Ipv4::parse(rest)?;
+                let (ip, datagram, padding) = Ipv4::parse(rest)?;
                 if ip.flags & MORE_FRAGMENTS != 0 {
                     return Err(Malformed::Field { what: "IPv4 flags", value: ip.flags.into() });
                 }
                 let (udp, packet) = Udp::parse(datagram)?;
-                (NetworkHeaders::V4 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V4 { ip, udp }, packet, padding)
             }
             EtherType::IPV6 => {
                 reject_other_ipv6(rest)?;
-                let (ip, datagram, trailer) = Ipv6::parse(rest)?;
+                let (ip, datagram, padding) = Ipv6::parse(rest)?;
                 let (udp, packet) = Udp::parse(datagram)?;
-                (NetworkHeaders::V6 { ip, udp }, packet, trailer)
+                (NetworkHeaders::V6 { ip, udp }, packet, padding)
             }
             EtherType::ROCE => {
-                let (grh, packet, trailer) = Grh::parse(rest)?;
-                (NetworkHeaders::V1(grh), packet, trailer)
+                let (grh, packet, padding) = Grh::parse(rest)?;
+                (NetworkHeaders::V1(grh), packet, padding)
             }
             other => return Err(Malformed::NotRoce { what: "EtherType", value: other.0.into() }),
         };
         Icrc::split(packet)?;
-        Ok(RoceFrame { ethernet, network, packet, ethernet_padding: trailer })
+        Ok(RoceFrame { ethernet, network, packet, ethernet_padding: padding })
     }
 
     /// The headers and the payload of the packet.
@@ -239,7 +239,7 @@ impl<'a> RoceFrame<'a> {
     }
 
     fn known_addressing(&self) -> AddressHeaders {
-        self.network.addressing().expect("RoCEv2 has an envelope")
+        self.network.addressing().expect("RoCEv2 has an addressing")
     }
 
     /// How many bytes [`Frame::emit`] writes.

@@ -50,7 +50,7 @@ impl Grh {
         let length = usize::from(header.payload_length);
         let rest = &bytes[Self::LEN..];
         match rest.split_at_checked(length) {
-            Some((payload, trailer)) => Ok((header, payload, trailer)),
+            Some((payload, padding)) => Ok((header, payload, padding)),
             None => Err(Malformed::Length { what: "GRH payload", stated: length, actual: rest.len() }),
         }
     }
@@ -69,11 +69,11 @@ impl Grh {
 
     /// The 40 bytes that a datagram receiver finds in front of the payload at RoCEv2: the IPv6 header, or
     /// 20 zero bytes and the IPv4 header. `packet` is the length from the BTH to the ICRC.
-    pub fn for_ud_receive(envelope: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
+    pub fn for_ud_receive(addressing: &AddressHeaders, packet: usize) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        match envelope.source {
-            IpAddr::V4(_) => Ipv4::new(envelope, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
-            IpAddr::V6(_) => Ipv6::new(envelope, packet).emit(&mut bytes),
+        match addressing.source {
+            IpAddr::V4(_) => Ipv4::new(addressing, packet).emit(&mut bytes[Self::LEN - Ipv4::LEN..]),
+            IpAddr::V6(_) => Ipv6::new(addressing, packet).emit(&mut bytes),
         }
         bytes
     }

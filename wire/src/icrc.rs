@@ -15,25 +15,25 @@ pub const ICRC_LEN: usize = 4;
 pub struct Icrc(pub [u8; ICRC_LEN]);
 
 impl Icrc {
-    /// The CRC of `transport`, everything from the BTH to the pad bytes, inside of this envelope.
+    /// The CRC of `transport`, everything from the BTH to the pad bytes, inside of this addressing.
     ///
     /// # Panics
     /// If `transport` is shorter than a BTH.
     #[inline]
-    pub fn compute(envelope: &AddressHeaders, transport: &[u8]) -> Icrc {
-        Self::compute_with_flags(envelope, Ipv4::DONT_FRAGMENT, transport)
+    pub fn compute(addressing: &AddressHeaders, transport: &[u8]) -> Icrc {
+        Self::compute_with_flags(addressing, Ipv4::DONT_FRAGMENT, transport)
     }
 
     /// The same with the IPv4 flags and fragment offset as captured; every RoCE sender sets DF alone.
-    pub fn compute_with_flags(envelope: &AddressHeaders, flags: u16, transport: &[u8]) -> Icrc {
+    pub fn compute_with_flags(addressing: &AddressHeaders, flags: u16, transport: &[u8]) -> Icrc {
         let mut masked = [0xff; 8 + 40 + 8 + Bth::LEN];
         let udp_length = (8 + transport.len() + ICRC_LEN) as u16;
-        let at = match (envelope.source, envelope.destination) {
+        let at = match (addressing.source, addressing.destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let ip: &mut [u8; 20] = (&mut masked[8..28]).try_into().expect("twenty bytes");
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&udp_length.wrapping_add(20).to_be_bytes());
-                ip[4..6].copy_from_slice(&envelope.identification.to_be_bytes());
+                ip[4..6].copy_from_slice(&addressing.identification.to_be_bytes());
                 ip[6..8].copy_from_slice(&flags.to_be_bytes());
                 ip[9] = 17;
                 ip[12..16].copy_from_slice(&source.octets());
@@ -55,7 +55,7 @@ impl Icrc {
             }
         };
         let udp = &mut masked[at..at + 8];
-        udp[..2].copy_from_slice(&envelope.source_port.to_be_bytes());
+        udp[..2].copy_from_slice(&addressing.source_port.to_be_bytes());
         udp[2..4].copy_from_slice(&crate::ROCE_PORT.to_be_bytes());
         udp[4..6].copy_from_slice(&udp_length.to_be_bytes());
         let (bth, rest) = transport.split_at(Bth::LEN);
@@ -88,38 +88,38 @@ impl Icrc {
 
     /// Writes the CRC over the last four bytes of `packet`, which runs from the BTH to the ICRC.
     #[inline]
-    pub fn write(envelope: &AddressHeaders, packet: &mut [u8]) {
+    pub fn write(addressing: &AddressHeaders, packet: &mut [u8]) {
         let (transport, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
-        icrc.copy_from_slice(&Icrc::compute(envelope, transport).0);
+        icrc.copy_from_slice(&Icrc::compute(addressing, transport).0);
     }
 
-    /// Whether `packet`, from the BTH to the ICRC, ends with the right CRC for this envelope.
+    /// Whether `packet`, from the BTH to the ICRC, ends with the right CRC for this addressing.
     #[inline]
-    pub fn verify(envelope: &AddressHeaders, packet: &[u8]) -> bool {
-        Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(envelope, transport))
+    pub fn verify(addressing: &AddressHeaders, packet: &[u8]) -> bool {
+        Icrc::split(packet).is_ok_and(|(transport, icrc)| icrc == Icrc::compute(addressing, transport))
     }
 
     /// The IPv4 identification with which `packet` ends with the right CRC, if there is one below `limit`.
     ///
-    /// For receivers that are not told the identification. The envelope's own is tried first and costs no
+    /// For receivers that are not told the identification. The addressing's own is tried first and costs no
     /// more than [`Icrc::verify`]; any other is not searched for but solved for, since a CRC is linear: the
     /// difference between the CRC that came and the one computed is the difference between the two
     /// identifications, times a power of x that depends on the packet's length alone.
     ///
     /// Each identification that is let in lets one more of 2^32 wrong packets through: 2^-26 of them with a
     /// limit of 64 (the segments of one send), 2^-16 with a limit of 65536 (senders that count).
-    pub fn recover_identification(envelope: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
+    pub fn recover_identification(addressing: &AddressHeaders, packet: &[u8], limit: u32) -> Option<u16> {
         let (transport, icrc) = Icrc::split(packet).ok()?;
         let difference =
-            u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(envelope, transport).0);
-        let change = match (difference, envelope.source) {
+            u32::from_le_bytes(icrc.0) ^ u32::from_le_bytes(Icrc::compute(addressing, transport).0);
+        let change = match (difference, addressing.source) {
             (0, _) => 0,
             (_, IpAddr::V4(_)) => {
                 polynomial::message_change(difference, COVERED_AFTER_IDENTIFICATION + transport.len())?
             }
             (_, IpAddr::V6(_)) => return None,
         };
-        let identification = envelope.identification ^ change;
+        let identification = addressing.identification ^ change;
         (u32::from(identification) < limit).then_some(identification)
     }
 
@@ -202,34 +202,34 @@ mod tests {
 
     #[test]
     fn an_unknown_identification_is_found_for_every_length() {
-        let envelope =
+        let addressing =
             AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         for length in (Bth::LEN..5000).step_by(4).chain([65_000]) {
             let mut packet = vec![0x5a; length + ICRC_LEN];
             for identification in [0, 1, 2, 63, 64, 255, 256, 0x1234, 0xffff] {
-                Icrc::write(&AddressHeaders { identification, ..envelope }, &mut packet);
+                Icrc::write(&AddressHeaders { identification, ..addressing }, &mut packet);
                 assert_eq!(
-                    Icrc::recover_identification(&envelope, &packet, 1 << 16),
+                    Icrc::recover_identification(&addressing, &packet, 1 << 16),
                     Some(identification),
                     "{length}"
                 );
                 let small = (identification < 64).then_some(identification);
-                assert_eq!(Icrc::recover_identification(&envelope, &packet, 64), small);
-                assert_eq!(Icrc::verify(&envelope, &packet), identification == 0);
+                assert_eq!(Icrc::recover_identification(&addressing, &packet, 64), small);
+                assert_eq!(Icrc::verify(&addressing, &packet), identification == 0);
             }
         }
     }
 
     #[test]
     fn few_damaged_packets_are_taken_for_another_identification() {
-        let envelope =
+        let addressing =
             AddressHeaders::between(Ipv4Addr::new(10, 0, 0, 1).into(), Ipv4Addr::new(10, 0, 0, 2).into());
         let mut packet = vec![7; 1024];
-        Icrc::write(&envelope, &mut packet);
+        Icrc::write(&addressing, &mut packet);
         for bit in 0..packet.len() * 8 {
             packet[bit / 8] ^= 1 << (bit % 8);
             let masked = bit / 8 == 4;
-            assert_eq!(Icrc::recover_identification(&envelope, &packet, 64).is_some(), masked, "bit {bit}");
+            assert_eq!(Icrc::recover_identification(&addressing, &packet, 64).is_some(), masked, "bit {bit}");
             packet[bit / 8] ^= 1 << (bit % 8);
         }
     }

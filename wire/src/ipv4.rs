@@ -38,20 +38,20 @@ impl Ipv4 {
     ///
     /// # Panics
     /// If the addresses are not of version 4: only a bug mixes the families.
-    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv4 {
+    pub fn new(addressing: &AddressHeaders, payload: usize) -> Ipv4 {
         let (core::net::IpAddr::V4(source), core::net::IpAddr::V4(destination)) =
-            (envelope.source, envelope.destination)
+            (addressing.source, addressing.destination)
         else {
-            panic!("an IPv4 header for {envelope}");
+            panic!("an IPv4 header for {addressing}");
         };
         Ipv4 {
             source,
             destination,
-            traffic_class: envelope.traffic_class,
+            traffic_class: addressing.traffic_class,
             total_length: (Self::LEN + Udp::LEN + payload) as u16,
-            identification: envelope.identification,
+            identification: addressing.identification,
             flags: Self::DONT_FRAGMENT,
-            hop_limit: envelope.hop_limit,
+            hop_limit: addressing.hop_limit,
             protocol: Udp::PROTOCOL,
             checksum: 0,
         }

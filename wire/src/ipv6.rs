@@ -32,18 +32,19 @@ impl Ipv6 {
     ///
     /// # Panics
     /// If the addresses are not of version 6: only a bug mixes the families.
-    pub fn new(envelope: &AddressHeaders, payload: usize) -> Ipv6 {
-        let (IpAddr::V6(source), IpAddr::V6(destination)) = (envelope.source, envelope.destination) else {
-            panic!("an IPv6 header for {envelope}");
+    pub fn new(addressing: &AddressHeaders, payload: usize) -> Ipv6 {
+        let (IpAddr::V6(source), IpAddr::V6(destination)) = (addressing.source, addressing.destination)
+        else {
+            panic!("an IPv6 header for {addressing}");
         };
         Ipv6 {
             source,
             destination,
-            traffic_class: envelope.traffic_class,
-            flow_label: envelope.flow_label & 0xf_ffff,
+            traffic_class: addressing.traffic_class,
+            flow_label: addressing.flow_label & 0xf_ffff,
             payload_length: (Udp::LEN + payload) as u16,
             next_header: Udp::PROTOCOL,
-            hop_limit: envelope.hop_limit,
+            hop_limit: addressing.hop_limit,
         }
     }
 
@@ -70,7 +71,7 @@ impl Ipv6 {
         let length = usize::from(header.payload_length);
         let rest = &bytes[Self::LEN..];
         match rest.split_at_checked(length) {
-            Some((payload, trailer)) => Ok((header, payload, trailer)),
+            Some((payload, padding)) => Ok((header, payload, padding)),
             None => Err(Malformed::Length { what: "IPv6 payload", stated: length, actual: rest.len() }),
         }
     }

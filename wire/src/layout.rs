@@ -34,8 +34,8 @@ pub(crate) fn write_bits(number: u64, bytes: &mut [u8], at: BitSpan) {
     let shift = span.len() * 8 - end;
     let mask = ((1u128 << at.width) - 1) << shift;
     let value = u128::from(number) << shift & mask;
-    for (place, byte) in span.iter_mut().rev().enumerate() {
-        *byte = *byte & !((mask >> (8 * place)) as u8) | (value >> (8 * place)) as u8;
+    for (index, byte) in span.iter_mut().rev().enumerate() {
+        *byte = *byte & !((mask >> (8 * index)) as u8) | (value >> (8 * index)) as u8;
     }
 }
 
@@ -104,18 +104,18 @@ macro_rules! layout {
             const WIDTH: usize = $length * 8;
             fn read(bytes: &[u8], at: $crate::layout::BitSpan) -> Self {
                 let bytes = &bytes[at.byte..];
-                $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)), )* }
+                $name { $( $field: $crate::layout::Field::read(bytes, $crate::layout::bit_span!($kind, $byte $([$from .. $to])?)), )* }
             }
             fn write(&self, bytes: &mut [u8], at: $crate::layout::BitSpan) {
                 let bytes = &mut bytes[at.byte..];
-                $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::place!($kind, $byte $([$from .. $to])?)); )*
+                $( $crate::layout::Field::write(&self.$field, bytes, $crate::layout::bit_span!($kind, $byte $([$from .. $to])?)); )*
             }
         }
     };
 }
 pub(crate) use layout;
 
-macro_rules! place {
+macro_rules! bit_span {
     ($kind:ty, $byte:literal) => {
         $crate::layout::BitSpan { byte: $byte, bit: 0, width: <$kind as $crate::layout::Field>::WIDTH }
     };
@@ -123,7 +123,7 @@ macro_rules! place {
         $crate::layout::BitSpan { byte: $byte, bit: $from, width: $to - $from }
     };
 }
-pub(crate) use place;
+pub(crate) use bit_span;
 
 /// Where a whole struct lies that starts at the first byte.
 pub(crate) const START: BitSpan = BitSpan { byte: 0, bit: 0, width: 0 };

@@ -58,9 +58,10 @@ impl MadHeader {
 
 impl fmt::Display for MadHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let MadHeader {
-            mgmt_class: class, method, attribute_id: attribute, transaction_id: transaction, ..
-        } = self;
-        write!(f, "mad class={class:#x} method={method:#x} attr={attribute:#x} tid={transaction:#x}")
+        let MadHeader { mgmt_class, method, attribute_id, transaction_id, .. } = self;
+        write!(
+            f,
+            "mad class={mgmt_class:#x} method={method:#x} attr={attribute_id:#x} tid={transaction_id:#x}"
+        )
     }
 }

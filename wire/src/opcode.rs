@@ -1,8 +1,8 @@
-//! The opcode table: service × operation × position × trailer, and the extended headers that follow.
+//! The opcode table: service × operation × position × imm_or_invalidate, and the extended headers that follow.
 //!
 //! Everything that depends on an opcode is asked here; nobody else compares opcode numbers.
 
-use bitflags::bitflags;
+use crate::header_set::ExtendedHeaders;
 use core::fmt;
 
 /// The transport service, the upper three bits of an opcode.
@@ -112,30 +112,8 @@ pub enum ImmOrInvalidate {
     Invalidate,
 }
 
-bitflags! {
-    /// The extended headers that follow a BTH, in wire order.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    pub struct ExtendedHeaders: u16 {
-        /// Datagram: Q_Key and source queue pair.
-        const DETH = 1;
-        /// The shared receive queue of an XRC request.
-        const XRCETH = 1 << 1;
-        /// The parameters of a FLUSH.
-        const FETH = 1 << 2;
-        /// Address, key and length of a one-sided request.
-        const RETH = 1 << 3;
-        /// Address, key and operands of an atomic.
-        const ATOMIC = 1 << 4;
-        /// Syndrome and message sequence number.
-        const AETH = 1 << 5;
-        /// The old value that an atomic found.
-        const ATOMIC_ACK = 1 << 6;
-        /// Immediate data.
-        const IMMEDIATE = 1 << 7;
-        /// The key to invalidate.
-        const IETH = 1 << 8;
-    }
-}
+/// Bytes of a BTH.
+pub(crate) const BTH_LEN: usize = 12;
 
 /// One row of the table.
 #[derive(Clone, Copy)]
@@ -160,10 +138,10 @@ const TABLE: [Option<OpcodeRow>; 32] = {
         name: &'static str,
         operation: Operation,
         position: Position,
-        trailer: ImmOrInvalidate,
+        imm_or_invalidate: ImmOrInvalidate,
         headers: ExtendedHeaders,
     ) -> Option<OpcodeRow> {
-        Some(OpcodeRow { operation, position, imm_or_invalidate: trailer, headers, name })
+        Some(OpcodeRow { operation, position, imm_or_invalidate, headers, name })
     }
     let mut t = [None; 32];
     t[0x00] = row("SEND_FIRST", O::Send, First, T::None, NONE);
@@ -271,10 +249,10 @@ static OPCODES: [OpcodeEntry; 256] = {
         headers: CNP.headers,
         length: 0,
     };
-    let mut meanings = [UNDEFINED; 256];
-    let mut which = 0;
-    while which < Service::ALL.len() {
-        let service = Service::ALL[which];
+    let mut entries = [UNDEFINED; 256];
+    let mut index = 0;
+    while index < Service::ALL.len() {
+        let service = Service::ALL[index];
         let mut low = 0;
         while low < 32 {
             let row = if matches!(service, Service::Cnp) { Some(CNP) } else { TABLE[low] };
@@ -282,28 +260,28 @@ static OPCODES: [OpcodeEntry; 256] = {
                 && service.defines(low)
             {
                 let headers = row.headers.union(service.headers(row.operation));
-                meanings[service as usize | low] = OpcodeEntry {
+                entries[service as usize | low] = OpcodeEntry {
                     defined: true,
                     service,
                     operation: row.operation,
                     position: row.position,
                     imm_or_invalidate: row.imm_or_invalidate,
                     headers,
-                    length: crate::transport_header::length(headers) as u8,
+                    length: (BTH_LEN + headers.length()) as u8,
                 };
             }
             low += 1;
         }
-        which += 1;
+        index += 1;
     }
-    meanings
+    entries
 };
 
 const UNDEFINED_LOW_BITS: u8 = 0xff;
 
 /// Where [`BY_PARTS`] has the combination.
-const fn parts_index(operation: Operation, position: Position, trailer: ImmOrInvalidate) -> usize {
-    (operation as usize * 4 + position as usize) * 3 + trailer as usize
+const fn parts_index(operation: Operation, position: Position, imm_or_invalidate: ImmOrInvalidate) -> usize {
+    (operation as usize * 4 + position as usize) * 3 + imm_or_invalidate as usize
 }
 
 /// The lower five bits of each combination: the table turned round.
@@ -359,14 +337,15 @@ impl Opcode {
         service: Service,
         operation: Operation,
         position: Position,
-        trailer: ImmOrInvalidate,
+        imm_or_invalidate: ImmOrInvalidate,
     ) -> Option<Opcode> {
         if operation == Operation::Cnp {
             return (service == Service::Cnp).then_some(Opcode::CNP);
         }
-        // A middle or first packet has no trailer of its own: the message's trailer comes at its end.
-        let trailer = if position.ends_message() { trailer } else { ImmOrInvalidate::None };
-        match LOW_BITS_BY_PARTS[parts_index(operation, position, trailer)] {
+        // A middle or first packet has no imm_or_invalidate of its own: the message's imm_or_invalidate comes at its end.
+        let imm_or_invalidate =
+            if position.ends_message() { imm_or_invalidate } else { ImmOrInvalidate::None };
+        match LOW_BITS_BY_PARTS[parts_index(operation, position, imm_or_invalidate)] {
             UNDEFINED_LOW_BITS => None,
             low => Opcode::from_byte(service as u8 | low),
         }

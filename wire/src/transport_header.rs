@@ -1,5 +1,6 @@
 //! A whole transport header, and a whole transport packet: from the BTH to the pad bytes.
 
+use crate::header_set::in_wire_order;
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, Ieth, Immediate, Malformed, Opcode,
     Operation, Reth, XrcEth,
@@ -20,35 +21,6 @@ pub struct TransportHeader {
     pub atomic_ack: Option<AtomicAckEth>,
     pub immediate: Option<Immediate>,
     pub ieth: Option<Ieth>,
-}
-
-/// Lists the extended headers in wire order, once.
-macro_rules! in_wire_order {
-    ($each:ident) => {
-        $each!(deth, DETH, Deth);
-        $each!(xrceth, XRCETH, XrcEth);
-        $each!(feth, FETH, Feth);
-        $each!(reth, RETH, Reth);
-        $each!(atomic, ATOMIC, AtomicEth);
-        $each!(aeth, AETH, Aeth);
-        $each!(atomic_ack, ATOMIC_ACK, AtomicAckEth);
-        $each!(immediate, IMMEDIATE, Immediate);
-        $each!(ieth, IETH, Ieth);
-    };
-}
-
-/// Bytes of a BTH and these extended headers.
-pub(crate) const fn length(headers: ExtendedHeaders) -> usize {
-    let mut length = Bth::LEN;
-    macro_rules! add {
-        ($field:ident, $flag:ident, $kind:ty) => {
-            if headers.contains(ExtendedHeaders::$flag) {
-                length += <$kind>::LEN;
-            }
-        };
-    }
-    in_wire_order!(add);
-    length
 }
 
 impl TransportHeader {
@@ -131,15 +103,13 @@ impl TransportHeader {
 impl fmt::Display for TransportHeader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.bth.fmt(f)?;
-        if let (
-            Operation::FetchAdd,
-            Some(AtomicEth { virtual_address: address, rkey: key, swap_or_add, .. }),
-        ) = (self.bth.opcode.operation(), self.atomic)
+        if let (Operation::FetchAdd, Some(AtomicEth { virtual_address, rkey, swap_or_add, .. })) =
+            (self.bth.opcode.operation(), self.atomic)
         {
             if let Some(xrceth) = self.xrceth {
                 write!(f, " {xrceth}")?;
             }
-            return write!(f, " va={address:#x} rkey={key} add={swap_or_add:#x}");
+            return write!(f, " va={virtual_address:#x} rkey={rkey} add={swap_or_add:#x}");
         }
         macro_rules! show {
             ($field:ident, $flag:ident, $kind:ty) => {

@@ -24,9 +24,9 @@ impl Udp {
     pub const PROTOCOL: u8 = 17;
 
     /// The header in front of `payload` bytes.
-    pub const fn new(envelope: &AddressHeaders, payload: usize) -> Udp {
+    pub const fn new(addressing: &AddressHeaders, payload: usize) -> Udp {
         Udp {
-            source_port: envelope.source_port,
+            source_port: addressing.source_port,
             destination_port: ROCE_PORT,
             length: (Self::LEN + payload) as u16,
             checksum: 0,

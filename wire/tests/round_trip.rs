@@ -25,7 +25,7 @@ fn address() -> impl Strategy<Value = (IpAddr, IpAddr)> {
 }
 
 prop_compose! {
-    fn envelope()(
+    fn addressing()(
         (source, destination) in address(),
         source_port: u16, traffic_class: u8, label in 0..1u32 << 20, hop_limit: u8, id: u16,
     ) -> AddressHeaders {
@@ -90,11 +90,11 @@ proptest! {
     }
 
     #[test]
-    fn packets_with_every_opcode_survive_in_their_frames(envelope in envelope(), mut packet in packet()) {
-        Icrc::write(&envelope, &mut packet);
-        let bytes = RoceFrame::new(&envelope, &packet).to_vec();
+    fn packets_with_every_opcode_survive_in_their_frames(addressing in addressing(), mut packet in packet()) {
+        Icrc::write(&addressing, &mut packet);
+        let bytes = RoceFrame::new(&addressing, &packet).to_vec();
         let frame = RoceFrame::parse(FirstHeader::Ethernet, &bytes).expect("a frame");
-        prop_assert_eq!(frame.network.addressing(), Some(envelope));
+        prop_assert_eq!(frame.network.addressing(), Some(addressing));
         prop_assert_eq!(frame.packet, &packet[..]);
         prop_assert!(frame.icrc_is_valid());
         prop_assert_eq!(frame.to_vec(), &bytes[..]);
@@ -110,21 +110,21 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_bit_is_noticed(envelope in envelope(), mut packet in packet(), at: proptest::sample::Index) {
-        Icrc::write(&envelope, &mut packet);
+    fn a_changed_bit_is_noticed(addressing in addressing(), mut packet in packet(), at: proptest::sample::Index) {
+        Icrc::write(&addressing, &mut packet);
         let bit = at.index(packet.len() * 8);
         packet[bit / 8] ^= 1 << (bit % 8);
         let masked = bit / 8 == 4;
-        prop_assert_eq!(Icrc::verify(&envelope, &packet), masked);
+        prop_assert_eq!(Icrc::verify(&addressing, &packet), masked);
     }
 
     #[test]
-    fn an_identification_is_found(mut envelope in envelope(), mut packet in packet(), guess: u16) {
-        Icrc::write(&envelope, &mut packet);
-        let right = envelope.identification;
-        envelope.identification = guess;
-        let found = Icrc::recover_identification(&envelope, &packet, 1 << 16);
-        prop_assert_eq!(found, Some(if envelope.source.is_ipv4() { right } else { guess }));
+    fn an_identification_is_found(mut addressing in addressing(), mut packet in packet(), guess: u16) {
+        Icrc::write(&addressing, &mut packet);
+        let right = addressing.identification;
+        addressing.identification = guess;
+        let found = Icrc::recover_identification(&addressing, &packet, 1 << 16);
+        prop_assert_eq!(found, Some(if addressing.source.is_ipv4() { right } else { guess }));
     }
 
     #[test]

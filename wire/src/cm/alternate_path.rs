@@ -1,7 +1,6 @@
 //! The messages about an alternate path: LAP, APR. RoCE peers do not migrate paths; these are for captures.
 
-use super::codes::AdditionalInfo;
-use super::{AlternatePathStatus, CommunicationId, PrivateData};
+use super::codes::{AdditionalInfo, AlternatePathStatus, CommunicationId, PrivateData};
 use crate::layout::layout;
 use crate::{Gid, Qpn};
 use core::fmt;
@@ -46,8 +45,8 @@ layout! {
 
 impl fmt::Display for Lap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lap { local_id, remote_id, remote_qpn: remote_qp, local_gid, remote_gid, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} qp={remote_qp} {local_gid} > {remote_gid}")
+        let Lap { local_id, remote_id, remote_qpn, local_gid, remote_gid, .. } = self;
+        write!(f, "id={local_id} peer={remote_id} qp={remote_qpn} {local_gid} > {remote_gid}")
     }
 }
 

@@ -1,7 +1,7 @@
 //! The messages that make a connection: REQ, MRA, REJ, REP, RTU.
 
-use super::codes::AdditionalInfo;
-use super::{CommunicationId, MessageType, PrivateData, RdmaCmHeader, RejectReason, ServiceId};
+use super::address::{RdmaCmHeader, ServiceId};
+use super::codes::{AdditionalInfo, CommunicationId, MessageType, PrivateData, RejectReason};
 use crate::layout::layout;
 use crate::{Gid, Malformed, Mtu, PartitionKey, Psn, Qpn, QueueKey};
 use core::fmt;
@@ -141,8 +141,8 @@ layout! {
 
 impl fmt::Display for Mra {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mra { local_id, remote_id, message_mraed: subject, service_timeout, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} of={subject} timeout={service_timeout}")
+        let Mra { local_id, remote_id, message_mraed, service_timeout, .. } = self;
+        write!(f, "id={local_id} peer={remote_id} of={message_mraed} timeout={service_timeout}")
     }
 }
 
@@ -168,8 +168,8 @@ layout! {
 
 impl fmt::Display for Rej {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rej { local_id, remote_id, message_rejected: subject, reason, .. } = self;
-        write!(f, "id={local_id} peer={remote_id} of={subject} reason={reason}")
+        let Rej { local_id, remote_id, message_rejected, reason, .. } = self;
+        write!(f, "id={local_id} peer={remote_id} of={message_rejected} reason={reason}")
     }
 }
 

@@ -1,6 +1,6 @@
 //! The messages that end a connection: DREQ, DREP.
 
-use super::{CommunicationId, PrivateData};
+use super::codes::{CommunicationId, PrivateData};
 use crate::Qpn;
 use crate::layout::layout;
 use core::fmt;

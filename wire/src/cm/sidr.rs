@@ -1,7 +1,7 @@
 //! The messages that find a service's datagram queue pair: SIDR_REQ, SIDR_REP.
 
-use super::codes::AdditionalInfo;
-use super::{PrivateData, RdmaCmHeader, ServiceId, SidrStatus};
+use super::address::{RdmaCmHeader, ServiceId};
+use super::codes::{AdditionalInfo, PrivateData, SidrStatus};
 use crate::layout::layout;
 use crate::{Malformed, PartitionKey, Qpn, QueueKey};
 use core::fmt;
@@ -61,7 +61,7 @@ layout! {
 
 impl fmt::Display for SidrRep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SidrRep { request_id, status, qpn: qp, service_id: service, qkey: queue_key, .. } = self;
-        write!(f, "id={request_id:#x} status={status} service={service} qp={qp} qkey={queue_key}")
+        let SidrRep { request_id, status, qpn, service_id, qkey, .. } = self;
+        write!(f, "id={request_id:#x} status={status} service={service_id} qp={qpn} qkey={qkey}")
     }
 }
