@@ -7,28 +7,28 @@ bitflags! {
     /// The extended headers that follow a BTH, in wire order.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub struct ExtendedHeaders: u16 {
-        /// Datagram: Q_Key and source queue pair.
+        /// Q_Key and source queue pair of a datagram.
         const DETH = 1;
-        /// The shared receive queue of an XRC request.
+        /// The SRQ of an XRC request.
         const XRCETH = 1 << 1;
         /// The parameters of a FLUSH.
         const FETH = 1 << 2;
-        /// Address, key and length of a one-sided request.
+        /// Virtual address, rkey and length of an RDMA request.
         const RETH = 1 << 3;
-        /// Address, key and operands of an atomic.
+        /// Virtual address, rkey and operands of an atomic.
         const ATOMIC = 1 << 4;
-        /// Syndrome and message sequence number.
+        /// Syndrome and MSN.
         const AETH = 1 << 5;
-        /// The old value that an atomic found.
+        /// The original value of an atomic.
         const ATOMIC_ACK = 1 << 6;
         /// Immediate data.
         const IMMEDIATE = 1 << 7;
-        /// The key to invalidate.
+        /// The rkey to invalidate.
         const IETH = 1 << 8;
     }
 }
 
-/// Lists the extended headers in wire order, once.
+/// Calls a macro for each extended header, in wire order.
 macro_rules! in_wire_order {
     ($each:ident) => {
         $each!(deth, DETH, Deth);

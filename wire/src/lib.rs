@@ -1,7 +1,7 @@
-//! RoCEv2 as bytes: opcodes, transport headers, addressing and the invariant CRC.
+//! RoCEv2 wire formats: opcodes, transport headers, addressing and the invariant CRC.
 //!
-//! Every header is a plain value with `parse` and `emit`; parsing checks, and what was parsed can be
-//! emitted again byte for byte. Nothing here allocates per packet, performs I/O or knows a connection.
+//! Each header is a plain value with `parse` and `emit`. `parse` validates its input; `emit` reproduces the
+//! parsed bytes exactly. The crate does not allocate per packet, perform I/O or track connections.
 
 #![no_std]
 extern crate alloc;

@@ -1,8 +1,7 @@
 //! The same network under a clock that somebody else keeps: between cards in real time.
 
-use crate::event_queue::SimEvent;
-use crate::external_ports::{ExternalPortSink, ExternalPorts};
-use crate::network::{Network, Outcome};
+use crate::network::{ExternalPortSink, ExternalPorts, Network, Outcome};
+use crate::sim_event::SimEvent;
 use crate::sink::FabricSink;
 use crate::{
     BuiltTopology, ExternalPortUpdate, Frame, FrameCounters, HostId, HostPortCounters, LinkId, LinkSettings,

@@ -1,52 +1,9 @@
 //! Facts that switches and the ports of hosts tell: one `Copy` enum, in the past tense.
 
-use crate::{HostId, LinkId};
+use crate::ids::{LinkId, Node, SwitchId};
 use core::fmt;
 use core::net::IpAddr;
 use softhca_wire::{Bth, Psn, Qpn};
-
-/// Names a switch of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SwitchId(pub u32);
-
-/// What a cable ends in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Node {
-    /// A host.
-    Host(HostId),
-    /// A switch.
-    Switch(SwitchId),
-}
-
-impl Node {
-    /// The host, if it is one.
-    pub const fn host(self) -> Option<HostId> {
-        match self {
-            Node::Host(host) => Some(host),
-            Node::Switch(_) => None,
-        }
-    }
-
-    /// The switch, if it is one.
-    pub const fn switch(self) -> Option<SwitchId> {
-        match self {
-            Node::Switch(switch) => Some(switch),
-            Node::Host(_) => None,
-        }
-    }
-}
-
-impl From<HostId> for Node {
-    fn from(host: HostId) -> Node {
-        Node::Host(host)
-    }
-}
-
-impl From<SwitchId> for Node {
-    fn from(switch: SwitchId) -> Node {
-        Node::Switch(switch)
-    }
-}
 
 /// What is told of a packet that something happened to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 //! passes touches its slot and nothing else of it: the slot says what nodes ask for, and is itself the link of the
 //! list that the frame waits in. The frame stands apart until it arrives.
 
-use crate::event_queue::SimEvent;
+use crate::sim_event::SimEvent;
 use crate::{Frame, FrameContent};
 use alloc::vec::Vec;
 use core::hint::black_box;
@@ -148,7 +148,7 @@ impl FramePool {
         this.hop_limit = frame.addressing.hop_limit;
     }
 
-    /// Reads the first line of a frame: see [`crate::network::Network::look_ahead`].
+    /// Reads the first line of a frame: see [`crate::network::Network::prefetch`].
     #[inline]
     pub fn prefetch_frame(&self, slot: u32) {
         black_box(self.frames.get(slot as usize).map(|frame| frame.service_level));

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use core::num::NonZeroU64;
+use softhca_wire::{MacAddress, Pfc};
 
 /// One quantum of pause time is so many bit times.
 pub const QUANTUM_BITS: u64 = 512;
@@ -229,6 +230,13 @@ impl PauseGenerator {
     pub fn sent(&self) -> [u64; 8] {
         self.requests.as_ref().map_or([0; 8], |asked| asked.sent)
     }
+}
+
+/// A frame that changes one priority.
+pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
+    let mut pause = [None; 8];
+    pause[usize::from(priority)] = Some(quanta);
+    Pfc { source, pause }
 }
 
 #[cfg(test)]

@@ -9,12 +9,12 @@ use crate::layout::{Field, START};
 use crate::{MadHeader, Malformed};
 use core::fmt;
 
-/// Bytes of a message behind the MAD header.
+/// Bytes of a message after the MAD header.
 const BODY_LEN: usize = MadHeader::DATAGRAM_LEN - MadHeader::LEN;
 
 macro_rules! messages {
     ($($(#[$doc:meta])* $name:ident = $attribute:literal $label:literal,)*) => {
-        /// Any message of the connection manager.
+        /// A CM message.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Message { $( $(#[$doc])* $name($name), )* }
 
@@ -30,12 +30,12 @@ macro_rules! messages {
                 match self { $( Message::$name(message) => message.write(body, START), )* }
             }
 
-            /// The attribute number that stands for the message in a MAD header.
+            /// The attribute ID of the message in a MAD header.
             pub const fn attribute_id(&self) -> u16 {
                 match self { $( Message::$name(_) => $attribute, )* }
             }
 
-            /// The name that the specification gives it.
+            /// The name in the specification.
             pub const fn name(&self) -> &'static str {
                 match self { $( Message::$name(_) => $label, )* }
             }
@@ -61,32 +61,32 @@ macro_rules! messages {
 }
 
 messages! {
-    /// Asks for a connection.
+    /// Connection request.
     Req = 0x10 "REQ",
-    /// Asks for patience.
+    /// Message receipt acknowledgement.
     Mra = 0x11 "MRA",
-    /// Refuses.
+    /// Connection reject.
     Rej = 0x12 "REJ",
-    /// Accepts a connection.
+    /// Connection reply.
     Rep = 0x13 "REP",
-    /// Confirms that the connection stands.
+    /// Ready to use.
     Rtu = 0x14 "RTU",
-    /// Asks to end a connection.
+    /// Disconnect request.
     Dreq = 0x15 "DREQ",
-    /// Confirms its end.
+    /// Disconnect reply.
     Drep = 0x16 "DREP",
-    /// Asks for the datagram queue pair of a service.
+    /// Service ID resolution request.
     SidrReq = 0x17 "SIDR_REQ",
-    /// Names it.
+    /// Service ID resolution response.
     SidrRep = 0x18 "SIDR_REP",
-    /// Proposes an alternate path.
+    /// Load alternate path.
     Lap = 0x19 "LAP",
-    /// Answers that.
+    /// Alternate path response.
     Apr = 0x1a "APR",
 }
 
 impl Message {
-    /// How many bytes of additional information the message says it has.
+    /// The stated length of the additional information.
     fn additional_info_length(&self) -> usize {
         usize::from(match self {
             Message::Rej(rej) => rej.additional_info_length,
@@ -97,20 +97,20 @@ impl Message {
     }
 }
 
-/// A message in its management datagram.
+/// A CM message in a management datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// The header; its attribute is that of `message`.
+    /// The MAD header; its attribute ID matches `message`.
     pub header: MadHeader,
     /// The message.
     pub message: Message,
 }
 
 impl Datagram {
-    /// The class version of these layouts.
+    /// The CM class version of these layouts.
     pub const CLASS_VERSION: u8 = 2;
 
-    /// A datagram with this transaction identifier.
+    /// A datagram with this transaction ID.
     pub fn new(transaction: u64, message: impl Into<Message>) -> Datagram {
         let message = message.into();
         let header = MadHeader {
@@ -125,7 +125,7 @@ impl Datagram {
         Datagram { header, message }
     }
 
-    /// Reads the payload of a packet to QP1, unless it is for another class.
+    /// Parses the payload of a packet to QP1; fails for other management classes.
     pub fn parse(bytes: &[u8]) -> Result<Datagram, Malformed> {
         let header = MadHeader::parse(bytes)?;
         let field = |what, value: u16| Err(Malformed::Field { what, value: value.into() });
@@ -157,7 +157,7 @@ impl Datagram {
     pub fn emit(&self) -> [u8; MadHeader::DATAGRAM_LEN] {
         let mut bytes = [0; MadHeader::DATAGRAM_LEN];
         MadHeader { attribute_id: self.message.attribute_id(), ..self.header }.emit(&mut bytes);
-        self.message.write(bytes.last_chunk_mut().expect("a body behind the header"));
+        self.message.write(bytes.last_chunk_mut().expect("a MAD has a body"));
         bytes
     }
 }

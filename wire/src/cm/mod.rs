@@ -1,7 +1,7 @@
-//! The connection manager's messages (IBA volume 1, chapter 12), each as a plain value.
+//! Connection manager (CM) messages (IBA volume 1, chapter 12) as plain values.
 //!
-//! The layouts are lists in the files of their families; numbers that a peer may choose freely stay numbers,
-//! so that what was read can be written again. Which message follows which is the engine's business.
+//! Fields with reserved or unknown values keep their number, so that `emit` reproduces the parsed bytes. The
+//! engine implements the protocol.
 
 mod address;
 mod alternate_path;

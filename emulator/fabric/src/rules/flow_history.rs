@@ -3,8 +3,9 @@
 //! Memory is bounded per flow. PSNs are unwrapped: positions count on beyond 2^24, so that nothing that a
 //! rule said about the first packets happens again sixteen million packets later.
 
-use crate::flow::FlowMatch;
-use crate::{FlowId, FlowTable, Frame, FrameContent, PacketClass, PacketType};
+use super::flow::{FlowId, FlowMatch, FlowTable, PacketType};
+use super::packet_class::PacketClass;
+use crate::{Frame, FrameContent};
 use alloc::collections::{BTreeMap, VecDeque};
 use softhca_wire::{Icrc, Opcode, Psn, TransportHeader, TransportPacket};
 

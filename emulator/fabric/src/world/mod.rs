@@ -3,10 +3,16 @@
 //! Everything that will happen is in one heap, ordered by time and then by the order in which it was
 //! scheduled; the same script and seed therefore give the same bytes and events on every machine.
 
-use crate::event_queue::SimEvent;
-use crate::host::{Host, HostId};
+mod host;
+mod memory;
+mod verbs;
+
+pub use host::Host;
+pub use memory::SparseMemory;
+pub use verbs::{ConnectOptions, QpOptions, Verbs};
+
 use crate::network::{Network, Outcome};
-use crate::verbs::Verbs;
+use crate::sim_event::SimEvent;
 use crate::{
     BuiltTopology, Direction, FabricSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
     Layout, Link, LinkSettings, LinkState, Node, ReceiverSettings, Rule, Seed, SparseMemory, Switch,
@@ -20,10 +26,6 @@ use core::hint::black_box;
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
 use softhca_wire::{Icrc, Psn};
-
-/// Names a cable of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u32);
 
 /// Hosts, cables and switches under a virtual clock, seen by an observer.
 pub struct World<O: FabricSink = Box<dyn FabricSink>> {
@@ -51,10 +53,6 @@ impl World {
     pub fn set_sink(&mut self, observer: impl FabricSink + 'static) {
         self.sink = Box::new(observer);
     }
-
-    /// The verbs of a host's application.
-    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
-        Verbs { world: self, id: host }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Which packets a rule is about.
 
-use crate::{Direction, FlowId, ObservedPacket, PacketClass, PacketClasses, PacketType};
+use super::flow::{FlowId, PacketType};
+use super::flow_history::ObservedPacket;
+use super::packet_class::{PacketClass, PacketClasses};
+use crate::Direction;
 use alloc::vec::Vec;
 use softhca_wire::Opcode;
 

@@ -1,8 +1,8 @@
 //! What a rule does to a packet.
 
-use crate::header_field::payload;
-use crate::repetition::{DrawKey, DrawPurpose};
-use crate::{FaultEffect, FieldValue, Frame, FrameContent, HeaderField, Seed};
+use super::header_field::{FieldValue, HeaderField, payload};
+use super::repetition::{DrawKey, DrawPurpose};
+use crate::{Frame, FrameContent, Seed};
 use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
@@ -86,6 +86,56 @@ pub enum DownDirections {
     OneWay,
     /// Both.
     BothWays,
+}
+
+/// What was done to a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultEffect {
+    /// It was lost.
+    Dropped {
+        /// And with it so many duplicates that another rule had made of it.
+        copies: u64,
+    },
+    /// Others were made of it.
+    Duplicated {
+        /// How many.
+        copies: u32,
+    },
+    /// It was held back.
+    Reordered {
+        /// Behind how many others.
+        by: NonZeroU32,
+    },
+    /// It takes longer.
+    Delayed {
+        /// How much longer.
+        ns: u64,
+    },
+    /// One bit was flipped.
+    Corrupted {
+        /// Counted from the highest bit of the BTH's first byte.
+        bit: u32,
+        /// What became of the ICRC.
+        icrc: IcrcPolicy,
+    },
+    /// It carries a congestion mark now.
+    MarkedCe,
+    /// A field has another value now.
+    Rewritten {
+        /// The field.
+        field: HeaderField,
+        /// Its old value.
+        from: u64,
+        /// Its new value.
+        to: u64,
+    },
+    /// It took the link down.
+    LinkTakenDown {
+        /// In which direction.
+        directions: DownDirections,
+        /// Until when.
+        until_ns: u64,
+    },
 }
 
 impl Action {

@@ -1,7 +1,10 @@
 //! A fault rule, and how often it fired.
 
-use crate::repetition::{DrawKey, RepeatState};
-use crate::{Action, Direction, Frame, ObservedPacket, Repeat, Seed, Selector};
+use super::action::Action;
+use super::flow_history::ObservedPacket;
+use super::repetition::{DrawKey, Repeat, RepeatState};
+use super::selector::Selector;
+use crate::{Direction, Frame, Seed};
 
 /// Names a rule among all rules of a run. Draws depend on it, so it should not change when other rules are
 /// added or taken away.

@@ -1,7 +1,8 @@
 //! The verbs of a host's application in virtual time.
 
-use crate::host::QueueProducers;
-use crate::{Endpoint, Flow, FlowId, HostId, World};
+use super::World;
+use super::host::QueueProducers;
+use crate::{Endpoint, Flow, FlowId, HostId};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
@@ -575,6 +576,10 @@ impl Verbs<'_> {
 }
 
 impl World {
+    /// The verbs of a host's application.
+    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
+        Verbs { world: self, id: host }
+
     /// Connects two queue pairs, and lets rules know them by their roles.
     pub fn connect(
         &mut self,

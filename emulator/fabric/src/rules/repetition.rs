@@ -1,6 +1,8 @@
 //! How often a rule acts on the packets that it is about.
 
-use crate::{Direction, FlowId, ObservedPacket, Seed};
+use super::flow::FlowId;
+use super::flow_history::ObservedPacket;
+use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::fmt;
 use core::num::NonZeroU64;

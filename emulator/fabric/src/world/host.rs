@@ -1,6 +1,7 @@
 //! A host: a card, its memory, and the application's ends of the card's queues.
 
-use crate::{Direction, LinkId, SparseMemory};
+use super::memory::SparseMemory;
+use crate::{Direction, LinkId};
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
@@ -8,10 +9,6 @@ use core::net::IpAddr;
 use softhca_engine::{ClientId, CqId, DeviceLimits, Hca, Settings, SrqId};
 use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell_ring};
 use softhca_wire::{Gid, Qpn};
-
-/// Names a host of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostId(pub u32);
 
 /// The application's ends of a queue pair's rings.
 pub(crate) struct QueueProducers {

@@ -1,10 +1,10 @@
 //! What switches do with the frames of a network.
 
-use crate::event_queue::SimEvent;
+use crate::sim_event::SimEvent;
 use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
-use crate::network::Network;
-use crate::pfc::{PauseChange, pause_ns};
+use super::Network;
+use crate::pfc::{PauseChange, pause_frame, pause_ns};
 use crate::sink::{FabricSink, Stage};
 use crate::switch::WatchdogAction;
 use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
@@ -18,13 +18,6 @@ const MARK: u64 = 0x6d61_726b;
 fn port_mac(switch: SwitchId, port: u16) -> MacAddress {
     let ([_, _, a, b], [c, d]) = (switch.0.to_be_bytes(), port.to_be_bytes());
     MacAddress([0x02, 0x53, a, b, c, d])
-}
-
-/// A frame that changes one priority.
-pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
-    let mut pause = [None; 8];
-    pause[usize::from(priority)] = Some(quanta);
-    Pfc { source, pause }
 }
 
 impl Network {

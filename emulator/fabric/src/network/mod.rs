@@ -4,10 +4,19 @@
 //! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock, [`crate::Fabric`] under
 //! any other.
 
-use crate::event_queue::{EventQueue, SimEvent};
+mod external_ports;
+mod forwarding;
+mod host_ports;
+mod routes;
+
+pub use external_ports::{ExternalPortUpdate, Origin};
+pub(crate) use external_ports::{ExternalPortSink, ExternalPorts};
+
+use crate::event_queue::EventQueue;
 use crate::fabric_event::PacketId;
 use crate::frame_pool::{NO_SLOT, Slot};
 use crate::host_port::HostPort;
+use crate::sim_event::SimEvent;
 use crate::sink::{FabricSink, Stage};
 use crate::switch::Switch;
 use crate::{

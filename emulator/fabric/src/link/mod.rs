@@ -1,7 +1,11 @@
 //! A cable: two directions, a line that both share, and the fault rules.
 
-use crate::link_direction::{AdmittedFrame, LinkDirection};
-use crate::rule::ActiveRule;
+mod direction;
+
+pub use direction::{LinkCounters, LinkSettings};
+
+use crate::rules::ActiveRule;
+use direction::{AdmittedFrame, LinkDirection};
 use crate::{
     Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
     LinkCounters, LinkOutput, LinkSettings, ObservedPacket, Rule, RuleCounters, RuleId, Seed,

@@ -1,6 +1,6 @@
 //! Finds the shortest ways through a network, and the tree that datagrams for groups take.
 
-use crate::network::Network;
+use super::Network;
 use crate::switch::{NextHop, RoutingTable};
 use crate::{HostId, Node, SwitchId};
 use alloc::collections::{BTreeMap, VecDeque};
