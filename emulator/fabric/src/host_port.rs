@@ -1,8 +1,8 @@
 //! The port of a host: pauses that it honours, and a receiver that may be slow and ask for pauses itself.
 
+use crate::Direction;
 use crate::ids::{HostId, LinkId, Node};
 use crate::pfc::{PauseGenerator, PauseState, PfcSettings};
-use crate::Direction;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;

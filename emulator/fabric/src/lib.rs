@@ -40,10 +40,10 @@ pub use link::{Link, LinkCounters, LinkSettings, LinkState};
 pub use network::{BuiltTopology, ExternalPortUpdate, FrameCounters, Origin};
 pub use pfc::{PauseChange, PauseState, PfcSettings, QUANTUM_BITS, pause_ns};
 pub use rules::{
-    Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint, Fault, FaultCause, FaultEffect, FieldValue,
-    Flow, FlowHistory, FlowId, FlowTable, GilbertElliott, HeaderField, IcrcPolicy, InclusiveRange, LinkOutput,
-    ObservedPacket, PacketClass, PacketClasses, PacketType, Pattern, PatternError, Repeat, Rule, RuleCounters,
-    RuleId, Scope, Selector,
+    Action, BitPosition, Choice, CmMessage, DownDirections, Endpoint, Fault, FaultCause, FaultEffect,
+    FieldValue, Flow, FlowHistory, FlowId, FlowTable, GilbertElliott, HeaderField, IcrcPolicy,
+    InclusiveRange, LinkOutput, ObservedPacket, PacketClass, PacketClasses, PacketType, Pattern,
+    PatternError, Repeat, Rule, RuleCounters, RuleId, Scope, Selector,
 };
 pub use seed::{PER_BILLION, Seed};
 pub use sink::{FabricSink, Stage};

@@ -5,12 +5,12 @@ mod direction;
 pub use direction::{LinkCounters, LinkSettings};
 
 use crate::rules::ActiveRule;
-use direction::{AdmittedFrame, LinkDirection};
 use crate::{
     Action, Direction, DownDirections, Fault, FaultCause, FaultEffect, FlowHistory, FlowTable, Frame,
-    LinkCounters, LinkOutput, LinkSettings, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
+    LinkOutput, ObservedPacket, Rule, RuleCounters, RuleId, Seed,
 };
 use alloc::vec::Vec;
+use direction::{AdmittedFrame, LinkDirection};
 
 /// Whether one direction of a link carries frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 //! What comes from such a machine waits here for the line, and for the pauses that the network asked of it: a port here
 //! honours them at once, whatever the machine itself does. What it is asked for is kept until somebody tells it.
 
-use crate::sim_event::SimEvent;
-use crate::fabric_event::PacketId;
 use super::Network;
+use crate::fabric_event::PacketId;
+use crate::sim_event::SimEvent;
 use crate::sink::FabricSink;
 use crate::{
     Direction, FabricEvent, Fault, Frame, FrameDropReason, HostId, LinkId, LinkSettings, Node, Stage,

@@ -1,15 +1,15 @@
 //! What switches do with the frames of a network.
 
-use crate::sim_event::SimEvent;
+use super::Network;
 use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
-use super::Network;
 use crate::pfc::{PauseChange, pause_frame, pause_ns};
+use crate::sim_event::SimEvent;
 use crate::sink::{FabricSink, Stage};
 use crate::switch::WatchdogAction;
 use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
 use softhca_engine::Instant;
-use softhca_wire::{Ecn, MacAddress, Pfc};
+use softhca_wire::{Ecn, MacAddress};
 
 /// The words of a draw that say that it is about a mark.
 const MARK: u64 = 0x6d61_726b;

@@ -9,8 +9,8 @@ mod forwarding;
 mod host_ports;
 mod routes;
 
-pub use external_ports::{ExternalPortUpdate, Origin};
 pub(crate) use external_ports::{ExternalPortSink, ExternalPorts};
+pub use external_ports::{ExternalPortUpdate, Origin};
 
 use crate::event_queue::EventQueue;
 use crate::fabric_event::PacketId;

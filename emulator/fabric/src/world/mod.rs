@@ -14,9 +14,9 @@ pub use verbs::{ConnectOptions, QpOptions, Verbs};
 use crate::network::{Network, Outcome};
 use crate::sim_event::SimEvent;
 use crate::{
-    BuiltTopology, Direction, FabricSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
-    Layout, Link, LinkSettings, LinkState, Node, ReceiverSettings, Rule, Seed, SparseMemory, Switch,
-    SwitchId, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, Direction, FabricSink, FlowTable, Frame, FrameContent, FrameCounters, HostId,
+    HostPortCounters, Layout, Link, LinkId, LinkSettings, LinkState, Node, ReceiverSettings, Rule, Seed,
+    Switch, SwitchId, SwitchSettings, Topology, TopologyError,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -52,7 +52,6 @@ impl World {
     /// Shows everything from now on to `observer`.
     pub fn set_sink(&mut self, observer: impl FabricSink + 'static) {
         self.sink = Box::new(observer);
-    }
     }
 }
 

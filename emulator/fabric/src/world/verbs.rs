@@ -579,6 +579,7 @@ impl World {
     /// The verbs of a host's application.
     pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
         Verbs { world: self, id: host }
+    }
 
     /// Connects two queue pairs, and lets rules know them by their roles.
     pub fn connect(

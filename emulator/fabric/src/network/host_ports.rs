@@ -1,0 +1,268 @@
+//! PFC and the receive buffer at the ports of hosts.
+
+use super::{Network, Outcome};
+use crate::frame_pool::Slot;
+use crate::pfc::{PauseChange, pause_frame, pause_ns};
+use crate::sim_event::SimEvent;
+use crate::sink::FabricSink;
+use crate::{FabricEvent, FrameDropReason, HostId, LinkId, Node, PauseEndReason, ReceiverSettings};
+use softhca_engine::Instant;
+use softhca_wire::MacAddress;
+
+impl Network {
+    pub fn arrive_at_host(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        cable: LinkId,
+        slot: u32,
+        observer: &mut dyn FabricSink,
+    ) -> Outcome {
+        let Slot { is_pause, priority, bytes, .. } = *self.event_queue.pool.slot_mut(slot);
+        if is_pause {
+            return self.receive_pause_at_host(now, host, cable, slot, observer);
+        }
+        let port = &mut self.hosts[host.0 as usize];
+        if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
+            self.count_delivered();
+            return Outcome::Arrived { host, slot };
+        }
+        let bytes = u64::from(bytes);
+        if port.buffered + bytes > port.receiver.buffer {
+            port.dropped_frames += 1;
+            self.drop_frame(now, Node::Host(host), cable, slot, FrameDropReason::BufferFull, observer);
+            return Outcome::Nothing;
+        }
+        port.buffered += bytes;
+        port.queue.push_back(slot);
+        let flow = port.receiver.pfc.filter(|_| port.watchdog_active >> priority & 1 == 0);
+        let held = &mut port.ingress_bytes[usize::from(priority)];
+        *held += bytes;
+        if port.pause_generator.on_enqueue(flow.as_ref(), now.nanos(), priority, *held) {
+            self.request_host_pause(now, host, priority, observer);
+        }
+        self.schedule_drain(now, host);
+        Outcome::Nothing
+    }
+
+    /// Sets a timer for the oldest frame in the buffer to reach the card.
+    fn schedule_drain(&mut self, now: Instant, host: HostId) {
+        let port = &mut self.hosts[host.0 as usize];
+        let Some(slot) = port.queue.front().copied().filter(|_| !port.draining) else { return };
+        let bits = self.event_queue.pool.frame(slot).wire_length() as u64 * 8;
+        let wait = match port.receiver.bits_per_second {
+            None => 0,
+            Some(0) => return,
+            Some(rate) => (bits * 1_000_000_000).div_ceil(rate),
+        };
+        port.draining = true;
+        self.event_queue.push(now.nanos() + wait, SimEvent::ReceiverDrain { host });
+    }
+
+    /// The oldest frame in the buffer reaches the card.
+    pub fn drain(&mut self, now: Instant, host: HostId, observer: &mut dyn FabricSink) -> Outcome {
+        let port = &mut self.hosts[host.0 as usize];
+        port.draining = false;
+        if port.receiver.bits_per_second == Some(0) {
+            return Outcome::Nothing;
+        }
+        let Some(slot) = port.queue.pop_front() else { return Outcome::Nothing };
+        let Slot { priority, bytes, .. } = *self.event_queue.pool.slot_mut(slot);
+        let bytes = u64::from(bytes);
+        port.buffered -= bytes;
+        let flow = port.receiver.pfc;
+        let held = &mut port.ingress_bytes[usize::from(priority)];
+        *held -= bytes;
+        if flow.is_some_and(|flow| *held <= flow.xon) {
+            port.watchdog_active &= !(1 << priority);
+        }
+        let storms = port.receiver.pause_storm >> priority & 1 == 1;
+        if port.pause_generator.on_dequeue(flow.as_ref(), priority, *held) {
+            match storms {
+                true => port.pause_generator.stop(now.nanos(), priority),
+                false => self.send_host_pause(now, host, priority, 0, observer),
+            }
+        }
+        self.schedule_drain(now, host);
+        self.count_delivered();
+        Outcome::Arrived { host, slot }
+    }
+
+    /// Changes how fast a host takes what arrives.
+    pub fn set_receiver(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        receiver: ReceiverSettings,
+        observer: &mut dyn FabricSink,
+    ) {
+        let port = &mut self.hosts[host.0 as usize];
+        let before = core::mem::replace(&mut port.receiver, receiver).pause_storm;
+        for priority in 0..8 {
+            let port = &mut self.hosts[host.0 as usize];
+            let is = |mask: u8| mask >> priority & 1 == 1;
+            if is(receiver.pause_storm) && !port.pause_generator.is_stopped(priority) {
+                port.pause_generator.stop(now.nanos(), priority);
+                self.request_host_pause(now, host, priority, observer);
+            } else if is(before)
+                && !is(receiver.pause_storm)
+                && port.pause_generator.on_dequeue(None, priority, 0)
+            {
+                self.send_host_pause(now, host, priority, 0, observer);
+            }
+        }
+        self.schedule_drain(now, host);
+    }
+
+    /// Tells everybody who sends to a host to stop, and sees to it that they are told again.
+    fn request_host_pause(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let port = &mut self.hosts[host.0 as usize];
+        let quanta = port.receiver.pfc.map_or(u16::MAX, |flow| flow.quanta);
+        let rates =
+            port.links.iter().map(|(cable, _)| self.links[cable.0 as usize].settings().bits_per_second);
+        let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
+        let again = now.nanos() + (lasts / 2).max(1);
+        port.pause_generator.schedule_refresh(priority, again);
+        self.event_queue.push(again, SimEvent::HostPauseRefresh { host, priority });
+        if let Some(after) = port.receiver.watchdog
+            && port.pause_generator.stopped_at(priority) == now.nanos()
+        {
+            self.event_queue.push(now.plus(after).nanos(), SimEvent::HostWatchdog { host, priority });
+        }
+        self.send_host_pause(now, host, priority, quanta, observer);
+    }
+
+    fn send_host_pause(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        priority: u8,
+        quanta: u16,
+        observer: &mut dyn FabricSink,
+    ) {
+        let port = &mut self.hosts[host.0 as usize];
+        port.pause_generator.count_sent(priority);
+        let held = port.ingress_bytes[usize::from(priority)];
+        let pause = pause_frame(MacAddress::from_ip(port.address), priority, quanta);
+        let at = Node::Host(host);
+        for index in 0..port.links.len() {
+            let (cable, direction) = self.hosts[host.0 as usize].links[index];
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::PauseSent { node: at, link: cable, priority, quanta, ingress_bytes: held },
+            );
+            self.send_pause(now, cable, direction, &pause, observer);
+        }
+    }
+
+    /// A pause that a host asked for may have to be asked for again.
+    pub fn refresh_host_pause(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let ingress = &self.hosts[host.0 as usize].pause_generator;
+        if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
+            self.request_host_pause(now, host, priority, observer);
+        }
+    }
+
+    /// A host may have kept its sender stopped for too long.
+    pub fn run_host_watchdog(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        priority: u8,
+        observer: &mut dyn FabricSink,
+    ) {
+        let port = &mut self.hosts[host.0 as usize];
+        let Some(after) = port.receiver.watchdog else { return };
+        let since = Instant::from_nanos(port.pause_generator.stopped_at(priority));
+        if !port.pause_generator.is_stopped(priority) || since.plus(after) > now {
+            return;
+        }
+        port.pause_generator.resume(priority);
+        port.watchdog_active |= 1 << priority;
+        port.watchdog_fired += 1;
+        let at = Node::Host(host);
+        if let Some((cable, _)) = port.links.first().copied() {
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::WatchdogFired { node: at, link: cable, priority, dropped: 0 },
+            );
+        }
+        self.send_host_pause(now, host, priority, 0, observer);
+    }
+
+    /// A pause frame came to a host.
+    fn receive_pause_at_host(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        cable: LinkId,
+        slot: u32,
+        observer: &mut dyn FabricSink,
+    ) -> Outcome {
+        let at = Node::Host(host);
+        let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
+            self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, observer);
+            return Outcome::Nothing;
+        };
+        self.count_delivered();
+        self.event_queue.pool.release(slot);
+        let rate = self.links[cable.0 as usize].settings().bits_per_second;
+        let pauses = &mut self.hosts[host.0 as usize].pauses;
+        for (priority, quanta) in (0..8u8).zip(pause.pause) {
+            let Some(quanta) = quanta else { continue };
+            let for_ns = pause_ns(quanta, rate);
+            let change = pauses.apply(now.nanos(), priority, for_ns);
+            let until_ns = now.nanos() + for_ns;
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::PauseReceived { node: at, link: cable, priority, quanta, until_ns },
+            );
+            match change {
+                PauseChange::Stopped => self.event_queue.push(until_ns, SimEvent::HostPauseExpired { host }),
+                PauseChange::Resumed => {
+                    let how = PauseEndReason::Resumed;
+                    observer.on_fabric_event(
+                        now,
+                        &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                    );
+                }
+                PauseChange::Unchanged => {}
+            }
+        }
+        Outcome::Paused { host, frames: 1 }
+    }
+
+    /// A pause of a host may be over.
+    pub fn expire_host_pauses(
+        &mut self,
+        now: Instant,
+        host: HostId,
+        observer: &mut dyn FabricSink,
+    ) -> Outcome {
+        let port = &mut self.hosts[host.0 as usize];
+        let over = port.pauses.expire(now.nanos());
+        let Some((cable, _)) = port.links.first().copied().filter(|_| over != 0) else {
+            return Outcome::Nothing;
+        };
+        for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
+            let (at, how) = (Node::Host(host), PauseEndReason::Expired);
+            observer.on_fabric_event(
+                now,
+                &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+            );
+        }
+        Outcome::Paused { host, frames: 0 }
+    }
+}
