@@ -46,7 +46,7 @@ pub use rules::{
     PatternError, Repeat, Rule, RuleCounters, RuleId, Scope, Selector,
 };
 pub use seed::{PER_BILLION, Seed};
-pub use sink::{FabricSink, Stage};
+pub use sink::{EventSink, NetworkEvent, Stage};
 pub use softhca_queue::PortCounters;
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};

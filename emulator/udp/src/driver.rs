@@ -16,11 +16,13 @@ use crate::pauses::PeerPauses;
 use crate::reorder::ReorderBuffer;
 use crate::system::WakeSet;
 use crate::{
-    Entropy, HostSockets, LinkChange, LinkControl, LinkEvent, Loopback, NetworkErrorCause, PeerState,
-    ReceiveBatch, ReceiveMemory, SendError, UnreachablePort, grant_budget,
+    Entropy, HostSockets, LinkChange, LinkControl, Loopback, NetworkErrorCause, PeerState, ReceiveBatch,
+    ReceiveMemory, SendError, UnreachablePort, grant_budget,
 };
 use softhca_engine::{Context, Event, Hca, Instant, Memory, PacketBatch, PortState, Settings};
-use softhca_fabric::{FabricEvent, Fault, Flow, LinkState, Rule, RuleCounters};
+use softhca_fabric::{
+    Direction, EventSink, Flow, HostId, LinkId, LinkState, NetworkEvent, Rule, RuleCounters, Stage,
+};
 use softhca_wire::link_control::{Incarnation, Message, Pause};
 use softhca_wire::{AddressHeaders, Gid, MacAddress, Pfc};
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,53 +42,28 @@ const ERROR_QUEUE_POLL_INTERVAL: u64 = 100_000_000;
 /// How far a queue pair whose rate is limited may catch up: about as late as a thread wakes up.
 const PACING_SLACK: Duration = Duration::from_micros(100);
 
-/// Which way a frame passed a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortDirection {
-    /// Handed to the card's cable, before any fault.
-    Sent,
-    /// Taken from the network.
-    Received,
+/// The only host and the only link of a driver, as events number them.
+const HOST: HostId = HostId(0);
+const LINK: LinkId = LinkId(0);
+
+/// Passes an event of the HCA to a sink.
+#[inline]
+fn emit_hca_event(sink: &mut dyn EventSink, now: Instant, event: &Event) {
+    sink.on_event(now, &NetworkEvent::Hca { host: HOST, event });
 }
 
-/// Sees everything that a driver does. Every method does nothing unless it is written.
-pub trait DriverSink: Send {
-    /// The card told an event.
-    fn on_engine_event(&mut self, now: Instant, event: &Event) {
-        let _ = (now, event);
-    }
-
-    /// What arrived together has been taken, or a control verb is done. What the card told until now may be passed on:
-    /// whoever is woken then finds all of it.
-    fn flush(&mut self) {}
-
-    /// A packet, from the BTH to the ICRC, passed the port.
-    fn on_frame(&mut self, now: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
-        let _ = (now, passage, envelope, packet);
-    }
-
-    /// A rule did something to a frame.
-    fn on_fault(&mut self, now: Instant, on_fault: &Fault) {
-        let _ = (now, on_fault);
-    }
-
-    /// A link to another port changed.
-    fn on_link_event(&mut self, now: Instant, event: &LinkEvent) {
-        let _ = (now, event);
-    }
-
-    /// A peer's pause changed what may be sent to it. A driver has one host and one cable, whose numbers are zero.
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let _ = (now, event);
-    }
-
-    /// A priority pause frame passed the port, over a link.
-    fn on_pause_frame(&mut self, now: Instant, passage: PortDirection, on_pause_frame: &Pfc) {
-        let _ = (now, passage, on_pause_frame);
-    }
+/// The direction of frames that leave the port (`Admitted`) or enter it (`Delivered`).
+fn direction(stage: Stage) -> Direction {
+    if stage == Stage::Delivered { Direction::Backward } else { Direction::Forward }
 }
 
-impl DriverSink for () {}
+fn frame_event<'a>(stage: Stage, addressing: &'a AddressHeaders, packet: &'a [u8]) -> NetworkEvent<'a> {
+    NetworkEvent::Frame { link: LINK, direction: direction(stage), stage, addressing, packet }
+}
+
+fn pause_event(stage: Stage, pause: &Pfc) -> NetworkEvent<'_> {
+    NetworkEvent::PauseFrame { link: LINK, direction: direction(stage), stage, pause }
+}
 
 /// How the invariant CRC of arriving packets is checked.
 ///
@@ -134,7 +111,7 @@ pub struct Driver<M> {
     /// What wakes the driver's thread besides the two sockets of the first address.
     wake_set: Option<Arc<WakeSet>>,
     links: LinkControl,
-    sink: Box<dyn DriverSink>,
+    sink: Box<dyn EventSink + Send>,
     started: std::time::Instant,
     icrc_check: IcrcCheck,
     batch: ReceiveBatch,
@@ -162,22 +139,13 @@ pub struct Driver<M> {
     needs_poll: bool,
 }
 
-struct EngineEvents<'a>(&'a mut dyn DriverSink);
-
-impl softhca_engine::EventSink for EngineEvents<'_> {
-    #[inline]
-    fn on_event(&mut self, now: Instant, event: &Event) {
-        self.0.on_engine_event(now, event);
-    }
-}
-
 impl<M: Memory> Driver<M> {
     /// Drives a new card on these sockets.
     pub fn new(
         sockets: HostSockets,
         options: DriverOptions,
         memory: M,
-        witness: Box<dyn DriverSink>,
+        sink: Box<dyn EventSink + Send>,
     ) -> Driver<M> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);
@@ -201,7 +169,7 @@ impl<M: Memory> Driver<M> {
             multicast: MulticastGroups::default(),
             flow_sockets: (options.entropy == Entropy::On).then(FlowSockets::default),
             wake_set: None,
-            sink: witness,
+            sink,
             started: std::time::Instant::now(),
             icrc_check: options.icrc,
             batch: ReceiveBatch::new(),
@@ -274,7 +242,7 @@ impl<M: Memory> Driver<M> {
     pub fn control<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let now = self.now();
         self.transmit_between_polls(now);
-        let mut events = EngineEvents(&mut *self.sink);
+        let mut events = |now, event: &Event| emit_hca_event(&mut *self.sink, now, event);
         let result = act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events });
         if !self.multicast.matches(self.hca.multicast_groups().map(Gid::ip)) {
             let wanted = self.hca.multicast_groups().map(Gid::ip).collect();
@@ -369,10 +337,9 @@ impl<M: Memory> Driver<M> {
     /// on. It goes over the link once, and may be lost.
     pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
         let now = self.now();
-        self.sink.on_pause_frame(
+        self.sink.on_event(
             now,
-            PortDirection::Sent,
-            &pause.to_pfc(MacAddress::from_ip(self.sockets.address())),
+            &pause_event(Stage::Admitted, &pause.to_pfc(MacAddress::from_ip(self.sockets.address()))),
         );
         self.links.send_pause(peer, pause, now.nanos());
         self.process_link_events(now);
@@ -385,9 +352,9 @@ impl<M: Memory> Driver<M> {
 
     /// Lets queue pairs try again that waited for a pause of these peers to end.
     fn unblock_paused(&mut self, now: Instant, peers: Vec<IpAddr>) {
-        let Driver { hca, memory, sink: witness, blocked_on_pause: at_pause, .. } = self;
+        let Driver { hca, memory, sink, blocked_on_pause: at_pause, .. } = self;
         for peer in peers.into_iter().filter(|peer| at_pause.remove(peer)) {
-            let mut events = EngineEvents(&mut **witness);
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             hca.unblock(&mut Context { now, memory, events: &mut events }, peer);
         }
     }
@@ -448,12 +415,13 @@ impl<M: Memory> Driver<M> {
         self.polled_at = now;
         self.needs_poll = false;
         if self.peer_pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            let Driver { peer_pauses: pauses, sink: witness, .. } = self;
-            let resumed = pauses.expire(now.nanos(), |event| witness.on_fabric_event(now, &event));
+            let Driver { peer_pauses: pauses, sink, .. } = self;
+            let resumed =
+                pauses.expire(now.nanos(), |event| sink.on_event(now, &NetworkEvent::Fabric(event)));
             self.unblock_paused(now, resumed);
         }
         let carried = self.poll_host_network(now);
-        let mut events = EngineEvents(&mut *self.sink);
+        let mut events = |now, event: &Event| emit_hca_event(&mut *self.sink, now, event);
         let mut ctx = Context { now, memory: &mut self.memory, events: &mut events };
         self.hca.process_doorbells(&mut ctx);
         if self.hca.next_timeout().is_some_and(|at| at <= now) {
@@ -531,7 +499,7 @@ impl<M: Memory> Driver<M> {
             hca,
             memory,
             links,
-            sink: witness,
+            sink,
             blocked_on_grant: waiting,
             pending_run: unsent,
             reorder_buffer: held,
@@ -540,8 +508,11 @@ impl<M: Memory> Driver<M> {
             ..
         } = self;
         while let Some(event) = links.poll_event() {
-            witness.on_link_event(now, &event);
-            let mut events = EngineEvents(&mut **witness);
+            sink.on_event(
+                now,
+                &NetworkEvent::PeerLinkChanged { peer: event.peer, change: event.change.name() },
+            );
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             let mut ctx = Context { now, memory, events: &mut events };
             match event.change {
                 LinkChange::StateChanged(PeerState::Stalled) => hca.stall(event.peer),
@@ -568,12 +539,11 @@ impl<M: Memory> Driver<M> {
                 LinkChange::StateChanged(_) => hca.resume(&mut ctx, event.peer),
                 LinkChange::PauseReceived(pause) => {
                     hca.count_pause_frames(1);
-                    witness.on_pause_frame(
+                    sink.on_event(
                         now,
-                        PortDirection::Received,
-                        &pause.to_pfc(MacAddress::from_ip(event.peer)),
+                        &pause_event(Stage::Delivered, &pause.to_pfc(MacAddress::from_ip(event.peer))),
                     );
-                    let tell = |event| witness.on_fabric_event(now, &event);
+                    let tell = |event| sink.on_event(now, &NetworkEvent::Fabric(event));
                     if pauses.apply(event.peer, &pause, now.nanos(), tell) {
                         resumed.push(event.peer);
                     }
@@ -585,7 +555,7 @@ impl<M: Memory> Driver<M> {
         waiting.retain(|peer, price| {
             let granted = links.may_send(*peer, *price, now.nanos());
             if granted {
-                let mut events = EngineEvents(&mut **witness);
+                let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
                 let mut ctx = Context { now, memory, events: &mut events };
                 hca.unblock(&mut ctx, *peer);
             }

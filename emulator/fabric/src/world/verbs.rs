@@ -6,7 +6,7 @@ use crate::{Endpoint, Flow, FlowId, HostId};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, Modify,
+    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, ModifyQp,
     PayloadMode, PdId, QpAttributes, QpInitAttributes, QpRings, QpSnapshot, QpState, QpType, SrqId,
     SrqInitAttributes, VerbsError, XrcdId,
 };
@@ -410,7 +410,7 @@ impl Verbs<'_> {
     }
 
     /// Changes a queue pair's attributes and state.
-    pub fn modify_queue_pair(&mut self, number: Qpn, modify: Modify) -> Result<QpState, VerbsError> {
+    pub fn modify_queue_pair(&mut self, number: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
         let client = self.world.host(self.id).client;
         self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
     }
@@ -525,7 +525,7 @@ impl Verbs<'_> {
 
     /// Takes a datagram queue pair to RTS.
     pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify_queue_pair(number, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
         self.modify_queue_pair(number, modify.state(QpState::ReadyToReceive))?;
         self.modify_queue_pair(number, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
@@ -544,7 +544,7 @@ impl Verbs<'_> {
         let kind = self.query_queue_pair(number)?.qp_type;
         let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify_queue_pair(
             number,
             modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),

@@ -1,11 +1,11 @@
 //! The receiving half: batches of the sockets, frames of the backbone, in the order of their PSNs.
 
-use super::{Driver, DriverSink, EngineEvents, IcrcCheck, PortDirection};
+use super::{Driver, IcrcCheck, emit_hca_event, frame_event};
 use crate::host_network::HostPort;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, PeerState};
-use softhca_engine::{Context, Hca, Instant, Memory, PacketBatch};
-use softhca_fabric::{ExternalPortUpdate, Frame, Origin};
+use softhca_engine::{Context, Event, Hca, Instant, Memory, PacketBatch};
+use softhca_fabric::{EventSink, ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{AddressHeaders, Bth, Icrc};
 use std::io;
@@ -101,7 +101,7 @@ impl<M: Memory> Driver<M> {
     /// Takes one batch of each socket.
     fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
         let (mut received, mut drained) = (false, true);
-        let Driver { hca, memory, links, sink: witness, batch, sockets, multicast: memberships, .. } = self;
+        let Driver { hca, memory, links, sink, batch, sockets, multicast: memberships, .. } = self;
         let Driver {
             icrc_check: icrc,
             reorder_buffer: held,
@@ -126,7 +126,7 @@ impl<M: Memory> Driver<M> {
                     links,
                     held,
                     plug,
-                    &mut **witness,
+                    &mut **sink,
                     *icrc,
                     identified,
                 );
@@ -146,7 +146,7 @@ impl<M: Memory> Driver<M> {
             links,
             reorder_buffer: held,
             host_port: plug,
-            sink: witness,
+            sink,
             identifications: identified,
             transmit_buffer: buffer,
             ..
@@ -165,7 +165,7 @@ impl<M: Memory> Driver<M> {
             links,
             held,
             plug,
-            &mut **witness,
+            &mut **sink,
             check,
             identified,
         );
@@ -173,7 +173,7 @@ impl<M: Memory> Driver<M> {
 
     /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
     fn release(&mut self, now: Instant, key: FlowKey) {
-        let mut events = EngineEvents(&mut *self.sink);
+        let mut events = |now, event: &Event| emit_hca_event(&mut *self.sink, now, event);
         let wall_ns = self.started.elapsed().as_nanos() as u64;
         let ctx = Context { now, memory: &mut self.memory, events: &mut events };
         InOrderReceiver { hca: &mut self.hca, reorder_buffer: &mut self.reorder_buffer, ctx, now: wall_ns }
@@ -193,17 +193,15 @@ impl<M: Memory> Driver<M> {
                 self.pause_peer(*peer, Pause::from_pfc(pause, rate));
             }
         }
-        let Driver {
-            hca, memory, links, reorder_buffer: held, sink: witness, blocked_on_link: at_line, ..
-        } = self;
+        let Driver { hca, memory, links, reorder_buffer: held, sink, blocked_on_link: at_line, .. } = self;
         if glance.is_link_idle {
-            let mut events = EngineEvents(&mut **witness);
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             let mut ctx = Context { now, memory, events: &mut events };
             core::mem::take(at_line).into_iter().for_each(|destination| hca.unblock(&mut ctx, destination));
         }
         for (frame, origin) in &glance.frames {
-            witness.on_frame(now, PortDirection::Received, &frame.addressing, &frame.bytes);
-            let mut events = EngineEvents(&mut **witness);
+            sink.on_event(now, &frame_event(Stage::Delivered, &frame.addressing, &frame.bytes));
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             let mut ctx = Context { now, memory, events: &mut events };
             match Icrc::split(&frame.bytes) {
                 // What came from outside was checked when it came; its host may have mixed it up.
@@ -236,7 +234,7 @@ fn receive_chunk<M: Memory>(
     links: &mut LinkControl,
     held: &mut ReorderBuffer,
     plug: Option<&HostPort>,
-    witness: &mut dyn DriverSink,
+    sink: &mut dyn EventSink,
     check: IcrcCheck,
     found: &mut Vec<Option<u16>>,
 ) {
@@ -267,8 +265,8 @@ fn receive_chunk<M: Memory>(
                 continue;
             }
         }
-        witness.on_frame(now, PortDirection::Received, &envelope, datagram.bytes);
-        let mut events = EngineEvents(witness);
+        sink.on_event(now, &frame_event(Stage::Delivered, &envelope, datagram.bytes));
+        let mut events = |now, event: &Event| emit_hca_event(sink, now, event);
         let mut ctx = Context { now, memory, events: &mut events };
         if placed == 0
             && plug.is_none()

@@ -1,12 +1,12 @@
 //! The sending half: permission, ports, seals, and what the kernel does not take at once.
 
-use super::{Driver, EngineEvents, IcrcCheck, MAX_RUNS_PER_POLL, PendingRun, PortDirection, is_peer_error};
+use super::{Driver, IcrcCheck, MAX_RUNS_PER_POLL, PendingRun, emit_hca_event, frame_event, is_peer_error};
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
 use crate::{HostSockets, LinkControl, SendError, charge};
-use softhca_engine::{Context, Instant, Memory, PacketBatch, TransmitGate};
-use softhca_fabric::Frame;
+use softhca_engine::{Context, Event, Instant, Memory, PacketBatch, TransmitGate};
+use softhca_fabric::{Frame, Stage};
 use softhca_wire::{AddressHeaders, Icrc, ROCE_PORT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -87,8 +87,8 @@ impl<M: Memory> Driver<M> {
                 blocked_on_link: at_line,
                 ..
             } = self;
-            let Driver { sink: witness, transmit_buffer: buffer, sockets, .. } = self;
-            let mut events = EngineEvents(&mut **witness);
+            let Driver { sink, transmit_buffer: buffer, sockets, .. } = self;
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             let mut ctx = Context { now, memory, events: &mut events };
             let (plug, paused, now_ns) = (plug.as_ref(), hca.paused_priorities(), now.nanos());
             let mut gate = LinkGate {
@@ -142,7 +142,7 @@ impl<M: Memory> Driver<M> {
             envelope.identification = if is_own { index as u16 } else { socket.identification(index) };
             Icrc::write(&envelope, packet);
             if from == 0 {
-                self.sink.on_frame(now, PortDirection::Sent, &envelope, packet);
+                self.sink.on_event(now, &frame_event(Stage::Admitted, &envelope, packet));
             }
         }
     }
@@ -205,8 +205,8 @@ impl<M: Memory> Driver<M> {
                 blocked_on_link: at_line,
                 ..
             } = self;
-            let Driver { sink: witness, transmit_buffer: buffer, sockets, .. } = self;
-            let mut events = EngineEvents(&mut **witness);
+            let Driver { sink, transmit_buffer: buffer, sockets, .. } = self;
+            let mut events = |now, event: &Event| emit_hca_event(&mut **sink, now, event);
             let mut ctx = Context { now, memory, events: &mut events };
             let (plug, paused, now_ns) = (plug.as_ref(), hca.paused_priorities(), now.nanos());
             let mut gate = LinkGate {
@@ -228,15 +228,15 @@ impl<M: Memory> Driver<M> {
                 service_level: run.service_level,
                 ..Frame::new(run.addressing, self.transmit_buffer[..run.bytes].to_vec())
             };
-            let Driver { fault_injector: faults, sink: witness, .. } = self;
+            let Driver { fault_injector: faults, sink, .. } = self;
             if let Some(faults) = faults {
-                faults.admit(now, frame, &mut **witness);
+                faults.admit(now, frame, &mut **sink);
             }
         }
         loop {
-            let Driver { fault_injector: faults, sink: witness, .. } = self;
+            let Driver { fault_injector: faults, sink, .. } = self;
             let Some(faults) = faults else { break };
-            faults.expire(now, &mut **witness);
+            faults.expire(now, &mut **sink);
             let Some(frame) = faults.pop_due(now.nanos()) else { break };
             let (destination, length) = (frame.addressing.destination, frame.bytes.len());
             if let Some(plug) = self.host_port.as_ref().filter(|plug| plug.routes_to(destination)) {
@@ -284,7 +284,7 @@ impl<M: Memory> Driver<M> {
         };
         let mut bytes = self.transmit_buffer[..run.bytes].to_vec();
         Icrc::write(&run.addressing, &mut bytes);
-        self.sink.on_frame(now, PortDirection::Sent, &run.addressing, &bytes);
+        self.sink.on_event(now, &frame_event(Stage::Admitted, &run.addressing, &bytes));
         plug.send(Frame { service_level: run.service_level, ..Frame::new(run.addressing, bytes) });
         true
     }
