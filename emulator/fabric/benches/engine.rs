@@ -98,12 +98,12 @@ fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> 
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), buffer, 64) else { return packets };
         let mut ctx = Context { now, memory: &mut to.store, events: &mut |_, _| {} };
         for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment_size).enumerate() {
-            let mut envelope = run.addressing;
-            envelope.identification = index as u16;
-            Icrc::write(&envelope, packet);
+            let mut addressing = run.addressing;
+            addressing.identification = index as u16;
+            Icrc::write(&addressing, packet);
             let (transport, icrc) = Icrc::split(packet).unwrap();
-            assert_eq!(Icrc::compute(&envelope, transport), icrc);
-            to.hca.receive(&mut ctx, &envelope, transport);
+            assert_eq!(Icrc::compute(&addressing, transport), icrc);
+            to.hca.receive(&mut ctx, &addressing, transport);
             packets += 1;
         }
     }

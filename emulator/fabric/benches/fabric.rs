@@ -73,12 +73,12 @@ fn permutation(hosts: &[HostId]) -> Vec<(HostId, HostId)> {
 
 /// Frames that all cables took.
 fn packet_links(world: &World) -> u64 {
-    let cables = (0..).map_while(|cable| {
-        let cable = softhca_fabric::LinkId(cable);
-        world.try_link_ends(cable).map(|_| world.link(cable))
+    let links = (0..).map_while(|link| {
+        let link = softhca_fabric::LinkId(link);
+        world.try_link_ends(link).map(|_| world.link(link))
     });
     let ways = [Direction::Forward, Direction::Backward];
-    cables.map(|cable| ways.iter().map(|way| cable.counters(*way).admitted).sum::<u64>()).sum()
+    links.map(|link| ways.iter().map(|way| link.counters(*way).admitted).sum::<u64>()).sum()
 }
 
 struct Outcome {
@@ -107,13 +107,13 @@ fn run(
         let sum = |pick: fn(&softhca_engine::Counters) -> u64| {
             hosts.iter().map(|host| pick(world.host(*host).hca().counters())).sum::<u64>()
         };
-        let census = world.frame_counters();
+        let counters = world.frame_counters();
         println!(
             "  {packets} data packets, {links} packet-links, {:.1} ms simulated; {} marks seen, {} CNPs, {} lost, {} sent again",
             world.now().nanos() as f64 / 1e6,
             sum(|c| c.np_ecn_marked_roce_packets),
             sum(|c| c.np_cnp_sent),
-            census.dropped,
+            counters.dropped,
             sum(|c| c.retransmitted_pkts),
         );
         let pauses: u64 =

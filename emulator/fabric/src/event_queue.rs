@@ -77,14 +77,14 @@ impl Default for EventQueue {
 impl EventQueue {
     /// Schedules something: a frame that arrives stays in its slot.
     #[inline]
-    pub fn push(&mut self, at: u64, happening: SimEvent) {
+    pub fn push(&mut self, at: u64, event: SimEvent) {
         self.serial += 1;
-        let slot = match happening {
+        let slot = match event {
             SimEvent::Arrival { slot, .. } => slot,
             _ => self.pool.reserve(),
         };
         let this = self.pool.slot_mut(slot);
-        (this.serial, this.event, this.next) = (self.serial, happening, NO_SLOT);
+        (this.serial, this.event, this.next) = (self.serial, event, NO_SLOT);
         if at > self.tick && at - self.tick < WHEEL_SIZE as u64 {
             return self.append(at, slot);
         }
@@ -208,11 +208,11 @@ impl EventQueue {
     /// What is in a slot happens now: only frames stay in theirs.
     #[inline]
     fn take_event(&mut self, slot: u32) -> SimEvent {
-        let happening = self.pool.slot_mut(slot).event;
-        if !matches!(happening, SimEvent::Arrival { .. }) {
+        let event = self.pool.slot_mut(slot).event;
+        if !matches!(event, SimEvent::Arrival { .. }) {
             self.pool.free(slot);
         }
-        happening
+        event
     }
 }
 
@@ -223,8 +223,8 @@ mod tests {
     use alloc::vec;
     use proptest::prelude::*;
 
-    fn host(happening: SimEvent) -> u32 {
-        match happening {
+    fn host(event: SimEvent) -> u32 {
+        match event {
             SimEvent::HostLinkFree { host } => host.0,
             other => panic!("{other:?}"),
         }
@@ -232,14 +232,14 @@ mod tests {
 
     #[test]
     fn what_is_earlier_happens_first_and_of_one_time_what_was_scheduled_first() {
-        let mut agenda = EventQueue::default();
+        let mut event_queue = EventQueue::default();
         for (at, host) in [(5, 0), (3, 1), (5, 2), (3, 3), (9_000_000, 4), (17_000, 5)] {
-            agenda.push(at, SimEvent::HostLinkFree { host: HostId(host) });
+            event_queue.push(at, SimEvent::HostLinkFree { host: HostId(host) });
         }
-        assert!(agenda.pop_until(2).is_none());
+        assert!(event_queue.pop_until(2).is_none());
         let mut order = vec![];
-        while let Some((at, happening)) = agenda.pop_until(u64::MAX) {
-            order.push((at, host(happening)));
+        while let Some((at, event)) = event_queue.pop_until(u64::MAX) {
+            order.push((at, host(event)));
         }
         assert_eq!(order, [(3, 1), (3, 3), (5, 0), (5, 2), (17_000, 5), (9_000_000, 4)]);
     }
@@ -250,27 +250,27 @@ mod tests {
         fn the_wheel_keeps_the_order_of_a_list(
             steps in prop::collection::vec((0u64..200_000, any::<bool>()), 1..300),
         ) {
-            let (mut agenda, mut list) = (EventQueue::default(), vec![]);
+            let (mut event_queue, mut list) = (EventQueue::default(), vec![]);
             let mut now = 0;
             for (serial, (ahead, pops)) in steps.into_iter().enumerate() {
                 let ahead = if ahead % 3 == 0 { ahead } else { ahead % 2_000 };
-                agenda.push(now + ahead, SimEvent::HostLinkFree { host: HostId(serial as u32) });
+                event_queue.push(now + ahead, SimEvent::HostLinkFree { host: HostId(serial as u32) });
                 list.push((now + ahead, serial as u32));
                 if pops {
                     list.sort();
                     let expected = list.remove(0);
-                    prop_assert_eq!(agenda.next_at(), Some(expected.0));
-                    let (at, happening) = agenda.pop_until(u64::MAX).expect("something was scheduled");
-                    prop_assert_eq!((at, host(happening)), expected);
+                    prop_assert_eq!(event_queue.next_at(), Some(expected.0));
+                    let (at, event) = event_queue.pop_until(u64::MAX).expect("something was scheduled");
+                    prop_assert_eq!((at, host(event)), expected);
                     now = at;
                 }
             }
             list.sort();
             for expected in list {
-                let (at, happening) = agenda.pop_until(u64::MAX).expect("something is left");
-                prop_assert_eq!((at, host(happening)), expected);
+                let (at, event) = event_queue.pop_until(u64::MAX).expect("something is left");
+                prop_assert_eq!((at, host(event)), expected);
             }
-            prop_assert!(agenda.pop_until(u64::MAX).is_none());
+            prop_assert!(event_queue.pop_until(u64::MAX).is_none());
         }
     }
 }

@@ -88,27 +88,23 @@ impl Fabric {
 
     /// Lets everything happen that was to happen by `now`, each at its own time.
     pub fn advance(&mut self, now: Instant, sink: &mut dyn EventSink) {
-        while let Some((at, happening)) = self.network.event_queue.pop_until(now.nanos()) {
+        while let Some((at, event)) = self.network.event_queue.pop_until(now.nanos()) {
             let at = Instant::from_nanos(at);
-            let Fabric { network, external_ports: outside, received: arrived, ready_hosts: woken } = self;
-            match network.handle_event(
-                at,
-                happening,
-                &mut ExternalPortSink { inner: sink, external_ports: outside },
-            ) {
+            let Fabric { network, external_ports, received: arrived, ready_hosts } = self;
+            match network.handle_event(at, event, &mut ExternalPortSink { inner: sink, external_ports }) {
                 Outcome::Nothing => {
-                    if let SimEvent::HostLinkFree { host } = happening {
-                        outside.on_link_free(at, host, network, woken, sink);
+                    if let SimEvent::HostLinkFree { host } = event {
+                        external_ports.on_link_free(at, host, network, ready_hosts, sink);
                     }
                 }
                 Outcome::Arrived { host, slot } => {
                     arrived[host.0 as usize].push_back(network.event_queue.pool.remove(slot));
-                    woken.push(host);
+                    ready_hosts.push(host);
                 }
-                Outcome::Paused { host, .. } if outside.contains(host) => {
-                    outside.on_pause_change(at, host, network, woken, sink);
+                Outcome::Paused { host, .. } if external_ports.contains(host) => {
+                    external_ports.on_pause_change(at, host, network, ready_hosts, sink);
                 }
-                Outcome::Paused { host, .. } => woken.push(host),
+                Outcome::Paused { host, .. } => ready_hosts.push(host),
             }
         }
     }
@@ -124,15 +120,15 @@ impl Fabric {
         most: u64,
         sink: &mut dyn EventSink,
     ) -> Result<(), Frame> {
-        let Fabric { network, external_ports: outside, ready_hosts: woken, .. } = self;
-        let index = match outside.find(host, frame.addressing.source) {
+        let Fabric { network, external_ports, ready_hosts, .. } = self;
+        let index = match external_ports.find(host, frame.addressing.source) {
             Some(index) => index,
-            None => match outside.attach(now, host, &frame.addressing, network, sink) {
+            None => match external_ports.attach(now, host, &frame.addressing, network, sink) {
                 Some(index) => index,
                 None => return Err(frame),
             },
         };
-        outside.enqueue(now, index, frame, most, network, woken, sink);
+        external_ports.enqueue(now, index, frame, most, network, ready_hosts, sink);
         Ok(())
     }
 
@@ -155,7 +151,7 @@ impl Fabric {
     pub fn external_ports(&self) -> impl Iterator<Item = (HostId, IpAddr, LinkId, HostPortCounters)> {
         self.external_ports
             .ports()
-            .map(|(host, address, cable, port)| (host, address, cable, self.port_counters(port)))
+            .map(|(host, address, link, port)| (host, address, link, self.port_counters(port)))
     }
 
     /// A host that has something to look at since it was last told here.

@@ -58,8 +58,8 @@ impl Frame {
     pub(crate) const PREAMBLE_AND_GAP_LEN: usize = 8 + 12;
 
     /// A packet, from the BTH to the ICRC.
-    pub const fn new(envelope: AddressHeaders, bytes: Vec<u8>) -> Frame {
-        Frame { addressing: envelope, bytes, content: FrameContent::Packet, service_level: 0 }
+    pub const fn new(addressing: AddressHeaders, bytes: Vec<u8>) -> Frame {
+        Frame { addressing, bytes, content: FrameContent::Packet, service_level: 0 }
     }
 
     /// What stands where no frame is.

@@ -42,10 +42,10 @@ pub(crate) struct Slot {
 impl Slot {
     pub const MULTICAST: u32 = u32::MAX;
 
-    const fn for_event(happening: SimEvent) -> Slot {
+    const fn for_event(event: SimEvent) -> Slot {
         Slot {
             serial: 0,
-            event: happening,
+            event,
             next: NO_SLOT,
             host: 0,
             flow: 0,
@@ -110,7 +110,7 @@ impl FramePool {
     /// Takes a frame of these bytes.
     pub fn insert_bytes(
         &mut self,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         bytes: &[u8],
         content: FrameContent,
         service_level: u8,
@@ -119,7 +119,7 @@ impl FramePool {
     ) -> u32 {
         let slot = self.reserve_frame();
         let frame = &mut self.frames[slot as usize];
-        (frame.addressing, frame.content, frame.service_level) = (*envelope, content, service_level);
+        (frame.addressing, frame.content, frame.service_level) = (*addressing, content, service_level);
         frame.bytes.clear();
         frame.bytes.extend_from_slice(bytes);
         self.fill_slot(slot, host, flow);

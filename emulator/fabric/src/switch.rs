@@ -189,9 +189,9 @@ pub(crate) struct SwitchPort {
 }
 
 impl SwitchPort {
-    fn new(cable: LinkId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
+    fn new(link: LinkId, direction: Direction, settings: &SwitchSettings) -> SwitchPort {
         SwitchPort {
-            link: cable,
+            link,
             direction,
             occupied: 0,
             waiting_for_link: false,
@@ -310,8 +310,8 @@ impl Switch {
         Switch { name: name.into(), settings, ports, routes, buffer_used: 0, ecmp_salt: salt }
     }
 
-    pub(crate) fn add_port(&mut self, cable: LinkId, direction: Direction) -> u16 {
-        self.ports.push(SwitchPort::new(cable, direction, &self.settings));
+    pub(crate) fn add_port(&mut self, link: LinkId, direction: Direction) -> u16 {
+        self.ports.push(SwitchPort::new(link, direction, &self.settings));
         (self.ports.len() - 1) as u16
     }
 
@@ -349,19 +349,19 @@ impl Switch {
     }
 
     /// Bytes that wait to leave over a cable with this priority; zero if the cable is not the switch's.
-    pub fn depth(&self, cable: LinkId, priority: u8) -> u64 {
-        let port = self.ports.iter().find(|port| port.link == cable);
+    pub fn depth(&self, link: LinkId, priority: u8) -> u64 {
+        let port = self.ports.iter().find(|port| port.link == link);
         port.map_or(0, |port| port.queues[usize::from(priority & 7)].depth)
     }
 
     /// The priorities that may not leave over a cable now, as a mask.
-    pub fn paused_priorities(&self, cable: LinkId) -> u8 {
-        self.ports.iter().find(|port| port.link == cable).map_or(0, |port| port.pause_state.mask())
+    pub fn paused_priorities(&self, link: LinkId) -> u8 {
+        self.ports.iter().find(|port| port.link == link).map_or(0, |port| port.pause_state.mask())
     }
 
     /// What the port at a cable counted.
-    pub fn counters(&self, cable: LinkId) -> Option<PortCounters> {
-        let port = self.ports.iter().find(|port| port.link == cable)?;
+    pub fn counters(&self, link: LinkId) -> Option<PortCounters> {
+        let port = self.ports.iter().find(|port| port.link == link)?;
         Some(PortCounters {
             sent_frames: port.sent_frames,
             sent_bytes: port.sent_bytes,

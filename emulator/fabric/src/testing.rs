@@ -18,8 +18,8 @@ pub(crate) const fn host(n: u8) -> Endpoint {
     Endpoint { address: IpAddr::V4(Ipv4Addr::new(10, 0, 0, n)), qpn: Qpn::new(0x100 + n as u32) }
 }
 
-pub(crate) fn flow(role: u32, requester: Endpoint, responder: Endpoint, first_psn: u32) -> Flow {
-    Flow { id: FlowId(role), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
+pub(crate) fn flow(flow_id: u32, requester: Endpoint, responder: Endpoint, first_psn: u32) -> Flow {
+    Flow { id: FlowId(flow_id), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
 }
 
 /// A packet to be made.
@@ -71,8 +71,8 @@ impl Packet {
     }
 
     pub fn frame(self) -> Frame {
-        let mut envelope = AddressHeaders::between(self.from.address, self.to.address);
-        envelope.traffic_class = self.traffic_class;
+        let mut addressing = AddressHeaders::between(self.from.address, self.to.address);
+        addressing.traffic_class = self.traffic_class;
         let payload = match self.opcode.operation() {
             Operation::AtomicWrite => 8,
             _ if self.opcode.has_payload() => self.payload,
@@ -106,8 +106,8 @@ impl Packet {
             bytes[at + 1] = class;
             bytes[at + 16..at + 18].copy_from_slice(&attribute.to_be_bytes());
         }
-        Icrc::write(&envelope, &mut bytes);
-        Frame::new(envelope, bytes)
+        Icrc::write(&addressing, &mut bytes);
+        Frame::new(addressing, bytes)
     }
 }
 

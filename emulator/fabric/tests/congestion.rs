@@ -322,7 +322,7 @@ fn two_flows_in_a_ring_are_safe_and_the_third_deadlocks_it() {
         net.world
             .switch(**switch)
             .links()
-            .any(|(cable, _)| net.world.switch(**switch).paused_priorities(cable) != 0)
+            .any(|(link, _)| net.world.switch(**switch).paused_priorities(link) != 0)
     });
     assert_eq!(stopped.count(), 3);
 }
@@ -386,8 +386,8 @@ fn a_notification_is_a_real_packet_of_its_own_priority() {
     net.write(flow, 100_000, 1);
     net.world.run();
     assert_eq!(net.completions(flow), (1, true));
-    let (_, tally) = net.world.link(net.laid.links[0]).rules().nth(1).unwrap();
-    assert_eq!(tally.fired, 1);
+    let (_, counters) = net.world.link(net.laid.links[0]).rules().nth(1).unwrap();
+    assert_eq!(counters.fired, 1);
     let record = net.record.borrow();
     let halved = record.cards.iter().find_map(|(_, _, event)| match event {
         Event::RateChanged { bits_per_second, .. } => Some(*bits_per_second),

@@ -85,8 +85,8 @@ fn flow_control_with_enough_headroom_loses_nothing() {
     // Every pause ends by a frame that says so.
     let resumed = record.count(|event| matches!(event, FabricEvent::PauseSent { quanta: 0, .. }));
     assert!(resumed > 0);
-    let census = net.world.frame_counters();
-    assert!(census.is_balanced() && census.in_flight == 0 && census.dropped == 0, "{census:?}");
+    let counters = net.world.frame_counters();
+    assert!(counters.is_balanced() && counters.in_flight == 0 && counters.dropped == 0, "{counters:?}");
 }
 
 #[test]
@@ -179,8 +179,8 @@ fn a_share_of_the_packets_is_marked() {
     net.world.run();
     let record = net.record.borrow();
     // Four lines fill what one empties: the depth rises in a line to 3/4 of all bytes, and with it the chance.
-    let cable = net.laid.links[4];
-    let deepest = net.world.switch(net.laid.switches[0]).counters(cable).unwrap().max_queue_bytes;
+    let link = net.laid.links[4];
+    let deepest = net.world.switch(net.laid.switches[0]).counters(link).unwrap().max_queue_bytes;
     let packets = 4 * 20 * 1024;
     let expected = packets as f64 * (deepest as f64 - 4_000.0) / 2.0 / 199_996_000.0;
     let marked = record.marked() as f64;
@@ -223,7 +223,7 @@ fn flows_of_a_leaf_spread_over_the_spines() {
     net.world.run();
     let used = net.laid.switches[2..].iter().filter(|spine| {
         let spine = net.world.switch(**spine);
-        spine.links().any(|(cable, _)| spine.counters(cable).unwrap().sent_frames > 0)
+        spine.links().any(|(link, _)| spine.counters(link).unwrap().sent_frames > 0)
     });
     assert_eq!(used.count(), 4);
 }
@@ -233,13 +233,13 @@ fn a_route_set_by_hand_is_taken() {
     let topology = Topology::LeafSpine { leaves: 2, spines: 2, hosts_per_leaf: 1 };
     let mut net = Net::new(1, topology, line(100, 1_000), SwitchSettings::default(), plain());
     let [leaf, _, first, second] = net.laid.switches[..] else { panic!("four switches") };
-    let cable = net
+    let link = net
         .laid
         .links
         .iter()
         .copied()
-        .find(|cable| net.world.link_ends(*cable) == [Node::Switch(leaf), Node::Switch(second)]);
-    net.world.set_route(leaf, net.hosts[1], &[cable.unwrap()]);
+        .find(|link| net.world.link_ends(*link) == [Node::Switch(leaf), Node::Switch(second)]);
+    net.world.set_route(leaf, net.hosts[1], &[link.unwrap()]);
     for _ in 0..8 {
         let flow = net.connect(0, 1);
         net.write(flow, 4_096, 1);
@@ -247,7 +247,7 @@ fn a_route_set_by_hand_is_taken() {
     net.world.run();
     let sent_to_leaf2 = |spine| {
         let spine = net.world.switch(spine);
-        spine.links().map(|(cable, _)| spine.counters(cable).unwrap().received_frames).max().unwrap()
+        spine.links().map(|(link, _)| spine.counters(link).unwrap().received_frames).max().unwrap()
     };
     assert!(sent_to_leaf2(second) >= 8);
     assert!(sent_to_leaf2(first) <= 8, "only acknowledgements take the other spine");
@@ -280,8 +280,8 @@ proptest! {
         net.run_us(300);
         prop_assert!(net.world.frame_counters().is_balanced());
         net.run_us(100_000);
-        let census = net.world.frame_counters();
-        prop_assert!(census.is_balanced());
+        let counters = net.world.frame_counters();
+        prop_assert!(counters.is_balanced());
         if enough {
             prop_assert_eq!(net.record.borrow().lost(), 0);
             for flow in flows {

@@ -48,7 +48,7 @@ impl LinkCounters {
 #[derive(Clone, Debug)]
 pub(crate) struct AdmittedFrame {
     pub frame: Frame,
-    pub sighting: ObservedPacket,
+    pub observed: ObservedPacket,
     pub copies: u64,
     pub delay_ns: u64,
 }
@@ -148,32 +148,32 @@ impl LinkDirection {
         &mut self,
         now_ns: u64,
         cause: FaultCause,
-        shipment: &AdmittedFrame,
-        outlet: &mut dyn LinkOutput,
+        admitted: &AdmittedFrame,
+        output: &mut dyn LinkOutput,
     ) {
-        self.counters.dropped += shipment.frames();
-        outlet.report(Fault {
+        self.counters.dropped += admitted.frames();
+        output.report(Fault {
             at_ns: now_ns,
             direction: self.direction,
             cause,
-            effect: FaultEffect::Dropped { copies: shipment.copies },
-            packet: shipment.sighting,
+            effect: FaultEffect::Dropped { copies: admitted.copies },
+            packet: admitted.observed,
         });
     }
 
     /// Puts a shipment on the line and then what was waiting for it to pass.
-    pub fn transmit(&mut self, now_ns: u64, shipment: AdmittedFrame, outlet: &mut dyn LinkOutput) {
-        if !self.transmit_or_drop(now_ns, shipment, outlet) {
+    pub fn transmit(&mut self, now_ns: u64, admitted: AdmittedFrame, output: &mut dyn LinkOutput) {
+        if !self.transmit_or_drop(now_ns, admitted, output) {
             return;
         }
-        self.on_frame_passed(now_ns, outlet);
+        self.on_frame_passed(now_ns, output);
     }
 
     /// Puts a frame on the line to which there is no obstacle, and then what was waiting for it to pass.
-    pub fn transmit_unfiltered(&mut self, now_ns: u64, frame: Frame, outlet: &mut dyn LinkOutput) {
+    pub fn transmit_unfiltered(&mut self, now_ns: u64, frame: Frame, output: &mut dyn LinkOutput) {
         let arrival_ns = self.arrival(now_ns, frame.wire_length());
-        self.deliver(arrival_ns, frame, outlet);
-        self.on_frame_passed(now_ns, outlet);
+        self.deliver(arrival_ns, frame, output);
+        self.on_frame_passed(now_ns, output);
     }
 
     /// Puts a frame on the line if nothing hinders it; tells when it arrives.
@@ -187,9 +187,9 @@ impl LinkDirection {
     }
 
     /// Keeps a shipment back.
-    pub fn hold(&mut self, shipment: AdmittedFrame, by: NonZeroU32, deadline_ns: u64) {
-        self.counters.held += shipment.frames();
-        self.held.push(HeldFrame { frame: shipment, remaining: by.get(), deadline_ns });
+    pub fn hold(&mut self, admitted: AdmittedFrame, by: NonZeroU32, deadline_ns: u64) {
+        self.counters.held += admitted.frames();
+        self.held.push(HeldFrame { frame: admitted, remaining: by.get(), deadline_ns });
     }
 
     /// When the first held shipment has waited long enough.
@@ -198,31 +198,31 @@ impl LinkDirection {
     }
 
     /// Lets go of everything that has waited long enough, each at the time when it had.
-    pub fn expire(&mut self, now_ns: u64, outlet: &mut dyn LinkOutput) {
+    pub fn expire(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
         while let Some(deadline_ns) = self.next_timeout().filter(|deadline_ns| *deadline_ns <= now_ns) {
-            self.release(deadline_ns, outlet, |held| held.deadline_ns == deadline_ns);
+            self.release(deadline_ns, output, |held| held.deadline_ns == deadline_ns);
         }
     }
 
     /// One frame more has passed those that are held.
-    fn on_frame_passed(&mut self, now_ns: u64, outlet: &mut dyn LinkOutput) {
+    fn on_frame_passed(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
         if self.held.is_empty() {
             return;
         }
         for held in &mut self.held {
             held.remaining = held.remaining.saturating_sub(1);
         }
-        self.release(now_ns, outlet, |held| held.remaining == 0);
+        self.release(now_ns, output, |held| held.remaining == 0);
     }
 
     /// Lets go of the held shipments that are `ready`, in the order of their admission.
-    fn release(&mut self, now_ns: u64, outlet: &mut dyn LinkOutput, ready: impl Fn(&HeldFrame) -> bool) {
+    fn release(&mut self, now_ns: u64, output: &mut dyn LinkOutput, ready: impl Fn(&HeldFrame) -> bool) {
         let mut index = 0;
         while index < self.held.len() {
             if ready(&self.held[index]) {
-                let shipment = self.held.remove(index).frame;
-                self.counters.held -= shipment.frames();
-                self.transmit_or_drop(now_ns, shipment, outlet);
+                let admitted = self.held.remove(index).frame;
+                self.counters.held -= admitted.frames();
+                self.transmit_or_drop(now_ns, admitted, output);
             } else {
                 index += 1;
             }
@@ -233,27 +233,27 @@ impl LinkDirection {
     fn transmit_or_drop(
         &mut self,
         now_ns: u64,
-        shipment: AdmittedFrame,
-        outlet: &mut dyn LinkOutput,
+        admitted: AdmittedFrame,
+        output: &mut dyn LinkOutput,
     ) -> bool {
-        if let Some(cause) = self.drop_cause(now_ns, &shipment.frame) {
-            self.drop_frame(now_ns, cause, &shipment, outlet);
+        if let Some(cause) = self.drop_cause(now_ns, &admitted.frame) {
+            self.drop_frame(now_ns, cause, &admitted, output);
             return false;
         }
-        let AdmittedFrame { frame, copies, delay_ns, .. } = shipment;
+        let AdmittedFrame { frame, copies, delay_ns, .. } = admitted;
         let mut arrival_ns = self.arrival(now_ns, frame.wire_length()).saturating_add(delay_ns);
         for _ in 0..copies {
             let copy = frame.clone();
-            self.deliver(arrival_ns, copy, outlet);
+            self.deliver(arrival_ns, copy, output);
             arrival_ns = self.arrival(now_ns, frame.wire_length()).saturating_add(delay_ns);
         }
-        self.deliver(arrival_ns, frame, outlet);
+        self.deliver(arrival_ns, frame, output);
         true
     }
 
-    fn deliver(&mut self, arrival_ns: u64, frame: Frame, outlet: &mut dyn LinkOutput) {
+    fn deliver(&mut self, arrival_ns: u64, frame: Frame, output: &mut dyn LinkOutput) {
         self.counters.delivered += 1;
-        outlet.deliver(arrival_ns, self.direction, frame);
+        output.deliver(arrival_ns, self.direction, frame);
     }
 
     /// When a frame that is sent now, behind all that was sent before, has arrived.
@@ -281,9 +281,9 @@ mod tests {
     use crate::testing::{Collected, Packet};
     use softhca_wire::Operation;
 
-    fn shipment(frame: Frame) -> AdmittedFrame {
-        let sighting = ObservedPacket::of(&frame, &FlowTable::new());
-        AdmittedFrame { frame, sighting, copies: 0, delay_ns: 0 }
+    fn admitted(frame: Frame) -> AdmittedFrame {
+        let observed = ObservedPacket::of(&frame, &FlowTable::new());
+        AdmittedFrame { frame, observed, copies: 0, delay_ns: 0 }
     }
 
     fn send(psn: u32, payload: usize) -> Frame {
@@ -295,42 +295,42 @@ mod tests {
         // 36 bytes from BTH to ICRC, 28 of IP and UDP, 38 of Ethernet: 816 bits at 400 Gb/s take 2.04 ns.
         let rate = NonZeroU64::new(400_000_000_000);
         let line = LinkSettings { bits_per_second: rate, delay_ns: 1000, ..LinkSettings::default() };
-        let (mut lane, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
         assert_eq!(send(0, 20).wire_length() * 8, 816);
         for psn in 0..1000 {
-            lane.transmit_unfiltered(0, send(psn, 20), &mut out);
+            half.transmit_unfiltered(0, send(psn, 20), &mut out);
         }
         assert_eq!(out.times()[..3], [1002, 1004, 1006]);
         assert_eq!(out.times()[999], 1000 + 2040);
-        assert_eq!(lane.busy_until_ns(), 2040);
-        lane.transmit_unfiltered(5000, send(1000, 20), &mut out);
+        assert_eq!(half.busy_until_ns(), 2040);
+        half.transmit_unfiltered(5000, send(1000, 20), &mut out);
         assert_eq!(out.times()[1000], 6002);
     }
 
     #[test]
     fn duplicates_take_their_time_on_the_line() {
         let line = LinkSettings { bits_per_second: NonZeroU64::new(816_000_000), ..LinkSettings::default() };
-        let (mut lane, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
-        lane.transmit(0, AdmittedFrame { copies: 2, ..shipment(send(0, 20)) }, &mut out);
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+        half.transmit(0, AdmittedFrame { copies: 2, ..admitted(send(0, 20)) }, &mut out);
         assert_eq!(out.times(), [1000, 2000, 3000]);
     }
 
     #[test]
     fn a_line_that_becomes_shorter_does_not_reorder() {
         let line = LinkSettings { delay_ns: 1000, ..LinkSettings::default() };
-        let (mut lane, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
-        lane.transmit_unfiltered(0, send(0, 4), &mut out);
-        lane.set_settings(LinkSettings::default());
-        lane.transmit_unfiltered(1, send(1, 4), &mut out);
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+        half.transmit_unfiltered(0, send(0, 4), &mut out);
+        half.set_settings(LinkSettings::default());
+        half.transmit_unfiltered(1, send(1, 4), &mut out);
         assert_eq!(out.times(), [1000, 1000]);
     }
 
     #[test]
     fn a_packet_larger_than_the_mtu_is_lost() {
         let line = LinkSettings { mtu: 500, ..LinkSettings::default() };
-        let (mut lane, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
         for (psn, payload) in [(0, 456), (1, 460)] {
-            lane.transmit(0, shipment(send(psn, payload)), &mut out);
+            half.transmit(0, admitted(send(psn, payload)), &mut out);
         }
         assert_eq!(out.psns(), [0]);
         assert_eq!(out.faults[0].cause, FaultCause::ExceedsMtu);
@@ -338,15 +338,15 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_held_back_is_lost_if_the_link_is_down_when_it_is_let_go() {
-        let mut lane = LinkDirection::new(Direction::Forward, LinkSettings::default());
+        let mut half = LinkDirection::new(Direction::Forward, LinkSettings::default());
         let mut out = Collected::default();
-        lane.hold(shipment(send(0, 4)), NonZeroU32::MIN, 50);
-        lane.down_until_ns = 60;
-        lane.expire(100, &mut out);
+        half.hold(admitted(send(0, 4)), NonZeroU32::MIN, 50);
+        half.down_until_ns = 60;
+        half.expire(100, &mut out);
         assert_eq!(
             (out.psns().len(), out.faults[0].cause, out.faults[0].at_ns),
             (0, FaultCause::LinkDown, 50)
         );
-        assert_eq!((lane.counters.held, lane.counters.dropped), (0, 1));
+        assert_eq!((half.counters.held, half.counters.dropped), (0, 1));
     }
 }

@@ -37,9 +37,9 @@ pub struct Link {
 impl Link {
     /// A cable without rules. The seed decides every draw; cables may share it.
     pub const fn new(seed: Seed, line: LinkSettings) -> Link {
-        let lanes =
+        let directions =
             [LinkDirection::new(Direction::Forward, line), LinkDirection::new(Direction::Backward, line)];
-        Link { directions: lanes, seed, rules: Vec::new(), history: None }
+        Link { directions, seed, rules: Vec::new(), history: None }
     }
 
     /// Adds a rule behind the others.
@@ -54,18 +54,18 @@ impl Link {
     /// Sees again where frames pass unhindered.
     fn update_fast_path(&mut self) {
         let has_rules = !self.rules.is_empty();
-        self.directions.iter_mut().for_each(|lane| lane.update_fast_path(has_rules));
+        self.directions.iter_mut().for_each(|half| half.update_fast_path(has_rules));
     }
 
     /// Takes a rule away and returns how often it fired. Frames that it held back still go their way.
     pub fn remove_rule(&mut self, id: RuleId) -> Option<RuleCounters> {
         let index = self.rules.iter().position(|armed| armed.rule.id == id)?;
-        let tally = self.rules.remove(index).counters;
+        let counters = self.rules.remove(index).counters;
         if !self.rules.iter().any(|armed| armed.rule.needs_history()) {
             self.history = None;
         }
         self.update_fast_path();
-        Some(tally)
+        Some(counters)
     }
 
     /// The rules in their order, and how often each fired.
@@ -86,7 +86,7 @@ impl Link {
 
     /// Changes the line for frames that are admitted from now on.
     pub fn set_settings(&mut self, line: LinkSettings) {
-        self.directions.iter_mut().for_each(|lane| lane.set_settings(line));
+        self.directions.iter_mut().for_each(|half| half.set_settings(line));
     }
 
     /// Takes one direction down or brings it up. Frames that already left the sender arrive.
@@ -123,9 +123,9 @@ impl Link {
     }
 
     /// Lets go of frames that were held back for long enough.
-    pub fn expire(&mut self, now_ns: u64, outlet: &mut dyn LinkOutput) {
-        for lane in &mut self.directions {
-            lane.expire(now_ns, outlet);
+    pub fn expire(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
+        for half in &mut self.directions {
+            half.expire(now_ns, output);
         }
         self.update_fast_path();
     }
@@ -156,9 +156,9 @@ impl Link {
         direction: Direction,
         frame: Frame,
         flows: &FlowTable,
-        outlet: &mut dyn LinkOutput,
+        output: &mut dyn LinkOutput,
     ) {
-        self.apply_rules(now_ns, direction, frame, flows, outlet);
+        self.apply_rules(now_ns, direction, frame, flows, output);
         self.update_fast_path();
     }
 
@@ -169,66 +169,66 @@ impl Link {
         direction: Direction,
         frame: Frame,
         flows: &FlowTable,
-        outlet: &mut dyn LinkOutput,
+        output: &mut dyn LinkOutput,
     ) {
-        let Link { directions: lanes, seed, rules, history } = self;
-        let lane = &mut lanes[direction as usize];
-        lane.expire(now_ns, outlet);
-        lane.counters.admitted += 1;
-        if rules.is_empty() && lane.drop_cause(now_ns, &frame).is_none() {
-            return lane.transmit_unfiltered(now_ns, frame, outlet);
+        let Link { directions, seed, rules, history } = self;
+        let half = &mut directions[direction as usize];
+        half.expire(now_ns, output);
+        half.counters.admitted += 1;
+        if rules.is_empty() && half.drop_cause(now_ns, &frame).is_none() {
+            return half.transmit_unfiltered(now_ns, frame, output);
         }
-        let sighting = match history {
+        let observed = match history {
             Some(history) => history.observe(&frame, flows),
             None => ObservedPacket::of(&frame, flows),
         };
-        let mut shipment = AdmittedFrame { frame, sighting, copies: 0, delay_ns: 0 };
+        let mut admitted = AdmittedFrame { frame, observed, copies: 0, delay_ns: 0 };
         for armed in rules {
             let id = armed.rule.id;
-            let verdict = armed.evaluate(now_ns, direction, *seed, &shipment.frame, &sighting);
-            let Some((action, question)) = verdict else { continue };
+            let action = armed.evaluate(now_ns, direction, *seed, &admitted.frame, &observed);
+            let Some((action, draw_key)) = action else { continue };
             let mut report = |effect| {
-                outlet.report(Fault {
+                output.report(Fault {
                     at_ns: now_ns,
                     direction,
                     cause: FaultCause::Rule(id),
                     effect,
-                    packet: sighting,
+                    packet: observed,
                 });
             };
-            let lane = &mut lanes[direction as usize];
+            let half = &mut directions[direction as usize];
             match action {
                 Action::Count => {}
-                Action::Drop => return lane.drop_frame(now_ns, FaultCause::Rule(id), &shipment, outlet),
+                Action::Drop => return half.drop_frame(now_ns, FaultCause::Rule(id), &admitted, output),
                 Action::Duplicate { copies } => {
                     report(FaultEffect::Duplicated { copies });
-                    lane.counters.duplicated += u64::from(copies);
-                    shipment.copies += u64::from(copies);
+                    half.counters.duplicated += u64::from(copies);
+                    admitted.copies += u64::from(copies);
                 }
                 Action::Reorder { by, within_ns } => {
                     report(FaultEffect::Reordered { by });
-                    return lane.hold(shipment, by, now_ns.saturating_add(within_ns));
+                    return half.hold(admitted, by, now_ns.saturating_add(within_ns));
                 }
                 Action::Delay { ns } => {
                     report(FaultEffect::Delayed { ns });
-                    shipment.delay_ns = shipment.delay_ns.saturating_add(ns);
+                    admitted.delay_ns = admitted.delay_ns.saturating_add(ns);
                 }
                 Action::LinkDown { directions: cut, for_ns } => {
                     let until_ns = now_ns.saturating_add(for_ns);
                     report(FaultEffect::LinkTakenDown { directions: cut, until_ns });
-                    lane.down_until_ns = lane.down_until_ns.max(until_ns);
+                    half.down_until_ns = half.down_until_ns.max(until_ns);
                     if cut == DownDirections::BothWays {
-                        let other = &mut lanes[direction.reverse() as usize];
+                        let other = &mut directions[direction.reverse() as usize];
                         other.down_until_ns = other.down_until_ns.max(until_ns);
                     }
                 }
                 Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. } => {
-                    let effect = action.apply(&mut shipment.frame, sighting.opcode, *seed, &question);
+                    let effect = action.apply(&mut admitted.frame, observed.opcode, *seed, &draw_key);
                     effect.into_iter().for_each(report);
                 }
             }
         }
-        lanes[direction as usize].transmit(now_ns, shipment, outlet);
+        directions[direction as usize].transmit(now_ns, admitted, output);
     }
 }
 

@@ -14,7 +14,7 @@ use softhca_wire::{Ecn, Icrc, Operation};
 
 /// A cable with one flow from Alice to Bob, first PSN 0, and what came out of it.
 struct Bench {
-    cable: Link,
+    link: Link,
     flows: FlowTable,
     out: Collected,
 }
@@ -26,17 +26,17 @@ impl Bench {
     }
 
     fn on(line: LinkSettings, rules: impl IntoIterator<Item = (Selector, Repeat, Action)>) -> Bench {
-        let mut cable = Link::new(Seed(1), line);
+        let mut link = Link::new(Seed(1), line);
         for (index, (selector, repeat, action)) in rules.into_iter().enumerate() {
-            cable.add_rule(Rule { id: RuleId(index as u32), selector, repeat, action });
+            link.add_rule(Rule { id: RuleId(index as u32), selector, repeat, action });
         }
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0));
-        Bench { cable, flows, out: Collected::default() }
+        Bench { link, flows, out: Collected::default() }
     }
 
     fn admit(&mut self, now_ns: u64, direction: Direction, frame: Frame) {
-        self.cable.admit(now_ns, direction, frame, &self.flows, &mut self.out);
+        self.link.admit(now_ns, direction, frame, &self.flows, &mut self.out);
     }
 
     fn writes(&mut self, now_ns: u64, psns: impl IntoIterator<Item = u32>) {
@@ -49,9 +49,9 @@ impl Bench {
         self.out.faults.iter().map(|fault| fault.effect).collect()
     }
 
-    fn tally(&self, index: usize) -> (u64, u64) {
-        let (_, tally) = self.cable.rules().nth(index).expect("a rule");
-        (tally.matched, tally.fired)
+    fn counters(&self, index: usize) -> (u64, u64) {
+        let (_, counters) = self.link.rules().nth(index).expect("a rule");
+        (counters.matched, counters.fired)
     }
 }
 
@@ -91,7 +91,7 @@ fn a_dropped_packet_is_named_and_its_retransmission_passes() {
     assert_eq!((fault.at_ns, fault.direction, fault.cause), (7, Forward, FaultCause::Rule(RuleId(0))));
     assert_eq!(fault.effect, FaultEffect::Dropped { copies: 0 });
     assert_eq!((fault.packet.flow_id, fault.packet.relative_psn), (Some(FlowId(1)), Some(1)));
-    assert_eq!(bench.tally(0), (2, 1));
+    assert_eq!(bench.counters(0), (2, 1));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_rule_behind_another_does_not_see_what_that_one_dropped() {
     let count = || (relative(1), Repeat::default(), Action::Count);
     let mut bench = Bench::new([count(), drop(), drop(), count()]);
     bench.writes(0, [1, 1, 1]);
-    assert_eq!([0, 1, 2, 3].map(|index| bench.tally(index)), [(3, 3), (3, 1), (2, 1), (1, 1)]);
+    assert_eq!([0, 1, 2, 3].map(|index| bench.counters(index)), [(3, 3), (3, 1), (2, 1), (1, 1)]);
 }
 
 #[test]
@@ -125,23 +125,23 @@ fn a_frame_that_is_held_back_follows_the_frames_it_was_waiting_for() {
     let mut bench = Bench::new([(relative(1), Repeat::times(1), reorder(2, 100))]);
     bench.writes(0, [0, 1, 2]);
     assert_eq!(bench.out.psns(), [0, 2]);
-    assert_eq!(bench.cable.counters(Forward).held, 1);
+    assert_eq!(bench.link.counters(Forward).held, 1);
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 2).between(BOB, ALICE).frame());
     bench.writes(0, [3, 4]);
     assert_eq!(bench.out.psns(), [0, 2, 2, 3, 1, 4]);
-    assert_eq!(bench.cable.next_timeout(), None);
+    assert_eq!(bench.link.next_timeout(), None);
 }
 
 #[test]
 fn nothing_is_held_for_ever() {
     let mut bench = Bench::new([(all(), Repeat::times(2), reorder(9, 100))]);
     bench.writes(50, [0, 1]);
-    assert_eq!(bench.cable.next_timeout(), Some(150));
-    bench.cable.expire(149, &mut bench.out);
+    assert_eq!(bench.link.next_timeout(), Some(150));
+    bench.link.expire(149, &mut bench.out);
     assert_eq!(bench.out.psns(), []);
-    bench.cable.expire(200, &mut bench.out);
+    bench.link.expire(200, &mut bench.out);
     assert_eq!((bench.out.psns(), bench.out.times()), (vec![0, 1], vec![150, 150]));
-    assert!(bench.cable.may_reorder());
+    assert!(bench.link.may_reorder());
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_rule_is_not_about_packets_that_its_action_does_not_fit() {
     let bit = Action::Corrupt { bit: BitPosition::Bit(1 << 20), icrc: IcrcPolicy::Stale };
     let mut bench = Bench::new([field, payload, bit].map(|action| (all(), Repeat::default(), action)));
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 0).between(BOB, ALICE).frame());
-    assert_eq!([0, 1, 2].map(|index| bench.tally(index)), [(0, 0); 3]);
+    assert_eq!([0, 1, 2].map(|index| bench.counters(index)), [(0, 0); 3]);
     assert_eq!(bench.out.faults, []);
 }
 
@@ -222,12 +222,12 @@ fn a_rewritten_packet_has_a_valid_icrc() {
 #[test]
 fn a_link_that_is_down_in_one_direction_carries_frames_in_the_other() {
     let mut bench = Bench::new([]);
-    bench.cable.set_state(Forward, LinkState::Down);
+    bench.link.set_state(Forward, LinkState::Down);
     bench.writes(0, [0]);
     bench.admit(0, Backward, Packet::rc(Operation::Acknowledge, 9).between(BOB, ALICE).frame());
     assert_eq!(bench.out.psns(), [9]);
     assert_eq!(bench.out.faults[0].cause, FaultCause::LinkDown);
-    bench.cable.set_state(Forward, LinkState::Up);
+    bench.link.set_state(Forward, LinkState::Up);
     bench.writes(0, [1]);
     assert_eq!(bench.out.psns(), [9, 1]);
 }
@@ -237,8 +237,8 @@ fn a_packet_can_take_the_link_down_for_a_while() {
     let action = Action::LinkDown { directions: DownDirections::BothWays, for_ns: 100 };
     let mut bench = Bench::new([(relative(1), Repeat::times(1), action)]);
     bench.writes(10, [0, 1, 2]);
-    assert_eq!(bench.cable.state(109, Backward), LinkState::Down);
-    assert_eq!(bench.cable.state(110, Backward), LinkState::Up);
+    assert_eq!(bench.link.state(109, Backward), LinkState::Down);
+    assert_eq!(bench.link.state(110, Backward), LinkState::Up);
     bench.writes(110, [1]);
     assert_eq!(bench.out.psns(), [0, 1]);
     let cut = FaultEffect::LinkTakenDown { directions: DownDirections::BothWays, until_ns: 110 };
@@ -252,32 +252,32 @@ fn a_packet_can_take_the_link_down_for_a_while() {
 fn frames_pass_unhindered_only_where_nothing_can_happen_to_them() {
     let line = LinkSettings { mtu: 1_000, ..LinkSettings::default() };
     let mut bench = Bench::on(line, []);
-    let passes = |bench: &mut Bench, bytes| bench.cable.fast_transmit(0, Forward, bytes, false).is_some();
+    let passes = |bench: &mut Bench, bytes| bench.link.fast_transmit(0, Forward, bytes, false).is_some();
     assert!(passes(&mut bench, 1_018));
     assert!(!passes(&mut bench, 1_019), "larger than the MTU");
-    bench.cable.set_state(Forward, LinkState::Down);
+    bench.link.set_state(Forward, LinkState::Down);
     assert!(!passes(&mut bench, 100));
-    bench.cable.set_state(Forward, LinkState::Up);
+    bench.link.set_state(Forward, LinkState::Up);
     assert!(passes(&mut bench, 100));
     let rule = Rule { id: RuleId(0), selector: all(), repeat: Repeat::times(1), action: reorder(1, 50) };
-    bench.cable.add_rule(rule);
+    bench.link.add_rule(rule);
     assert!(!passes(&mut bench, 100));
     bench.writes(0, [0]);
-    bench.cable.remove_rule(RuleId(0));
+    bench.link.remove_rule(RuleId(0));
     assert!(!passes(&mut bench, 100), "a frame is held back");
-    bench.cable.expire(50, &mut bench.out);
+    bench.link.expire(50, &mut bench.out);
     assert!(passes(&mut bench, 100));
-    let ledger = bench.cable.counters(Forward);
-    assert!(ledger.is_balanced());
-    assert_eq!((ledger.admitted, ledger.delivered), (4, 4));
+    let counters = bench.link.counters(Forward);
+    assert!(counters.is_balanced());
+    assert_eq!((counters.admitted, counters.delivered), (4, 4));
 }
 
 #[test]
 fn a_rule_that_is_taken_away_reports_and_acts_no_more() {
     let mut bench = Bench::new([(relative(0), Repeat::default(), Action::Drop)]);
     bench.writes(0, [0]);
-    assert_eq!(bench.cable.remove_rule(RuleId(0)), Some(RuleCounters { matched: 1, fired: 1 }));
-    assert_eq!(bench.cable.remove_rule(RuleId(0)), None);
+    assert_eq!(bench.link.remove_rule(RuleId(0)), Some(RuleCounters { matched: 1, fired: 1 }));
+    assert_eq!(bench.link.remove_rule(RuleId(0)), None);
     bench.writes(0, [0]);
     assert_eq!(bench.out.psns(), [0]);
 }
@@ -379,11 +379,11 @@ proptest! {
         let mut bench = Bench::on(line, rules);
         play(&mut bench, &traffic);
         for direction in [Forward, Backward] {
-            let ledger = bench.cable.counters(direction);
-            prop_assert!(ledger.is_balanced(), "{:?}", ledger);
+            let counters = bench.link.counters(direction);
+            prop_assert!(counters.is_balanced(), "{:?}", counters);
         }
-        bench.cable.expire(u64::MAX - 1, &mut bench.out);
-        let (forward, backward) = (bench.cable.counters(Forward), bench.cable.counters(Backward));
+        bench.link.expire(u64::MAX - 1, &mut bench.out);
+        let (forward, backward) = (bench.link.counters(Forward), bench.link.counters(Backward));
         prop_assert!(forward.is_balanced() && backward.is_balanced());
         prop_assert_eq!(forward.held + backward.held, 0);
         prop_assert_eq!(forward.admitted + backward.admitted, traffic.len() as u64);
@@ -402,7 +402,7 @@ proptest! {
         let run = || {
             let mut bench = Bench::on(line, rules.clone());
             play(&mut bench, &traffic);
-            bench.cable.expire(u64::MAX - 1, &mut bench.out);
+            bench.link.expire(u64::MAX - 1, &mut bench.out);
             bench.out
         };
         prop_assert_eq!(run(), run());
@@ -416,9 +416,9 @@ proptest! {
     ) {
         let run = |noise: bool| {
             let mut bench = Bench::new([]);
-            bench.cable = Link::new(Seed(seed), LinkSettings::default());
+            bench.link = Link::new(Seed(seed), LinkSettings::default());
             let rule = Rule { id: RuleId(7), selector: all(), repeat, action: Action::Drop };
-            bench.cable.add_rule(rule);
+            bench.link.add_rule(rule);
             bench.flows.insert(flow(2, host(3), BOB, 0));
             for (other, psn) in &traffic {
                 match other {

@@ -105,29 +105,29 @@ impl ExternalPorts {
         &mut self,
         now: Instant,
         host: HostId,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         network: &mut Network,
         sink: &mut dyn EventSink,
     ) -> Option<usize> {
-        let AddressHeaders { source: address, destination, .. } = *envelope;
+        let AddressHeaders { source: address, destination, .. } = *addressing;
         if self.ports.len() >= MAX_PORTS {
             return None;
         }
         let uplink = network.hosts[host.0 as usize].uplinks.first().copied();
         let there = match uplink {
-            Some((cable, direction)) => network.link_source(cable, direction.reverse()),
+            Some((link, direction)) => network.link_source(link, direction.reverse()),
             None => Node::Host(host),
         };
         let id = network.add_port(address);
         let ends = [Node::Host(id), there];
-        let cable = network.add_link(ends, self.settings);
+        let link = network.add_link(ends, self.settings);
         let index = self.ports.len();
         self.ports.push(ExternalPort {
             id,
             host,
             address,
             destination,
-            link: cable,
+            link,
             queues: Default::default(),
             occupied: 0,
             queued_bytes: 0,
@@ -137,8 +137,8 @@ impl ExternalPorts {
         });
         self.by_ends.insert((host, address), index);
         self.by_id.insert(id, index);
-        self.by_link.insert(cable, index);
-        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link: cable, ends });
+        self.by_link.insert(link, index);
+        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link, ends });
         Some(index)
     }
 
@@ -150,23 +150,17 @@ impl ExternalPorts {
         frame: Frame,
         max_queued_bytes: u64,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         let port = &mut self.ports[index];
         let (priority, bytes) = (frame.priority(), frame.bytes.len() as u64);
         if port.queued_bytes + bytes > max_queued_bytes {
-            let (at, cable, culprit) = (Node::Host(port.id), port.link, PacketId::of(&frame));
-            let cause = FrameDropReason::BufferFull;
+            let (node, link, packet) = (Node::Host(port.id), port.link, PacketId::of(&frame));
+            let reason = FrameDropReason::BufferFull;
             return sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::FrameDropped {
-                    node: at,
-                    link: cable,
-                    priority,
-                    reason: cause,
-                    packet: culprit,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason, packet }),
             );
         }
         port.queued_bytes += bytes;
@@ -174,7 +168,7 @@ impl ExternalPorts {
         port.occupied |= 1 << priority;
         port.queues[usize::from(priority)].push_back(frame);
         self.updated.insert((port.host, index));
-        self.serve(now, index, network, woken, sink);
+        self.serve(now, index, network, ready_hosts, sink);
     }
 
     /// Sends what the port may send now: the highest priority first, as hosts do.
@@ -183,7 +177,7 @@ impl ExternalPorts {
         now: Instant,
         index: usize,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         loop {
@@ -203,7 +197,7 @@ impl ExternalPorts {
             let Some(frame) = port.pop(7 - may.leading_zeros() as u8) else { return };
             let (host, way) = (port.host, (port.link, Direction::Forward));
             if port.occupied == 0 {
-                woken.push(host);
+                ready_hosts.push(host);
             }
             self.updated.insert((host, index));
             network.send_on_link(
@@ -222,12 +216,12 @@ impl ExternalPorts {
         now: Instant,
         id: HostId,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             self.ports[index].waiting_for_link = false;
-            self.serve(now, index, network, woken, sink);
+            self.serve(now, index, network, ready_hosts, sink);
         }
     }
 
@@ -237,12 +231,12 @@ impl ExternalPorts {
         now: Instant,
         id: HostId,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
-            woken.push(self.ports[index].host);
-            self.serve(now, index, network, woken, sink);
+            ready_hosts.push(self.ports[index].host);
+            self.serve(now, index, network, ready_hosts, sink);
         }
     }
 
@@ -275,8 +269,8 @@ impl ExternalPorts {
     }
 
     /// A frame between these addresses was lost in the network.
-    fn record_drop(&mut self, culprit: &PacketId) {
-        let ends = (culprit.source, culprit.destination);
+    fn record_drop(&mut self, packet: &PacketId) {
+        let ends = (packet.source, packet.destination);
         if let Some(port) = self.ports.iter_mut().find(|port| (port.address, port.destination) == ends) {
             port.in_flight = port.in_flight.saturating_sub(1);
         }
@@ -367,9 +361,9 @@ mod tests {
 
     /// A packet of priority 3 that tells its number.
     fn packet(from: u8, number: u8) -> Frame {
-        let envelope =
+        let addressing =
             AddressHeaders { traffic_class: 3 << 5, ..AddressHeaders::between(address(from), address(1)) };
-        Frame::new(envelope, vec![number; 1_000])
+        Frame::new(addressing, vec![number; 1_000])
     }
 
     #[derive(Default)]
@@ -416,10 +410,10 @@ mod tests {
         assert_eq!(told.last(), Some(&(address(2), 0)));
         assert!(!fabric.has_in_flight(BOB, address(2)) && fabric.frame_counters().is_balanced());
         let ports: Vec<_> = fabric.external_ports().collect();
-        let [(BOB, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
+        let [(BOB, peer, link, port)] = ports[..] else { panic!("{ports:?}") };
         assert_eq!(peer, address(2));
         assert_eq!(port.pauses_received[3] as usize, told.len());
-        assert_eq!(fabric.link_ends(cable)[1], Node::Switch(crate::SwitchId(0)));
+        assert_eq!(fabric.link_ends(link)[1], Node::Switch(crate::SwitchId(0)));
     }
 
     #[test]

@@ -14,13 +14,13 @@ impl Network {
         &mut self,
         now: Instant,
         host: HostId,
-        cable: LinkId,
+        link: LinkId,
         slot: u32,
         sink: &mut dyn EventSink,
     ) -> Outcome {
         let Slot { is_pause, priority, bytes, .. } = *self.event_queue.pool.slot_mut(slot);
         if is_pause {
-            return self.receive_pause_at_host(now, host, cable, slot, sink);
+            return self.receive_pause_at_host(now, host, link, slot, sink);
         }
         let port = &mut self.hosts[host.0 as usize];
         if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
@@ -30,15 +30,15 @@ impl Network {
         let bytes = u64::from(bytes);
         if port.buffered + bytes > port.receiver.buffer {
             port.dropped_frames += 1;
-            self.drop_frame(now, Node::Host(host), cable, slot, FrameDropReason::BufferFull, sink);
+            self.drop_frame(now, Node::Host(host), link, slot, FrameDropReason::BufferFull, sink);
             return Outcome::Nothing;
         }
         port.buffered += bytes;
         port.queue.push_back(slot);
         let flow = port.receiver.pfc.filter(|_| port.watchdog_active >> priority & 1 == 0);
-        let held = &mut port.ingress_bytes[usize::from(priority)];
-        *held += bytes;
-        if port.pause_generator.on_enqueue(flow.as_ref(), now.nanos(), priority, *held) {
+        let ingress_bytes = &mut port.ingress_bytes[usize::from(priority)];
+        *ingress_bytes += bytes;
+        if port.pause_generator.on_enqueue(flow.as_ref(), now.nanos(), priority, *ingress_bytes) {
             self.request_host_pause(now, host, priority, sink);
         }
         self.schedule_drain(now, host);
@@ -71,13 +71,13 @@ impl Network {
         let bytes = u64::from(bytes);
         port.buffered -= bytes;
         let flow = port.receiver.pfc;
-        let held = &mut port.ingress_bytes[usize::from(priority)];
-        *held -= bytes;
-        if flow.is_some_and(|flow| *held <= flow.xon) {
+        let ingress_bytes = &mut port.ingress_bytes[usize::from(priority)];
+        *ingress_bytes -= bytes;
+        if flow.is_some_and(|flow| *ingress_bytes <= flow.xon) {
             port.watchdog_active &= !(1 << priority);
         }
         let storms = port.receiver.pause_storm >> priority & 1 == 1;
-        if port.pause_generator.on_dequeue(flow.as_ref(), priority, *held) {
+        if port.pause_generator.on_dequeue(flow.as_ref(), priority, *ingress_bytes) {
             match storms {
                 true => port.pause_generator.stop(now.nanos(), priority),
                 false => self.send_host_pause(now, host, priority, 0, sink),
@@ -118,8 +118,7 @@ impl Network {
     fn request_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.pfc.map_or(u16::MAX, |flow| flow.quanta);
-        let rates =
-            port.links.iter().map(|(cable, _)| self.links[cable.0 as usize].settings().bits_per_second);
+        let rates = port.links.iter().map(|(link, _)| self.links[link.0 as usize].settings().bits_per_second);
         let lasts = rates.map(|rate| pause_ns(quanta, rate)).min().unwrap_or(0);
         let again = now.nanos() + (lasts / 2).max(1);
         port.pause_generator.schedule_refresh(priority, again);
@@ -142,22 +141,16 @@ impl Network {
     ) {
         let port = &mut self.hosts[host.0 as usize];
         port.pause_generator.count_sent(priority);
-        let held = port.ingress_bytes[usize::from(priority)];
+        let ingress_bytes = port.ingress_bytes[usize::from(priority)];
         let pause = pause_frame(MacAddress::from_ip(port.address), priority, quanta);
-        let at = Node::Host(host);
+        let node = Node::Host(host);
         for index in 0..port.links.len() {
-            let (cable, direction) = self.hosts[host.0 as usize].links[index];
+            let (link, direction) = self.hosts[host.0 as usize].links[index];
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::PauseSent {
-                    node: at,
-                    link: cable,
-                    priority,
-                    quanta,
-                    ingress_bytes: held,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes }),
             );
-            self.send_pause(now, cable, direction, &pause, sink);
+            self.send_pause(now, link, direction, &pause, sink);
         }
     }
 
@@ -180,16 +173,11 @@ impl Network {
         port.pause_generator.resume(priority);
         port.watchdog_active |= 1 << priority;
         port.watchdog_fired += 1;
-        let at = Node::Host(host);
-        if let Some((cable, _)) = port.links.first().copied() {
+        let node = Node::Host(host);
+        if let Some((link, _)) = port.links.first().copied() {
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::WatchdogFired {
-                    node: at,
-                    link: cable,
-                    priority,
-                    dropped: 0,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::WatchdogFired { node, link, priority, dropped: 0 }),
             );
         }
         self.send_host_pause(now, host, priority, 0, sink);
@@ -200,18 +188,18 @@ impl Network {
         &mut self,
         now: Instant,
         host: HostId,
-        cable: LinkId,
+        link: LinkId,
         slot: u32,
         sink: &mut dyn EventSink,
     ) -> Outcome {
-        let at = Node::Host(host);
+        let node = Node::Host(host);
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
-            self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, sink);
+            self.drop_frame(now, node, link, slot, FrameDropReason::MalformedPause, sink);
             return Outcome::Nothing;
         };
         self.count_delivered();
         self.event_queue.pool.release(slot);
-        let rate = self.links[cable.0 as usize].settings().bits_per_second;
+        let rate = self.links[link.0 as usize].settings().bits_per_second;
         let pauses = &mut self.hosts[host.0 as usize].pauses;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };
@@ -220,26 +208,15 @@ impl Network {
             let until_ns = now.nanos() + for_ns;
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::PauseReceived {
-                    node: at,
-                    link: cable,
-                    priority,
-                    quanta,
-                    until_ns,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns }),
             );
             match change {
                 PauseChange::Stopped => self.event_queue.push(until_ns, SimEvent::HostPauseExpired { host }),
                 PauseChange::Resumed => {
-                    let how = PauseEndReason::Resumed;
+                    let reason = PauseEndReason::Resumed;
                     sink.on_event(
                         now,
-                        &NetworkEvent::Fabric(FabricEvent::PauseEnded {
-                            node: at,
-                            link: cable,
-                            priority,
-                            reason: how,
-                        }),
+                        &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
                     );
                 }
                 PauseChange::Unchanged => {}
@@ -252,19 +229,14 @@ impl Network {
     pub fn expire_host_pauses(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         let over = port.pauses.expire(now.nanos());
-        let Some((cable, _)) = port.links.first().copied().filter(|_| over != 0) else {
+        let Some((link, _)) = port.links.first().copied().filter(|_| over != 0) else {
             return Outcome::Nothing;
         };
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
-            let (at, how) = (Node::Host(host), PauseEndReason::Expired);
+            let (node, reason) = (Node::Host(host), PauseEndReason::Expired);
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::PauseEnded {
-                    node: at,
-                    link: cable,
-                    priority,
-                    reason: how,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
             );
         }
         Outcome::Paused { host, frames: 0 }

@@ -118,9 +118,9 @@ pub struct BuiltTopology {
 }
 
 /// Stands for the flow that a packet belongs to: addresses and ports.
-fn flow_hash(envelope: &AddressHeaders) -> u64 {
-    let port = u64::from(envelope.source_port);
-    match (envelope.source, envelope.destination) {
+fn flow_hash(addressing: &AddressHeaders) -> u64 {
+    let port = u64::from(addressing.source_port);
+    match (addressing.source, addressing.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let addresses = u64::from(source.to_bits()) << 32 | u64::from(destination.to_bits());
             Seed(addresses).draw(&[port])
@@ -145,7 +145,7 @@ pub struct FrameCounters {
     pub delivered: u64,
     /// Frames that were lost.
     pub dropped: u64,
-    /// Frames that are on their way, queued and held-back ones included.
+    /// Frames that are on their way, queued and ingress_bytes-back ones included.
     pub in_flight: u64,
 }
 
@@ -230,16 +230,16 @@ impl Network {
             LayoutNode::Host(host) => Node::Host(hosts[host as usize]),
             LayoutNode::Switch(switch) => Node::Switch(switches[switch as usize]),
         };
-        let cables: Vec<_> = layout.links.iter().map(|ends| self.add_link(ends.map(node), line)).collect();
-        for (switch, host, cable) in &layout.routes {
-            self.set_route(switches[*switch as usize], hosts[*host as usize], &[cables[*cable]]);
+        let links: Vec<_> = layout.links.iter().map(|ends| self.add_link(ends.map(node), line)).collect();
+        for (switch, host, link) in &layout.routes {
+            self.set_route(switches[*switch as usize], hosts[*host as usize], &[links[*link]]);
         }
-        BuiltTopology { switches, links: cables }
+        BuiltTopology { switches, links }
     }
 
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, links: &[LinkId]) {
         let ports = self.switches[switch.0 as usize].ports.iter().zip(0..);
-        let ports = ports.filter(|(port, _)| cables.contains(&port.link)).map(|(_, port)| port).collect();
+        let ports = ports.filter(|(port, _)| links.contains(&port.link)).map(|(_, port)| port).collect();
         self.static_routes.insert((switch, host), ports);
         self.routes_stale = true;
     }
@@ -248,13 +248,13 @@ impl Network {
     /// happen within one nanosecond, each somewhere else: while one happens, the memory of the next is on its way.
     /// The host that comes next, if it is one.
     pub fn prefetch(&mut self, slot: u32) -> Option<HostId> {
-        let Slot { event: happening, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
+        let Slot { event, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
         if next != NO_SLOT {
             black_box(self.event_queue.pool.slot_mut(next).serial);
         }
-        match happening {
-            SimEvent::Arrival { link: cable, direction, .. } => {
-                let LinkEnds { ends, ports } = &self.link_ends[cable.0 as usize];
+        match event {
+            SimEvent::Arrival { link, direction, .. } => {
+                let LinkEnds { ends, ports } = &self.link_ends[link.0 as usize];
                 let end = direction.reverse() as usize;
                 match ends[end] {
                     Node::Switch(switch) => {
@@ -279,10 +279,10 @@ impl Network {
     }
 
     /// Lets something happen. What is the business of hosts only is not done here.
-    pub fn handle_event(&mut self, now: Instant, happening: SimEvent, sink: &mut dyn EventSink) -> Outcome {
-        match happening {
-            SimEvent::Arrival { slot, link: cable, direction } => {
-                return self.arrive(now, slot, cable, direction, sink);
+    pub fn handle_event(&mut self, now: Instant, event: SimEvent, sink: &mut dyn EventSink) -> Outcome {
+        match event {
+            SimEvent::Arrival { slot, link, direction } => {
+                return self.arrive(now, slot, link, direction, sink);
             }
             SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, sink),
             SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
@@ -290,8 +290,8 @@ impl Network {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
                 self.serve(now, switch, port, sink);
             }
-            SimEvent::ReorderTimeout { link: cable } => {
-                self.with_link(now, cable, sink, |cable, _, outlet| cable.expire(now.nanos(), outlet));
+            SimEvent::ReorderTimeout { link } => {
+                self.with_link(now, link, sink, |link, _, output| link.expire(now.nanos(), output));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
                 self.expire_switch_pauses(now, switch, port, sink)
@@ -312,18 +312,18 @@ impl Network {
     }
 
     /// The node that a direction of a cable starts at.
-    pub fn link_source(&self, cable: LinkId, direction: Direction) -> Node {
-        self.link_ends[cable.0 as usize].ends[direction as usize]
+    pub fn link_source(&self, link: LinkId, direction: Direction) -> Node {
+        self.link_ends[link.0 as usize].ends[direction as usize]
     }
 
     /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
     pub fn host_link_free_at(&self, host: HostId) -> u64 {
-        let HostPort { single_uplink: only, links: cables, .. } = &self.hosts[host.0 as usize];
+        let HostPort { single_uplink: only, links, .. } = &self.hosts[host.0 as usize];
         let free_at =
-            |(cable, direction): (LinkId, Direction)| self.links[cable.0 as usize].free_at_ns(direction);
+            |(link, direction): (LinkId, Direction)| self.links[link.0 as usize].free_at_ns(direction);
         match *only {
             Some(only) => free_at(only),
-            None => cables.iter().copied().map(free_at).max().unwrap_or(0),
+            None => links.iter().copied().map(free_at).max().unwrap_or(0),
         }
     }
 
@@ -335,16 +335,16 @@ impl Network {
         }
         let destination = frame.addressing.destination;
         if destination.is_multicast() {
-            for (cable, direction) in self.hosts[from.0 as usize].links.clone() {
+            for (link, direction) in self.hosts[from.0 as usize].links.clone() {
                 let slot = self.event_queue.pool.insert(frame.clone(), Slot::MULTICAST, 0);
-                self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+                self.transmit(now, link, direction, slot, Stage::Admitted, sink);
             }
             return;
         }
         let flow = flow_hash(&frame.addressing);
-        if let Some((to, (cable, direction))) = self.route(from, destination, flow) {
+        if let Some((to, (link, direction))) = self.route(from, destination, flow) {
             let slot = self.event_queue.pool.insert(frame, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
         }
     }
 
@@ -353,7 +353,7 @@ impl Network {
         &mut self,
         now: Instant,
         from: HostId,
-        (envelope, bytes): (&AddressHeaders, &[u8]),
+        (addressing, bytes): (&AddressHeaders, &[u8]),
         content: FrameContent,
         service_level: u8,
         sink: &mut dyn EventSink,
@@ -361,11 +361,11 @@ impl Network {
         if self.routes_stale {
             self.compute_routes();
         }
-        let flow = flow_hash(envelope);
-        if let Some((to, (cable, direction))) = self.route(from, envelope.destination, flow) {
+        let flow = flow_hash(addressing);
+        if let Some((to, (link, direction))) = self.route(from, addressing.destination, flow) {
             let slot =
-                self.event_queue.pool.insert_bytes(envelope, bytes, content, service_level, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+                self.event_queue.pool.insert_bytes(addressing, bytes, content, service_level, to.0, flow);
+            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
         }
     }
 
@@ -388,7 +388,7 @@ impl Network {
     pub fn send_on_link(
         &mut self,
         now: Instant,
-        (cable, direction): (LinkId, Direction),
+        (link, direction): (LinkId, Direction),
         to: HostId,
         frame: Frame,
         sink: &mut dyn EventSink,
@@ -398,28 +398,28 @@ impl Network {
         }
         let flow = flow_hash(&frame.addressing);
         let slot = self.event_queue.pool.insert(frame, to.0, flow);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
     /// Puts a frame on a cable.
     pub fn transmit(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         slot: u32,
         stage: Stage,
         sink: &mut dyn EventSink,
     ) {
-        self.emit_frame(now, cable, direction, stage, slot, sink);
+        self.emit_frame(now, link, direction, stage, slot, sink);
         let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
-        let line = &mut self.links[cable.0 as usize];
+        let line = &mut self.links[link.0 as usize];
         if let Some(at) = line.fast_transmit(now.nanos(), direction, bytes as usize, is_pause) {
-            return self.event_queue.push(at, SimEvent::Arrival { slot, link: cable, direction });
+            return self.event_queue.push(at, SimEvent::Arrival { slot, link, direction });
         }
         let frame = self.event_queue.pool.remove(slot);
-        self.with_link(now, cable, sink, |cable, flows, outlet| {
-            cable.admit(now.nanos(), direction, frame, flows, outlet);
+        self.with_link(now, link, sink, |link, flows, output| {
+            link.admit(now.nanos(), direction, frame, flows, output);
         });
     }
 
@@ -431,10 +431,10 @@ impl Network {
         sink: &mut dyn EventSink,
         act: impl FnOnce(&mut Link, &FlowTable, &mut dyn LinkOutput),
     ) {
-        let Network { links: cables, flows, event_queue: agenda, addresses, .. } = self;
-        let cable = &mut cables[id.0 as usize];
-        act(cable, flows, &mut ScheduledOutput { id, now, agenda, addresses, sink });
-        if let Some(at) = cable.next_timeout() {
+        let Network { links, flows, event_queue, addresses, .. } = self;
+        let link = &mut links[id.0 as usize];
+        act(link, flows, &mut ScheduledOutput { id, now, event_queue, addresses, sink });
+        if let Some(at) = link.next_timeout() {
             self.event_queue.push(at, SimEvent::ReorderTimeout { link: id });
         }
     }
@@ -444,21 +444,21 @@ impl Network {
         &mut self,
         now: Instant,
         slot: u32,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         sink: &mut dyn EventSink,
     ) -> Outcome {
-        let link = &self.link_ends[cable.0 as usize];
+        let ends = &self.link_ends[link.0 as usize];
         let end = direction.reverse() as usize;
-        match link.ends[end] {
+        match ends.ends[end] {
             Node::Switch(switch) => {
-                let port = link.ports[end];
+                let port = ends.ports[end];
                 self.arrive_at_switch(now, switch, port, slot, sink);
                 Outcome::Nothing
             }
             Node::Host(host) => {
-                self.emit_frame(now, cable, direction, Stage::Delivered, slot, sink);
-                self.arrive_at_host(now, host, cable, slot, sink)
+                self.emit_frame(now, link, direction, Stage::Delivered, slot, sink);
+                self.arrive_at_host(now, host, link, slot, sink)
             }
         }
     }
@@ -472,24 +472,18 @@ impl Network {
     pub fn drop_frame(
         &mut self,
         now: Instant,
-        at: Node,
-        cable: LinkId,
+        node: Node,
+        link: LinkId,
         slot: u32,
         cause: FrameDropReason,
         sink: &mut dyn EventSink,
     ) {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
-        let (priority, culprit) = (frame.priority(), PacketId::of(frame));
+        let (priority, packet) = (frame.priority(), PacketId::of(frame));
         sink.on_event(
             now,
-            &NetworkEvent::Fabric(FabricEvent::FrameDropped {
-                node: at,
-                link: cable,
-                priority,
-                reason: cause,
-                packet: culprit,
-            }),
+            &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason: cause, packet }),
         );
         self.event_queue.pool.release(slot);
     }
@@ -506,33 +500,33 @@ impl Network {
     pub fn send_pause(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         pause: &Pfc,
         sink: &mut dyn EventSink,
     ) {
         let slot = self.event_queue.pool.insert(Frame::pause(pause), 0, 0);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
     /// How many frames went where.
     pub fn frame_counters(&self) -> FrameCounters {
-        let mut census = FrameCounters {
+        let mut counters = FrameCounters {
             delivered: self.delivered,
             dropped: self.dropped,
             in_flight: self.event_queue.pool.frames_in_flight() as u64,
             admitted: self.copied,
         };
-        for cable in &self.links {
+        for link in &self.links {
             for direction in [Direction::Forward, Direction::Backward] {
-                let LinkCounters { admitted, duplicated, dropped, held, .. } = cable.counters(direction);
-                census.admitted += admitted + duplicated;
-                census.dropped += dropped;
-                census.in_flight += held;
+                let LinkCounters { admitted, duplicated, dropped, held, .. } = link.counters(direction);
+                counters.admitted += admitted + duplicated;
+                counters.dropped += dropped;
+                counters.in_flight += held;
             }
         }
-        census.admitted -= self.forwarded;
-        census
+        counters.admitted -= self.forwarded;
+        counters
     }
 
     /// Shows a frame to whoever looks.
@@ -540,14 +534,14 @@ impl Network {
     fn emit_frame(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
         sink: &mut dyn EventSink,
     ) {
         if sink.is_enabled() {
-            self.emit_frame_or_pause(now, cable, direction, stage, slot, sink);
+            self.emit_frame_or_pause(now, link, direction, stage, slot, sink);
         }
     }
 
@@ -555,7 +549,7 @@ impl Network {
     fn emit_frame_or_pause(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
@@ -564,13 +558,13 @@ impl Network {
         let frame = self.event_queue.pool.frame(slot);
         match (frame.content, frame.as_pause()) {
             (FrameContent::Pause, Some(pause)) => {
-                sink.on_event(now, &NetworkEvent::PauseFrame { link: cable, direction, stage, pause: &pause })
+                sink.on_event(now, &NetworkEvent::PauseFrame { link, direction, stage, pause: &pause })
             }
             (FrameContent::Pause, None) => {}
             _ => sink.on_event(
                 now,
                 &NetworkEvent::Frame {
-                    link: cable,
+                    link,
                     direction,
                     stage,
                     addressing: &frame.addressing,
@@ -585,7 +579,7 @@ impl Network {
 struct ScheduledOutput<'a> {
     id: LinkId,
     now: Instant,
-    agenda: &'a mut EventQueue,
+    event_queue: &'a mut EventQueue,
     addresses: &'a AddressTable,
     sink: &'a mut dyn EventSink,
 }
@@ -598,8 +592,8 @@ impl LinkOutput for ScheduledOutput<'_> {
             false => self.addresses.find(destination).map_or(Slot::MULTICAST - 1, |host| host.0),
         };
         let flow = flow_hash(&frame.addressing);
-        let slot = self.agenda.pool.insert(frame, host, flow);
-        self.agenda.push(at_ns, SimEvent::Arrival { slot, link: self.id, direction });
+        let slot = self.event_queue.pool.insert(frame, host, flow);
+        self.event_queue.push(at_ns, SimEvent::Arrival { slot, link: self.id, direction });
     }
 
     fn report(&mut self, fault: Fault) {

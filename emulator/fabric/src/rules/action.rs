@@ -166,25 +166,25 @@ impl Action {
         frame: &mut Frame,
         opcode: Option<Opcode>,
         seed: Seed,
-        question: &DrawKey,
+        draw_key: &DrawKey,
     ) -> Option<FaultEffect> {
-        let Frame { addressing: envelope, bytes, .. } = frame;
+        let Frame { addressing, bytes, .. } = frame;
         match *self {
-            Action::Corrupt { bit: place, icrc: seal } => {
-                let bit = place.bit(bytes, opcode, seed, question);
+            Action::Corrupt { bit: position, icrc } => {
+                let bit = position.bit(bytes, opcode, seed, draw_key);
                 bytes[bit / 8] ^= 0x80 >> (bit % 8);
-                if seal == IcrcPolicy::Recomputed {
-                    Icrc::write(envelope, bytes);
+                if icrc == IcrcPolicy::Recomputed {
+                    Icrc::write(addressing, bytes);
                 }
-                Some(FaultEffect::Corrupted { bit: bit as u32, icrc: seal })
+                Some(FaultEffect::Corrupted { bit: bit as u32, icrc })
             }
             Action::MarkCe => {
-                envelope.traffic_class |= Ecn::CongestionExperienced as u8;
+                addressing.traffic_class |= Ecn::CongestionExperienced as u8;
                 Some(FaultEffect::MarkedCe)
             }
             Action::Rewrite { field, value } => {
                 let (from, to) = field.rewrite(opcode?, bytes, value);
-                Icrc::write(envelope, bytes);
+                Icrc::write(addressing, bytes);
                 Some(FaultEffect::Rewritten { field, from, to })
             }
             _ => None,
@@ -194,7 +194,7 @@ impl Action {
 
 impl BitPosition {
     /// The bit of a packet that [`Action::applies_to`] accepted, counted from the start of the BTH.
-    pub(crate) fn bit(self, bytes: &[u8], opcode: Option<Opcode>, seed: Seed, question: &DrawKey) -> usize {
+    pub(crate) fn bit(self, bytes: &[u8], opcode: Option<Opcode>, seed: Seed, draw_key: &DrawKey) -> usize {
         /// The byte of the BTH that the ICRC does not cover.
         const UNCOVERED: usize = 4;
         match (self, opcode) {
@@ -203,7 +203,7 @@ impl BitPosition {
             (BitPosition::Random, _) => {
                 debug_assert!(bytes.len() >= Bth::LEN + ICRC_LEN, "a packet with an opcode has a BTH");
                 let covered = (bytes.len() - ICRC_LEN - 1) * 8;
-                let bit = seed.below(covered as u64, &question.words(DrawPurpose::BitPosition)) as usize;
+                let bit = seed.below(covered as u64, &draw_key.words(DrawPurpose::BitPosition)) as usize;
                 if bit / 8 < UNCOVERED { bit } else { bit + 8 }
             }
         }

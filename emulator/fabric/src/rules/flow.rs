@@ -48,7 +48,7 @@ pub struct Flow {
 /// What in a packet identifies its flow. Connected packets do not name their sender's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlowKey {
-    Connected { sense: PacketType, from: IpAddr, to: Endpoint },
+    Connected { packet_type: PacketType, from: IpAddr, to: Endpoint },
     Datagram { from: Endpoint },
 }
 
@@ -86,11 +86,11 @@ impl FlowTable {
     }
 
     /// Takes a flow out; its packets belong to nobody from now on.
-    pub fn remove(&mut self, role: FlowId) -> Option<Flow> {
-        let (flow, _) = self.by_id.remove(&role)?;
+    pub fn remove(&mut self, flow_id: FlowId) -> Option<Flow> {
+        let (flow, _) = self.by_id.remove(&flow_id)?;
         for key in FlowTable::keys(&flow).into_iter().flatten() {
             // A reused queue pair number may have given the key to another role in the meantime.
-            if self.by_key.get(&key) == Some(&role) {
+            if self.by_key.get(&key) == Some(&flow_id) {
                 self.by_key.remove(&key);
             }
         }
@@ -98,8 +98,8 @@ impl FlowTable {
     }
 
     /// The flow of this role.
-    pub fn flow(&self, role: FlowId) -> Option<&Flow> {
-        self.by_id.get(&role).map(|(flow, _)| flow)
+    pub fn flow(&self, flow_id: FlowId) -> Option<&Flow> {
+        self.by_id.get(&flow_id).map(|(flow, _)| flow)
     }
 
     /// Every flow, in the order of roles.
@@ -113,12 +113,12 @@ impl FlowTable {
             None => [Some(FlowKey::Datagram { from: requester }), None],
             Some(responder) => [
                 Some(FlowKey::Connected {
-                    sense: PacketType::Request,
+                    packet_type: PacketType::Request,
                     from: requester.address,
                     to: responder,
                 }),
                 Some(FlowKey::Connected {
-                    sense: PacketType::Response,
+                    packet_type: PacketType::Response,
                     from: responder.address,
                     to: requester,
                 }),
@@ -127,23 +127,23 @@ impl FlowTable {
     }
 
     /// The flow that a packet belongs to.
-    pub(crate) fn find(&self, envelope: &AddressHeaders, header: &TransportHeader) -> Option<FlowMatch> {
-        let sense = match header.bth.opcode.operation().is_request() {
+    pub(crate) fn find(&self, addressing: &AddressHeaders, header: &TransportHeader) -> Option<FlowMatch> {
+        let packet_type = match header.bth.opcode.operation().is_request() {
             true => PacketType::Request,
             false => PacketType::Response,
         };
         let key = match header.deth {
             Some(deth) => {
-                FlowKey::Datagram { from: Endpoint { address: envelope.source, qpn: deth.source_qp } }
+                FlowKey::Datagram { from: Endpoint { address: addressing.source, qpn: deth.source_qp } }
             }
             None => FlowKey::Connected {
-                sense,
-                from: envelope.source,
-                to: Endpoint { address: envelope.destination, qpn: header.bth.destination_qp },
+                packet_type,
+                from: addressing.source,
+                to: Endpoint { address: addressing.destination, qpn: header.bth.destination_qp },
             },
         };
         let (flow, serial) = *self.by_id.get(self.by_key.get(&key)?)?;
-        Some(FlowMatch { flow, packet_type: sense, serial })
+        Some(FlowMatch { flow, packet_type, serial })
     }
 }
 

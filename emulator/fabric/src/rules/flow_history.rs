@@ -44,7 +44,7 @@ impl ObservedPacket {
 }
 
 fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMatch>) {
-    let mut sighting = ObservedPacket {
+    let mut observed = ObservedPacket {
         class: PacketClass::Malformed,
         opcode: None,
         psn: None,
@@ -63,25 +63,25 @@ fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMat
         FrameContent::Elided { .. } => TransportHeader::parse(&frame.bytes)
             .map(|(header, _)| TransportPacket { header, payload: &[], padding: &[] }),
         FrameContent::Pause => {
-            sighting.class = PacketClass::Pause;
+            observed.class = PacketClass::Pause;
             let first = frame.as_pause().and_then(|pause| pause.pause.iter().position(Option::is_some));
-            sighting.priority = first.unwrap_or(0) as u8;
-            return (sighting, None);
+            observed.priority = first.unwrap_or(0) as u8;
+            return (observed, None);
         }
     };
-    let Ok(packet) = transport else { return (sighting, None) };
+    let Ok(packet) = transport else { return (observed, None) };
     let bth = packet.header.bth;
-    sighting.class = PacketClass::of(&packet);
-    sighting.opcode = Some(bth.opcode);
-    sighting.psn = Some(bth.psn);
+    observed.class = PacketClass::of(&packet);
+    observed.opcode = Some(bth.opcode);
+    observed.psn = Some(bth.psn);
     let found = flows.find(&frame.addressing, &packet.header);
     if let Some(found) = found {
-        sighting.flow_id = Some(found.flow.id);
-        sighting.packet_type = Some(found.packet_type);
-        let numbered = sighting.class != PacketClass::Cnp;
-        sighting.relative_psn = numbered.then(|| bth.psn.since(found.flow.first_psn).into());
+        observed.flow_id = Some(found.flow.id);
+        observed.packet_type = Some(found.packet_type);
+        let numbered = observed.class != PacketClass::Cnp;
+        observed.relative_psn = numbered.then(|| bth.psn.since(found.flow.first_psn).into());
     }
-    (sighting, found)
+    (observed, found)
 }
 
 /// What was seen of every flow.
@@ -112,21 +112,21 @@ impl FlowHistory {
 
     /// Looks at a frame and remembers it.
     pub fn observe(&mut self, frame: &Frame, flows: &FlowTable) -> ObservedPacket {
-        let (mut sighting, found) = classify(frame, flows);
-        let (Some(found), Some(psn), Some(opcode)) = (found, sighting.psn, sighting.opcode) else {
+        let (mut observed, found) = classify(frame, flows);
+        let (Some(found), Some(psn), Some(opcode)) = (found, observed.psn, observed.opcode) else {
             self.unmatched += 1;
-            sighting.transmission = self.unmatched;
-            return sighting;
+            observed.transmission = self.unmatched;
+            return observed;
         };
         let past = self.flows.entry(found.flow.id).or_default();
         if past.serial != found.serial {
             *past = FlowRecord { serial: found.serial, ..FlowRecord::default() };
         }
-        let track = match sighting.class {
+        let track = match observed.class {
             PacketClass::Cnp => {
                 past.cnps += 1;
-                sighting.transmission = past.cnps;
-                return sighting;
+                observed.transmission = past.cnps;
+                return observed;
             }
             PacketClass::ReadResponse | PacketClass::AtomicResponse => &mut past.responses,
             PacketClass::Ack => &mut past.acks,
@@ -134,8 +134,8 @@ impl FlowHistory {
             _ => &mut past.requests,
         };
         let position = track.unwrap_psn(psn, found.flow.first_psn);
-        sighting.relative_psn = Some(position);
-        sighting.transmission = track.count(position);
+        observed.relative_psn = Some(position);
+        observed.transmission = track.count(position);
         let starts = found.packet_type == PacketType::Request && opcode.position().starts_message();
         if starts {
             past.messages.start(position);
@@ -143,11 +143,11 @@ impl FlowHistory {
         if let Some((message, packet)) = past.messages.locate(position) {
             // The start of a message that was lost before it came here is not a part of the one before it.
             if !starts || packet == 0 {
-                sighting.message_index = Some(message);
-                sighting.packet_index = Some(packet);
+                observed.message_index = Some(message);
+                observed.packet_index = Some(packet);
             }
         }
-        sighting
+        observed
     }
 }
 
@@ -272,8 +272,8 @@ mod tests {
         }
 
         fn write(&mut self, psn: u32) -> (i64, u64) {
-            let sighting = self.see(Packet::rc(Operation::Write, psn));
-            (sighting.relative_psn.expect("a flow"), sighting.transmission)
+            let observed = self.see(Packet::rc(Operation::Write, psn));
+            (observed.relative_psn.expect("a flow"), observed.transmission)
         }
 
         fn answer(&mut self, operation: Operation, position: Position, psn: u32) -> ObservedPacket {
@@ -338,8 +338,8 @@ mod tests {
     fn packets_know_their_message_also_when_sent_again_and_when_answered() {
         let mut watch = Watch::from(10);
         let mut place = |operation, position, psn| {
-            let sighting = watch.see(Packet::part(operation, position, psn));
-            (sighting.message_index, sighting.packet_index)
+            let observed = watch.see(Packet::part(operation, position, psn));
+            (observed.message_index, observed.packet_index)
         };
         assert_eq!(place(Operation::Write, Position::First, 10), (Some(0), Some(0)));
         assert_eq!(place(Operation::Write, Position::Middle, 11), (Some(0), Some(1)));
@@ -386,8 +386,8 @@ mod tests {
     fn bytes_that_are_no_packet_are_seen_as_malformed() {
         let mut frame = Packet::rc(Operation::Write, 0).frame();
         frame.bytes.truncate(9);
-        let sighting = ObservedPacket::of(&frame, &FlowTable::new());
-        assert_eq!((sighting.class, sighting.opcode), (PacketClass::Malformed, None));
+        let observed = ObservedPacket::of(&frame, &FlowTable::new());
+        assert_eq!((observed.class, observed.opcode), (PacketClass::Malformed, None));
     }
 
     proptest! {

@@ -199,17 +199,16 @@ pub(crate) enum DrawPurpose {
 impl DrawKey {
     /// The words for one draw: rule, direction, role, PSN, n-th transmission, and which draw it is.
     pub fn words(&self, draw: DrawPurpose) -> [u64; 6] {
-        let ObservedPacket { flow_id: role, packet_type: sense, psn, relative_psn, transmission, .. } =
-            self.packet;
-        let role = match (role, sense) {
-            (Some(role), Some(sense)) => (u64::from(role.0) << 1 | sense as u64) + 1,
+        let ObservedPacket { flow_id, packet_type, psn, relative_psn, transmission, .. } = self.packet;
+        let flow_id = match (flow_id, packet_type) {
+            (Some(flow_id), Some(packet_type)) => (u64::from(flow_id.0) << 1 | packet_type as u64) + 1,
             _ => 0,
         };
         let psn = match relative_psn {
             Some(relative) => relative as u64,
             None => psn.map_or(0, |psn| psn.value().into()),
         };
-        [self.rule, self.direction as u64, role, psn, transmission, draw as u64]
+        [self.rule, self.direction as u64, flow_id, psn, transmission, draw as u64]
     }
 
     fn flow(&self) -> (Direction, Option<FlowId>) {
@@ -234,8 +233,8 @@ struct Count {
 
 impl RepeatState {
     /// Takes note of one more packet that matches and tells whether it is hit.
-    pub fn next(&mut self, repeat: &Repeat, seed: Seed, question: &DrawKey) -> bool {
-        let scope = (repeat.scope == Scope::Flow).then(|| question.flow());
+    pub fn next(&mut self, repeat: &Repeat, seed: Seed, draw_key: &DrawKey) -> bool {
+        let scope = (repeat.scope == Scope::Flow).then(|| draw_key.flow());
         let count = self.counts.entry(scope).or_default();
         count.matched += 1;
         // From here on the count starts at one behind the skipped packets.
@@ -245,9 +244,9 @@ impl RepeatState {
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
             Choice::Probability { per_billion } => {
-                seed.happens(per_billion, &question.words(DrawPurpose::Chance))
+                seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
             }
-            Choice::Burst(burst) => burst.next(&mut self.bad, seed, question),
+            Choice::Burst(burst) => burst.next(&mut self.bad, seed, draw_key),
         };
         let hit = hit && repeat.times.is_none_or(|times| count.hit < times);
         count.hit += u64::from(hit);
@@ -256,11 +255,11 @@ impl RepeatState {
 }
 
 impl GilbertElliott {
-    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, question: &DrawKey) -> bool {
-        let flow = question.flow();
+    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, draw_key: &DrawKey) -> bool {
+        let flow = draw_key.flow();
         let was_bad = bad.contains(&flow);
         let change = if was_bad { self.bad_to_good } else { self.good_to_bad };
-        let is_bad = was_bad ^ seed.happens(change, &question.words(DrawPurpose::BurstState));
+        let is_bad = was_bad ^ seed.happens(change, &draw_key.words(DrawPurpose::BurstState));
         if is_bad != was_bad {
             if is_bad {
                 bad.insert(flow)
@@ -269,7 +268,7 @@ impl GilbertElliott {
             };
         }
         let hit = if is_bad { self.hit_in_bad } else { self.hit_in_good };
-        seed.happens(hit, &question.words(DrawPurpose::BurstHit))
+        seed.happens(hit, &draw_key.words(DrawPurpose::BurstHit))
     }
 }
 
@@ -289,19 +288,19 @@ mod tests {
     use alloc::vec::Vec;
     use softhca_wire::Operation;
 
-    fn question(role: u32, position: i64) -> DrawKey {
+    fn draw_key(flow_id: u32, position: i64) -> DrawKey {
         let mut flows = FlowTable::new();
-        flows.insert(flow(role, ALICE, BOB, 0));
-        let mut sighting = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &flows);
-        sighting.relative_psn = Some(position);
-        sighting.transmission = 1;
-        DrawKey { rule: 0, direction: Direction::Forward, packet: sighting }
+        flows.insert(flow(flow_id, ALICE, BOB, 0));
+        let mut observed = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &flows);
+        observed.relative_psn = Some(position);
+        observed.transmission = 1;
+        DrawKey { rule: 0, direction: Direction::Forward, packet: observed }
     }
 
     /// The hits among the first packets of one flow.
     fn hits(repeat: Repeat, packets: i64) -> String {
         let mut progress = RepeatState::default();
-        let hit = |position| progress.next(&repeat, Seed(1), &question(1, position));
+        let hit = |position| progress.next(&repeat, Seed(1), &draw_key(1, position));
         (0..packets).map(hit).map(|hit| if hit { 'X' } else { 'O' }).collect()
     }
 
@@ -335,7 +334,7 @@ mod tests {
         let both = |scope| {
             let repeat = Repeat { scope, ..Repeat::times(1) };
             let mut progress = RepeatState::default();
-            [1, 2, 1, 2].map(|role| progress.next(&repeat, Seed(1), &question(role, 0)))
+            [1, 2, 1, 2].map(|flow_id| progress.next(&repeat, Seed(1), &draw_key(flow_id, 0)))
         };
         assert_eq!(both(Scope::Rule), [true, false, false, false]);
         assert_eq!(both(Scope::Flow), [true, true, false, false]);
@@ -346,26 +345,26 @@ mod tests {
         let repeat = Repeat::choice(Choice::Probability { per_billion: PER_BILLION / 2 });
         let hits = |seed, change: fn(&mut DrawKey)| -> Vec<bool> {
             let ask = |position| {
-                let mut question = question(1, position);
-                change(&mut question);
-                RepeatState::default().next(&repeat, seed, &question)
+                let mut draw_key = draw_key(1, position);
+                change(&mut draw_key);
+                RepeatState::default().next(&repeat, seed, &draw_key)
             };
             (0..64).map(ask).collect()
         };
         let usual = hits(Seed(1), |_| ());
         assert_eq!(hits(Seed(1), |_| ()), usual);
         assert_ne!(hits(Seed(2), |_| ()), usual);
-        assert_ne!(hits(Seed(1), |question| question.rule = 1), usual);
-        assert_ne!(hits(Seed(1), |question| question.direction = Direction::Backward), usual);
-        assert_ne!(hits(Seed(1), |question| question.packet.flow_id = Some(FlowId(2))), usual);
-        assert_ne!(hits(Seed(1), |question| question.packet.transmission = 2), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.rule = 1), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.direction = Direction::Backward), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.flow_id = Some(FlowId(2))), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.transmission = 2), usual);
     }
 
     #[test]
     fn chance_does_not_depend_on_the_first_psn_that_a_run_happened_to_get() {
-        let mut other = question(1, 5);
+        let mut other = draw_key(1, 5);
         other.packet.psn = other.packet.psn.map(|psn| psn.plus(77));
-        assert_eq!(other.words(DrawPurpose::Chance), question(1, 5).words(DrawPurpose::Chance));
+        assert_eq!(other.words(DrawPurpose::Chance), draw_key(1, 5).words(DrawPurpose::Chance));
     }
 
     #[test]

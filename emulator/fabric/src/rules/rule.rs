@@ -63,18 +63,18 @@ impl ActiveRule {
         direction: Direction,
         seed: Seed,
         frame: &Frame,
-        sighting: &ObservedPacket,
+        observed: &ObservedPacket,
     ) -> Option<(Action, DrawKey)> {
         let Rule { id, selector, repeat, action } = &self.rule;
-        if !selector.matches(now_ns, direction, sighting) || !action.applies_to(frame, sighting.opcode) {
+        if !selector.matches(now_ns, direction, observed) || !action.applies_to(frame, observed.opcode) {
             return None;
         }
         self.counters.matched += 1;
-        let question = DrawKey { rule: id.0.into(), direction, packet: *sighting };
-        if !self.repeat_state.next(repeat, seed, &question) {
+        let draw_key = DrawKey { rule: id.0.into(), direction, packet: *observed };
+        if !self.repeat_state.next(repeat, seed, &draw_key) {
             return None;
         }
         self.counters.fired += 1;
-        Some((*action, question))
+        Some((*action, draw_key))
     }
 }

@@ -70,7 +70,7 @@ pub struct Selector {
 
 impl Selector {
     /// Whether the packet seen at `now_ns` on its way in `direction` is one of those meant.
-    pub fn matches(&self, now_ns: u64, direction: Direction, sighting: &ObservedPacket) -> bool {
+    pub fn matches(&self, now_ns: u64, direction: Direction, observed: &ObservedPacket) -> bool {
         fn is<T: PartialEq>(wanted: Option<T>, found: Option<T>) -> bool {
             wanted.is_none() || wanted == found
         }
@@ -79,19 +79,19 @@ impl Selector {
         }
         is(self.direction, Some(direction))
             && match self.classes {
-                Some(classes) => classes.contains(sighting.class),
-                None => sighting.class != PacketClass::Pause,
+                Some(classes) => classes.contains(observed.class),
+                None => observed.class != PacketClass::Pause,
             }
             && (self.opcodes.is_empty()
-                || sighting.opcode.is_some_and(|opcode| self.opcodes.contains(&opcode)))
-            && is(self.flow_id, sighting.flow_id)
-            && is(self.packet_type, sighting.packet_type)
-            && within(self.psn, sighting.relative_psn.and_then(|psn| psn.try_into().ok()))
-            && within(self.absolute_psn, sighting.psn.map(|psn| psn.value().into()))
-            && within(self.message, sighting.message_index)
-            && within(self.packet, sighting.packet_index)
-            && within(self.transmission, sighting.relative_psn.map(|_| sighting.transmission))
-            && is(self.priority, Some(sighting.priority))
+                || observed.opcode.is_some_and(|opcode| self.opcodes.contains(&opcode)))
+            && is(self.flow_id, observed.flow_id)
+            && is(self.packet_type, observed.packet_type)
+            && within(self.psn, observed.relative_psn.and_then(|psn| psn.try_into().ok()))
+            && within(self.absolute_psn, observed.psn.map(|psn| psn.value().into()))
+            && within(self.message, observed.message_index)
+            && within(self.packet, observed.packet_index)
+            && within(self.transmission, observed.relative_psn.map(|_| observed.transmission))
+            && is(self.priority, Some(observed.priority))
             && within(self.time_ns, Some(now_ns))
     }
 
@@ -110,7 +110,7 @@ mod tests {
     use softhca_wire::Operation;
 
     /// The second transmission of a WRITE with relative PSN 1 on priority 3.
-    fn sighting() -> ObservedPacket {
+    fn observed() -> ObservedPacket {
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0xff_ffff));
         let mut history = FlowHistory::new();
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_default_takes_every_packet() {
-        assert!(Selector::default().matches(0, Direction::Backward, &sighting()));
+        assert!(Selector::default().matches(0, Direction::Backward, &observed()));
     }
 
     #[test]
@@ -157,7 +157,7 @@ mod tests {
             (Selector { time_ns: Some(InclusiveRange { first: 5, last: 9 }), ..any() }, false),
         ];
         for (selector, expected) in cases {
-            assert_eq!(selector.matches(10, Direction::Forward, &sighting()), expected, "{selector:?}");
+            assert_eq!(selector.matches(10, Direction::Forward, &observed()), expected, "{selector:?}");
         }
     }
 
@@ -169,7 +169,7 @@ mod tests {
             flow_id: Some(FlowId(1)),
             ..Selector::default()
         };
-        assert!(!selector.matches(0, Direction::Forward, &sighting()));
+        assert!(!selector.matches(0, Direction::Forward, &observed()));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl SparseMemory {
     }
 }
 
-/// Splits `length` bytes at `offset` into pieces that do not cross a page: page, place in it, place in the
+/// Splits `length` bytes at `offset` into pieces that do not cross a page, place in it, place in the
 /// whole, size.
 fn page_chunks(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;

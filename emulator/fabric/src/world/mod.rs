@@ -186,14 +186,14 @@ impl<O: EventSink> World<O> {
         settings: SwitchSettings,
     ) -> BuiltTopology {
         let laid = self.network.build_layout(layout, hosts, line, settings);
-        laid.links.iter().for_each(|cable| self.attach_link_to_hosts(*cable, line));
+        laid.links.iter().for_each(|link| self.attach_link_to_hosts(*link, line));
         laid
     }
 
     /// Decides by which cables frames for a host leave a switch, in place of every shortest way: each flow
     /// takes one of them. Cables that are not the switch's are left out.
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
-        self.network.set_route(switch, host, cables);
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, links: &[LinkId]) {
+        self.network.set_route(switch, host, links);
     }
 
     /// Changes how fast a host takes what arrives.
@@ -233,13 +233,13 @@ impl<O: EventSink> World<O> {
         for end in self.network.link_ends[id.0 as usize].ends {
             let Node::Host(host) = end else { continue };
             let now_ns = self.now().nanos();
-            let carries = |cable: &Link| {
+            let carries = |link: &Link| {
                 [Direction::Forward, Direction::Backward]
-                    .map(|way| cable.state(now_ns, way))
+                    .map(|direction| link.state(now_ns, direction))
                     .contains(&LinkState::Up)
             };
-            let mut cables = self.network.links.iter().zip(&self.network.link_ends);
-            let port = match cables.any(|(cable, link)| link.ends.contains(&end) && carries(cable)) {
+            let mut links = self.network.links.iter().zip(&self.network.link_ends);
+            let port = match links.any(|(link, ends)| ends.ends.contains(&end) && carries(link)) {
                 true => PortState::Active,
                 false => PortState::Down,
             };
@@ -263,8 +263,8 @@ impl<O: EventSink> World<O> {
     }
 
     /// Adds a fault rule to a cable.
-    pub fn add_rule(&mut self, cable: LinkId, rule: Rule) {
-        self.link_mut(cable).add_rule(rule);
+    pub fn add_rule(&mut self, link: LinkId, rule: Rule) {
+        self.link_mut(link).add_rule(rule);
     }
 
     /// The queue pairs that rules have names for.
@@ -330,8 +330,8 @@ impl<O: EventSink> World<O> {
     /// If a frame appeared or vanished on the way: only a bug can do that.
     pub fn run_until(&mut self, until: Instant) -> bool {
         let is_left = self.process_until(until);
-        let census = self.frame_counters();
-        assert!(census.is_balanced(), "frames appeared or vanished: {census:?}");
+        let counters = self.frame_counters();
+        assert!(counters.is_balanced(), "frames appeared or vanished: {counters:?}");
         is_left
     }
 
@@ -365,11 +365,11 @@ impl<O: EventSink> World<O> {
     }
 
     /// Whom something happens to, if it is a host.
-    fn event_host(&self, happening: &SimEvent) -> Option<HostId> {
-        match *happening {
+    fn event_host(&self, event: &SimEvent) -> Option<HostId> {
+        match *event {
             SimEvent::HostLinkFree { host } | SimEvent::HostTimer { host } => Some(host),
-            SimEvent::Arrival { link: cable, direction, .. } => {
-                self.network.link_source(cable, direction.reverse()).host()
+            SimEvent::Arrival { link, direction, .. } => {
+                self.network.link_source(link, direction.reverse()).host()
             }
             SimEvent::Loopback => self.loopback.front().map(|(host, _)| *host),
             _ => None,
@@ -383,19 +383,19 @@ impl<O: EventSink> World<O> {
 
     /// Lets the next thing happen, if it happens by then.
     fn step_until(&mut self, until: u64) -> bool {
-        let Some((at, happening)) = self.network.event_queue.pop_until(until) else { return false };
+        let Some((at, event)) = self.network.event_queue.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
         if let Some(slot) = self.network.event_queue.next_slot() {
             self.prefetch(slot);
         }
         if self.any_stalled
-            && let Some(host) = self.event_host(&happening)
+            && let Some(host) = self.event_host(&event)
             && self.host(host).stalled_until > at
         {
-            self.network.event_queue.push(self.host(host).stalled_until, happening);
+            self.network.event_queue.push(self.host(host).stalled_until, event);
             return true;
         }
-        let output = match happening {
+        let output = match event {
             SimEvent::HostLinkFree { host } => {
                 self.host_mut(host).waiting_for_link = false;
                 self.transmit_ready(host);
@@ -497,13 +497,13 @@ impl<O: EventSink> World<O> {
     /// Sends the packet that was built last.
     fn send(&mut self, id: HostId, run: &PacketBatch, content: FrameContent) {
         let World { now, network, sink, scratch, .. } = self;
-        let (envelope, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
-        let destination = envelope.destination;
+        let (addressing, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
+        let destination = addressing.destination;
         let is_own = destination == self.hosts[id.0 as usize].address;
         if !is_own && !destination.is_multicast() {
-            return network.send_bytes(*now, id, (envelope, bytes), content, service_level, sink);
+            return network.send_bytes(*now, id, (addressing, bytes), content, service_level, sink);
         }
-        let frame = Frame { addressing: *envelope, bytes: bytes.to_vec(), content, service_level };
+        let frame = Frame { addressing: *addressing, bytes: bytes.to_vec(), content, service_level };
         if !is_own {
             network.send(*now, id, frame.clone(), sink);
         }

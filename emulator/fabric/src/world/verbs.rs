@@ -224,8 +224,8 @@ impl Verbs<'_> {
     /// If the bytes are not inside of the region: a script that does this is wrong.
     pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
         let region = self.memory_region(key).expect("a region of this host");
-        let store = &mut self.world.host_mut(self.id).memory;
-        store.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
+        let memory = &mut self.world.host_mut(self.id).memory;
+        memory.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
     }
 
     /// Reads bytes from a region, as the application itself would.
@@ -235,8 +235,8 @@ impl Verbs<'_> {
     pub fn read_memory(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
         let region = self.memory_region(key).expect("a region of this host");
         let mut bytes = alloc::vec![0; length];
-        let store = &self.world.host_mut(self.id).memory;
-        store.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
+        let memory = &self.world.host_mut(self.id).memory;
+        memory.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
         bytes
     }
 
@@ -370,7 +370,7 @@ impl Verbs<'_> {
         domain: PdId,
         [send_cq, receive_cq]: [CqId; 2],
         options: QpOptions,
-        number: Option<Qpn>,
+        qpn: Option<Qpn>,
     ) -> Result<Qpn, VerbsError> {
         let QpOptions {
             max_send_wr: sends,
@@ -401,49 +401,49 @@ impl Verbs<'_> {
             sq_sig_all: options.sq_sig_all,
         };
         let host = self.world.host_mut(self.id);
-        let number = match number {
-            Some(number) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, number)?,
+        let qpn = match qpn {
+            Some(qpn) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, qpn)?,
             None => host.hca.create_queue_pair(host.client, init, rings)?,
         };
-        host.queue_pairs.insert(number, queues);
-        Ok(number)
+        host.queue_pairs.insert(qpn, queues);
+        Ok(qpn)
     }
 
     /// Changes a queue pair's attributes and state.
-    pub fn modify_queue_pair(&mut self, number: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
+    pub fn modify_queue_pair(&mut self, qpn: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
+        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, qpn, &modify))
     }
 
     /// What a queue pair is doing.
-    pub fn query_queue_pair(&self, number: Qpn) -> Result<QpSnapshot, VerbsError> {
+    pub fn query_queue_pair(&self, qpn: Qpn) -> Result<QpSnapshot, VerbsError> {
         let host = self.world.host(self.id);
-        host.hca.query_queue_pair(host.client, number)
+        host.hca.query_queue_pair(host.client, qpn)
     }
 
     /// The attributes of a queue pair.
-    pub fn attributes(&self, number: Qpn) -> Result<QpAttributes, VerbsError> {
-        self.query_queue_pair(number).map(|view| view.attributes)
+    pub fn attributes(&self, qpn: Qpn) -> Result<QpAttributes, VerbsError> {
+        self.query_queue_pair(qpn).map(|view| view.attributes)
     }
 
     /// Destroys a queue pair.
-    pub fn destroy_queue_pair(&mut self, number: Qpn) -> Result<(), VerbsError> {
+    pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, number))?;
-        self.world.host_mut(self.id).queue_pairs.remove(&number);
+        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, qpn))?;
+        self.world.host_mut(self.id).queue_pairs.remove(&qpn);
         Ok(())
     }
 
     /// Makes a datagram queue pair a member of a multicast group.
-    pub fn attach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.attach_multicast(host.client, number, group)
+        host.hca.attach_multicast(host.client, qpn, group)
     }
 
     /// Takes a queue pair out of a multicast group.
-    pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.detach_multicast(host.client, number, group)
+        host.hca.detach_multicast(host.client, qpn, group)
     }
 
     /// Carries out a call to the connection manager.
@@ -458,11 +458,11 @@ impl Verbs<'_> {
     /// If the queue pair is not of this host or has no send queue: a script that does this is wrong.
     pub fn post_sends(
         &mut self,
-        number: Qpn,
+        qpn: Qpn,
         requests: &[SendWorkRequest<'_>],
     ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.send.as_mut().expect("a queue pair with a send queue");
         for request in requests {
             if let Err(why) = ring.enqueue(request) {
@@ -471,18 +471,14 @@ impl Verbs<'_> {
             }
         }
         ring.publish();
-        ring.ring(&host.doorbell, number);
+        ring.ring(&host.doorbell, qpn);
         self.world.process_doorbells(self.id);
         Ok(())
     }
 
     /// Posts one send work request.
-    pub fn post_send(
-        &mut self,
-        number: Qpn,
-        request: &SendWorkRequest<'_>,
-    ) -> Result<(), InvalidWorkRequest> {
-        self.post_sends(number, core::slice::from_ref(request))
+    pub fn post_send(&mut self, qpn: Qpn, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
+        self.post_sends(qpn, core::slice::from_ref(request))
     }
 
     /// Posts a receive.
@@ -491,17 +487,17 @@ impl Verbs<'_> {
     /// If the queue pair is not of this host or has no receive queue: a script that does this is wrong.
     pub fn post_receive(
         &mut self,
-        number: Qpn,
+        qpn: Qpn,
         receive: &ReceiveWorkRequest<'_>,
     ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
         ring.enqueue(receive)?;
         if ring.publish()
             && let Some(send) = &queues.send
         {
-            send.ring(&host.doorbell, number);
+            send.ring(&host.doorbell, qpn);
         }
         self.world.process_doorbells(self.id);
         Ok(())
@@ -524,42 +520,42 @@ impl Verbs<'_> {
     }
 
     /// Takes a datagram queue pair to RTS.
-    pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
+    pub fn start_datagrams(&mut self, qpn: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
         let modify = ModifyQp::default();
-        self.modify_queue_pair(number, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
-        self.modify_queue_pair(number, modify.state(QpState::ReadyToReceive))?;
-        self.modify_queue_pair(number, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToReceive))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
         Ok(())
     }
 
     /// Takes a queue pair to RTS towards a peer.
     pub fn connect(
         &mut self,
-        number: Qpn,
-        (peer, peer_number): (HostId, Qpn),
+        qpn: Qpn,
+        (peer, peer_qpn): (HostId, Qpn),
         connection: &ConnectOptions,
         [send_psn, receive_psn]: [Psn; 2],
     ) -> Result<(), VerbsError> {
         let destination = Gid::from(self.world.host(peer).address);
-        let kind = self.query_queue_pair(number)?.qp_type;
+        let kind = self.query_queue_pair(qpn)?.qp_type;
         let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
         let modify = ModifyQp::default();
         self.modify_queue_pair(
-            number,
+            qpn,
             modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),
         )?;
         let mut receive = modify
             .state(QpState::ReadyToReceive)
             .address_vector(path)
             .path_mtu(connection.path_mtu)
-            .dest_qpn(peer_number)
+            .dest_qpn(peer_qpn)
             .rq_psn(receive_psn);
         if matches!(kind, QpType::Rc | QpType::XrcTarget) {
             receive =
                 receive.max_dest_rd_atomic(connection.max_rd_atomic).min_rnr_timer(connection.min_rnr_timer);
         }
-        self.modify_queue_pair(number, receive)?;
+        self.modify_queue_pair(qpn, receive)?;
         let mut send = modify.state(QpState::ReadyToSend).sq_psn(send_psn);
         if matches!(kind, QpType::Rc | QpType::XrcInitiator) {
             send = send
@@ -570,7 +566,7 @@ impl Verbs<'_> {
         } else if kind == QpType::XrcTarget {
             send = send.timeout(connection.timeout);
         }
-        self.modify_queue_pair(number, send)?;
+        self.modify_queue_pair(qpn, send)?;
         Ok(())
     }
 }
@@ -592,11 +588,11 @@ impl World {
         self.verbs(first.0).connect(first.1, second, connection, [a, b])?;
         self.verbs(second.0).connect(second.1, first, connection, [b, a])?;
         let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
-        for (index, role) in connection.flow_ids.into_iter().enumerate() {
-            if let Some(role) = role {
+        for (index, flow_id) in connection.flow_ids.into_iter().enumerate() {
+            if let Some(flow_id) = flow_id {
                 let (requester, responder) = (ends[index], Some(ends[1 - index]));
                 let first_psn = connection.first_psns[index];
-                self.flows_mut().insert(Flow { id: role, requester, responder, first_psn });
+                self.flows_mut().insert(Flow { id: flow_id, requester, responder, first_psn });
             }
         }
         Ok(())
