@@ -1,4 +1,4 @@
-//! The port of a host: pauses that it honours, and a receiver that may be slow and ask for pauses itself.
+//! The port of a host: honors PFC pauses, and buffers frames for a receiver that may be slow.
 
 use crate::Direction;
 use crate::ids::{HostId, LinkId, Node};
@@ -8,19 +8,20 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::time::Duration;
 
-/// How fast a host takes what arrives, and what it does if that is not fast enough.
+/// The speed of a host's receiver and its flow control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverSettings {
-    /// How fast frames go from the port to the card; none for at once, zero for not at all.
+    /// The rate from the port to the HCA; `None` for unlimited, zero for a stalled receiver.
     pub bits_per_second: Option<u64>,
-    /// Bytes that wait for the card at most.
+    /// The size of the receive buffer.
     pub buffer: u64,
-    /// Pauses the sender before frames are lost; none lets them be lost.
+    /// Pauses the sender before frames are dropped; `None` lets frames drop.
     pub pfc: Option<PfcSettings>,
-    /// Priorities for which the port asks for pauses without end, whatever its buffer holds: a broken card.
+    /// Bit mask of priorities that the port pauses permanently regardless of its buffer: a PFC storm of a
+    /// broken NIC.
     pub pause_storm: u8,
-    /// How long the port may keep its sender stopped. After that it stops asking, and loses what it cannot
-    /// take, until it has room again.
+    /// How long the port may pause its sender. After that it stops sending pauses and drops frames that do
+    /// not fit, until the buffer has room again.
     pub watchdog: Option<Duration>,
 }
 
@@ -36,42 +37,42 @@ impl Default for ReceiverSettings {
     }
 }
 
-/// What the port of a host counted about pauses and its buffer.
+/// PFC and buffer counters of a host's port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostPortCounters {
-    /// Pause frames sent, for each priority; those that let the peer go on included.
+    /// Pause frames sent per priority, including resumes.
     pub pauses_sent: [u64; 8],
-    /// Pause frames that came, for each priority.
+    /// Pause frames received per priority.
     pub pauses_received: [u64; 8],
-    /// How long each priority was stopped, in nanoseconds.
+    /// Paused time per priority in nanoseconds.
     pub paused_ns: [u64; 8],
-    /// Frames that the buffer had no room for.
+    /// Frames dropped because the buffer was full.
     pub dropped_frames: u64,
-    /// How often the watchdog acted.
+    /// Watchdog actions.
     pub watchdog_fired: u64,
 }
 
-/// The port of a host. What every frame touches stands together and first.
+/// The port of a host. The fields that every frame touches come first.
 #[repr(C, align(64))]
 pub(crate) struct HostPort {
-    /// The only cable, if there is one, and if it leads to a switch.
+    /// The only link, if the host has exactly one and it leads to a switch.
     pub single_uplink: Option<(LinkId, Direction)>,
-    /// Frames that wait for the card.
+    /// Frames in the receive buffer.
     pub queue: VecDeque<u32>,
     pub receiver: ReceiverSettings,
     pub address: IpAddr,
     pub links: Vec<(LinkId, Direction)>,
-    /// The cables to hosts, and those to switches.
+    /// Links to hosts; links to switches follow.
     pub direct_links: BTreeMap<HostId, (LinkId, Direction)>,
     pub uplinks: Vec<(LinkId, Direction)>,
     pub pauses: PauseState,
     pub pause_generator: PauseGenerator,
-    /// Bytes that wait for the card, for each priority.
+    /// Buffered bytes per priority.
     pub ingress_bytes: [u64; 8],
     pub buffered: u64,
-    /// A frame is on its way from the port to the card.
+    /// A frame is in transfer from the port to the HCA.
     pub draining: bool,
-    /// Priorities for which the watchdog lets nothing be asked.
+    /// Priorities for which the watchdog suppresses pauses.
     pub watchdog_active: u8,
     pub dropped_frames: u64,
     pub watchdog_fired: u64,
@@ -98,7 +99,7 @@ impl HostPort {
         }
     }
 
-    /// A cable leads from here to a host or a switch.
+    /// Adds a link to a host or a switch.
     pub fn connect(&mut self, way: (LinkId, Direction), to: Node) {
         self.links.push(way);
         match to {

@@ -1,18 +1,18 @@
 //! Identifiers of hosts, links and switches.
 
-/// Names a host of a world.
+/// Identifies a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub u32);
 
-/// Names a cable of a world.
+/// Identifies a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// Names a switch of a world.
+/// Identifies a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SwitchId(pub u32);
 
-/// What a cable ends in.
+/// The end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Node {
     /// A host.
@@ -22,7 +22,7 @@ pub enum Node {
 }
 
 impl Node {
-    /// The host, if it is one.
+    /// The host, if this is one.
     pub const fn host(self) -> Option<HostId> {
         match self {
             Node::Host(host) => Some(host),
@@ -30,7 +30,7 @@ impl Node {
         }
     }
 
-    /// The switch, if it is one.
+    /// The switch, if this is one.
     pub const fn switch(self) -> Option<SwitchId> {
         match self {
             Node::Switch(switch) => Some(switch),

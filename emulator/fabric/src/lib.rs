@@ -1,12 +1,12 @@
-//! What lies between hosts: cables with fault rules, switches, and a [`World`] of hosts under a virtual clock.
+//! The network between hosts: links with fault rules, switches with PFC and ECN, and a [`World`] of hosts
+//! under a virtual clock.
 //!
-//! A [`Cable`] takes frames at one end, asks its [`Rule`]s what happens to each, and hands the frames on
-//! with the time at which they arrive. A [`Switch`] queues them, marks them, and pauses their senders; a
-//! [`Topology`] says what is connected to what. Every fault is told as a [`Fault`], a small `Copy` fact. Nothing
-//! here performs I/O, reads a clock or keeps a stream of random numbers: the same rules, seed and frames
-//! give the same bytes and facts on every machine.
+//! A [`Link`] accepts frames at one end, applies its [`Rule`]s to each, and delivers frames with their
+//! arrival time. A [`Switch`] queues and marks frames and pauses their senders. A [`Topology`] connects hosts
+//! and switches. Every fault is reported as a [`Fault`]. The crate does not perform I/O, read a clock or keep
+//! random number state: the same rules, seed and frames give the same bytes and events on every machine.
 //!
-//! Time is a count of nanoseconds since an origin that the caller chooses, in names that end in `_ns`.
+//! Times are nanoseconds since an origin that the caller chooses; their names end in `_ns`.
 
 #![no_std]
 extern crate alloc;

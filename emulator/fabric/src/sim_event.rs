@@ -1,34 +1,34 @@
-//! The events of the event queue.
+//! Simulation events.
 
 use crate::{Direction, HostId, LinkId, SwitchId};
 
-/// Something that will happen.
+/// A scheduled event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SimEvent {
-    /// A frame comes out of a cable.
+    /// A frame arrives at the end of a link.
     Arrival { slot: u32, link: LinkId, direction: Direction },
-    /// The line of a host is free.
+    /// The link of a host can accept a frame.
     HostLinkFree { host: HostId },
-    /// A timer of a card may have run out.
+    /// An HCA timer may have expired.
     HostTimer { host: HostId },
-    /// A cable held frames back for long enough.
+    /// A link releases reordered frames.
     ReorderTimeout { link: LinkId },
-    /// The oldest frame that a host sent to itself comes back.
+    /// The oldest loopback frame arrives.
     Loopback,
-    /// The line of a switch's port is free.
+    /// The link of a switch port can accept a frame.
     SwitchLinkFree { switch: SwitchId, port: u16 },
-    /// A pause of a switch's port may be over.
+    /// A pause at a switch port may have expired.
     SwitchPauseExpired { switch: SwitchId, port: u16 },
-    /// A pause of a host may be over.
+    /// A pause at a host may have expired.
     HostPauseExpired { host: HostId },
-    /// A pause that a switch asked for is to be asked for again.
+    /// A switch refreshes a pause.
     SwitchPauseRefresh { switch: SwitchId, port: u16, priority: u8 },
-    /// A pause that a host asked for is to be asked for again.
+    /// A host refreshes a pause.
     HostPauseRefresh { host: HostId, priority: u8 },
-    /// A queue may have stood still for too long, or its guard may be lifted.
+    /// The PFC watchdog checks a switch queue for a stall or for its restoration.
     SwitchWatchdog { switch: SwitchId, port: u16, priority: u8 },
-    /// A host may have asked for pauses for too long.
+    /// The PFC watchdog of a host checks the duration of its pause.
     HostWatchdog { host: HostId, priority: u8 },
-    /// A slow receiver has done with a frame.
+    /// A slow receiver has processed a frame.
     ReceiverDrain { host: HostId },
 }

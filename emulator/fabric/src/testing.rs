@@ -1,4 +1,4 @@
-//! Packets and an outlet for the tests of this crate.
+//! Packet builders and a link output for the tests of this crate.
 
 use crate::{Direction, Endpoint, Fault, Flow, FlowId, Frame, LinkOutput};
 use alloc::vec;
@@ -22,7 +22,7 @@ pub(crate) fn flow(flow_id: u32, requester: Endpoint, responder: Endpoint, first
     Flow { id: FlowId(flow_id), requester, responder: Some(responder), first_psn: Psn::new(first_psn) }
 }
 
-/// A packet to be made.
+/// A packet builder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
     pub opcode: Opcode,
@@ -121,7 +121,7 @@ pub(crate) fn management_datagram(class: u8, attribute: u16) -> Packet {
         .between(gsi(ALICE), gsi(BOB))
 }
 
-/// Everything that came out of a cable.
+/// The output of a link.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Collected {
     pub deliveries: Vec<(u64, Direction, Frame)>,

@@ -222,7 +222,7 @@ fn frames_between_hosts_on_a_backbone_pass_its_switch_and_no_socket() {
     assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 200_000);
     let two = [addresses[0], addresses[1]];
     let wrong = HostNetwork::new(1, &two, &Topology::Star { hosts: 3 }, line, settings).err().unwrap();
-    assert_eq!(wrong.to_string(), "the topology: 2 hosts for a topology of 3");
+    assert_eq!(wrong.to_string(), "the topology: the topology has 3 hosts, got 2");
 }
 
 #[test]

@@ -1,39 +1,39 @@
-//! One direction of a cable: when frames arrive, which are held back, and the count of them all.
+//! One direction of a link: serialization, propagation delay, reordered frames and counters.
 
 use crate::{Direction, Fault, FaultCause, FaultEffect, Frame, LinkOutput, ObservedPacket};
 use alloc::vec::Vec;
 use core::num::{NonZeroU32, NonZeroU64};
 
-/// The physics of a cable, the same in both directions.
+/// Link parameters, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSettings {
-    /// How fast bits leave the sender; none for at once.
+    /// The line rate; `None` for unlimited.
     pub bits_per_second: Option<NonZeroU64>,
-    /// How long a bit takes from end to end.
+    /// The propagation delay.
     pub delay_ns: u64,
-    /// The most bytes of an IP packet; larger ones are lost.
+    /// The largest IP packet; larger ones are dropped.
     pub mtu: u32,
 }
 
 impl Default for LinkSettings {
-    /// Takes no time and carries everything.
+    /// Unlimited rate, no delay, no MTU limit.
     fn default() -> LinkSettings {
         LinkSettings { bits_per_second: None, delay_ns: 0, mtu: u32::MAX }
     }
 }
 
-/// What became of the frames of one direction.
+/// Frame counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
-    /// Put in at the sending end.
+    /// Accepted from the sender.
     pub admitted: u64,
-    /// Made of others by rules.
+    /// Copies that rules made.
     pub duplicated: u64,
-    /// Handed over with a time of arrival.
+    /// Delivered with an arrival time.
     pub delivered: u64,
-    /// Lost.
+    /// Dropped.
     pub dropped: u64,
-    /// Held back at present.
+    /// Currently held for reordering.
     pub held: u64,
 }
 
@@ -44,7 +44,7 @@ impl LinkCounters {
     }
 }
 
-/// A frame on its way through the rules.
+/// An accepted frame and the effects that rules added.
 #[derive(Clone, Debug)]
 pub(crate) struct AdmittedFrame {
     pub frame: Frame,
@@ -59,7 +59,7 @@ impl AdmittedFrame {
     }
 }
 
-/// A shipment that waits for others to pass.
+/// A frame that waits for others to pass it.
 #[derive(Clone, Debug)]
 struct HeldFrame {
     frame: AdmittedFrame,
@@ -67,37 +67,37 @@ struct HeldFrame {
     deadline_ns: u64,
 }
 
-/// One direction of a cable. What a frame touches that passes unhindered is one line of the cache.
+/// One direction of a link. The fast path touches one cache line.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct LinkDirection {
-    /// When the last bit of the last frame leaves the sender, and how many (bits × 10^9) modulo the rate
-    /// are owed beyond that, so that rounding does not add up.
+    /// When the last bit of the last frame leaves the sender, and the remainder of (bits × 10^9) modulo the
+    /// rate, so that rounding errors do not accumulate.
     busy_until_ns: u64,
     remainder: u64,
-    /// A cable keeps order, also when it becomes shorter.
+    /// A link keeps frames in order, also when its delay decreases.
     last_arrival_ns: u64,
-    /// Frames that passed unhindered.
+    /// Frames that took the fast path.
     fast_frames: u64,
     settings: LinkSettings,
-    /// No rule looks at frames, none is held back, and the link is up: frames pass unhindered.
+    /// The direction has no rules and no held frames, and is up: frames take the fast path.
     fast_path: bool,
     direction: Direction,
-    /// What became of the other frames.
+    /// Counters of all other frames.
     pub counters: LinkCounters,
-    /// The link is down before this time.
+    /// The direction is down before this time.
     pub down_until_ns: u64,
     held: Vec<HeldFrame>,
 }
 
 impl LinkDirection {
-    pub const fn new(direction: Direction, line: LinkSettings) -> LinkDirection {
+    pub const fn new(direction: Direction, settings: LinkSettings) -> LinkDirection {
         LinkDirection {
             busy_until_ns: 0,
             remainder: 0,
             last_arrival_ns: 0,
             fast_frames: 0,
-            settings: line,
+            settings,
             fast_path: true,
             direction,
             counters: LinkCounters { admitted: 0, duplicated: 0, delivered: 0, dropped: 0, held: 0 },
@@ -114,25 +114,25 @@ impl LinkDirection {
         &self.settings
     }
 
-    /// What became of all frames.
+    /// Counters of all frames.
     pub const fn total_counters(&self) -> LinkCounters {
         let LinkCounters { admitted, duplicated, delivered, dropped, held } = self.counters;
         let (admitted, delivered) = (admitted + self.fast_frames, delivered + self.fast_frames);
         LinkCounters { admitted, duplicated, delivered, dropped, held }
     }
 
-    /// The remainder counts in parts of the rate.
-    pub fn set_settings(&mut self, line: LinkSettings) {
-        self.settings = line;
+    /// The remainder is relative to the old rate.
+    pub fn set_settings(&mut self, settings: LinkSettings) {
+        self.settings = settings;
         self.remainder = 0;
     }
 
-    /// Sees again whether frames pass unhindered.
+    /// Recomputes whether frames can take the fast path.
     pub fn update_fast_path(&mut self, has_rules: bool) {
         self.fast_path = !has_rules && self.held.is_empty() && self.down_until_ns == 0;
     }
 
-    /// Why the line would not carry this frame now.
+    /// Why the link drops this frame now, if it does.
     pub fn drop_cause(&self, now_ns: u64, frame: &Frame) -> Option<FaultCause> {
         if now_ns < self.down_until_ns {
             Some(FaultCause::LinkDown)
@@ -143,7 +143,7 @@ impl LinkDirection {
         }
     }
 
-    /// Loses a shipment.
+    /// Drops a frame and its copies.
     pub fn drop_frame(
         &mut self,
         now_ns: u64,
@@ -161,7 +161,7 @@ impl LinkDirection {
         });
     }
 
-    /// Puts a shipment on the line and then what was waiting for it to pass.
+    /// Transmits a frame, then the held frames that waited for it.
     pub fn transmit(&mut self, now_ns: u64, admitted: AdmittedFrame, output: &mut dyn LinkOutput) {
         if !self.transmit_or_drop(now_ns, admitted, output) {
             return;
@@ -169,14 +169,14 @@ impl LinkDirection {
         self.on_frame_passed(now_ns, output);
     }
 
-    /// Puts a frame on the line to which there is no obstacle, and then what was waiting for it to pass.
+    /// Transmits a frame that [`LinkDirection::drop_cause`] accepts, then the held frames that waited for it.
     pub fn transmit_unfiltered(&mut self, now_ns: u64, frame: Frame, output: &mut dyn LinkOutput) {
         let arrival_ns = self.arrival(now_ns, frame.wire_length());
         self.deliver(arrival_ns, frame, output);
         self.on_frame_passed(now_ns, output);
     }
 
-    /// Puts a frame on the line if nothing hinders it; tells when it arrives.
+    /// Transmits a frame on the fast path, if possible. Returns its arrival time.
     #[inline]
     pub fn fast_transmit(&mut self, now_ns: u64, packet_length: usize, wire_length: usize) -> Option<u64> {
         if !self.fast_path || packet_length > self.settings.mtu as usize {
@@ -186,25 +186,25 @@ impl LinkDirection {
         Some(self.arrival(now_ns, wire_length))
     }
 
-    /// Keeps a shipment back.
+    /// Holds a frame back.
     pub fn hold(&mut self, admitted: AdmittedFrame, by: NonZeroU32, deadline_ns: u64) {
         self.counters.held += admitted.frames();
         self.held.push(HeldFrame { frame: admitted, remaining: by.get(), deadline_ns });
     }
 
-    /// When the first held shipment has waited long enough.
+    /// When the next held frame times out.
     pub fn next_timeout(&self) -> Option<u64> {
         self.held.iter().map(|held| held.deadline_ns).min()
     }
 
-    /// Lets go of everything that has waited long enough, each at the time when it had.
+    /// Releases frames whose deadline has passed, each at its deadline.
     pub fn expire(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
         while let Some(deadline_ns) = self.next_timeout().filter(|deadline_ns| *deadline_ns <= now_ns) {
             self.release(deadline_ns, output, |held| held.deadline_ns == deadline_ns);
         }
     }
 
-    /// One frame more has passed those that are held.
+    /// Counts a frame that passed the held ones.
     fn on_frame_passed(&mut self, now_ns: u64, output: &mut dyn LinkOutput) {
         if self.held.is_empty() {
             return;
@@ -215,7 +215,7 @@ impl LinkDirection {
         self.release(now_ns, output, |held| held.remaining == 0);
     }
 
-    /// Lets go of the held shipments that are `ready`, in the order of their admission.
+    /// Releases the held frames that are `ready`, in the order of admission.
     fn release(&mut self, now_ns: u64, output: &mut dyn LinkOutput, ready: impl Fn(&HeldFrame) -> bool) {
         let mut index = 0;
         while index < self.held.len() {
@@ -229,7 +229,7 @@ impl LinkDirection {
         }
     }
 
-    /// Delivers a shipment, or loses it at an obstacle; whether it was delivered.
+    /// Delivers or drops a frame. Returns whether it was delivered.
     fn transmit_or_drop(
         &mut self,
         now_ns: u64,
@@ -256,7 +256,7 @@ impl LinkDirection {
         output.deliver(arrival_ns, self.direction, frame);
     }
 
-    /// When a frame that is sent now, behind all that was sent before, has arrived.
+    /// The arrival time of a frame sent now, after all earlier ones.
     fn arrival(&mut self, now_ns: u64, wire_length: usize) -> u64 {
         if now_ns > self.busy_until_ns {
             self.busy_until_ns = now_ns;
@@ -291,11 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_is_kept_to_the_nanosecond_over_many_small_frames() {
-        // 36 bytes from BTH to ICRC, 28 of IP and UDP, 38 of Ethernet: 816 bits at 400 Gb/s take 2.04 ns.
+    fn rate_is_exact_to_the_nanosecond_over_many_small_frames() {
+        // 36 bytes BTH to ICRC, 28 bytes IP and UDP, 38 bytes Ethernet: 816 bits take 2.04 ns at 400 Gb/s.
         let rate = NonZeroU64::new(400_000_000_000);
-        let line = LinkSettings { bits_per_second: rate, delay_ns: 1000, ..LinkSettings::default() };
-        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+        let settings = LinkSettings { bits_per_second: rate, delay_ns: 1000, ..LinkSettings::default() };
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, settings), Collected::default());
         assert_eq!(send(0, 20).wire_length() * 8, 816);
         for psn in 0..1000 {
             half.transmit_unfiltered(0, send(psn, 20), &mut out);
@@ -308,17 +308,18 @@ mod tests {
     }
 
     #[test]
-    fn duplicates_take_their_time_on_the_line() {
-        let line = LinkSettings { bits_per_second: NonZeroU64::new(816_000_000), ..LinkSettings::default() };
-        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+    fn duplicates_take_transmission_time() {
+        let settings =
+            LinkSettings { bits_per_second: NonZeroU64::new(816_000_000), ..LinkSettings::default() };
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, settings), Collected::default());
         half.transmit(0, AdmittedFrame { copies: 2, ..admitted(send(0, 20)) }, &mut out);
         assert_eq!(out.times(), [1000, 2000, 3000]);
     }
 
     #[test]
-    fn a_line_that_becomes_shorter_does_not_reorder() {
-        let line = LinkSettings { delay_ns: 1000, ..LinkSettings::default() };
-        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+    fn decreasing_delay_does_not_reorder() {
+        let settings = LinkSettings { delay_ns: 1000, ..LinkSettings::default() };
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, settings), Collected::default());
         half.transmit_unfiltered(0, send(0, 4), &mut out);
         half.set_settings(LinkSettings::default());
         half.transmit_unfiltered(1, send(1, 4), &mut out);
@@ -326,9 +327,9 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_larger_than_the_mtu_is_lost() {
-        let line = LinkSettings { mtu: 500, ..LinkSettings::default() };
-        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, line), Collected::default());
+    fn packet_larger_than_the_mtu_is_dropped() {
+        let settings = LinkSettings { mtu: 500, ..LinkSettings::default() };
+        let (mut half, mut out) = (LinkDirection::new(Direction::Forward, settings), Collected::default());
         for (psn, payload) in [(0, 456), (1, 460)] {
             half.transmit(0, admitted(send(psn, payload)), &mut out);
         }
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_that_was_held_back_is_lost_if_the_link_is_down_when_it_is_let_go() {
+    fn held_frame_is_dropped_if_the_link_is_down_at_its_release() {
         let mut half = LinkDirection::new(Direction::Forward, LinkSettings::default());
         let mut out = Collected::default();
         half.hold(admitted(send(0, 4)), NonZeroU32::MIN, 50);

@@ -1,4 +1,4 @@
-//! What switches do with the frames of a network.
+//! Forwarding of frames in switches.
 
 use super::Network;
 use crate::fabric_event::PacketId;
@@ -11,10 +11,10 @@ use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId
 use softhca_engine::Instant;
 use softhca_wire::{Ecn, MacAddress};
 
-/// The words of a draw that say that it is about a mark.
+/// Domain of the draws for ECN marks.
 const MARK: u64 = 0x6d61_726b;
 
-/// The address that pause frames of a switch's port come from: made up, and marked as such.
+/// The source MAC address of a switch port: synthetic, locally administered.
 fn port_mac(switch: SwitchId, port: u16) -> MacAddress {
     let ([_, _, a, b], [c, d]) = (switch.0.to_be_bytes(), port.to_be_bytes());
     MacAddress([0x02, 0x53, a, b, c, d])
@@ -74,7 +74,7 @@ impl Network {
         self.drop_frame(now, Node::Switch(switch), link, slot, cause, sink);
     }
 
-    /// Sends a datagram for a group along the tree.
+    /// Forwards a multicast frame along the tree.
     fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, sink: &mut dyn EventSink) {
         let this = &self.switches[switch.0 as usize];
         let ports: alloc::vec::Vec<u16> =
@@ -93,7 +93,7 @@ impl Network {
         self.enqueue(now, switch, port, *last, slot, sink);
     }
 
-    /// Takes a frame into the queue of the port that it leaves by, or loses it.
+    /// Queues a frame at its egress port, or drops it.
     fn enqueue(
         &mut self,
         now: Instant,
@@ -157,7 +157,7 @@ impl Network {
         self.serve(now, switch, egress, sink);
     }
 
-    /// Sends what the port may send now.
+    /// Transmits frames while the link is free.
     pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, sink: &mut dyn EventSink) {
         loop {
             let this = &mut self.switches[switch.0 as usize];
@@ -205,7 +205,7 @@ impl Network {
         }
     }
 
-    /// Tells the sender at a port to stop, and sees to it that it is told again.
+    /// Pauses the sender at a port and schedules the refresh.
     fn request_switch_pause(
         &mut self,
         now: Instant,
@@ -246,7 +246,7 @@ impl Network {
         self.send_pause(now, link, direction, &pause, sink);
     }
 
-    /// A pause that was asked for may have to be asked for again.
+    /// Refreshes a pause that is still needed.
     pub fn refresh_switch_pause(
         &mut self,
         now: Instant,
@@ -261,7 +261,7 @@ impl Network {
         }
     }
 
-    /// A pause frame came to a switch.
+    /// Handles a pause frame at a switch.
     fn receive_pause_at_switch(
         &mut self,
         now: Instant,
@@ -313,7 +313,7 @@ impl Network {
         self.serve(now, switch, port, sink);
     }
 
-    /// A pause may be over.
+    /// Ends expired pauses.
     pub fn expire_switch_pauses(
         &mut self,
         now: Instant,
@@ -336,7 +336,7 @@ impl Network {
         }
     }
 
-    /// Takes note of a queue that a pause keeps from moving.
+    /// Starts the watchdog timer of a queue that a pause stalls.
     fn arm_watchdog(&mut self, now: Instant, switch: SwitchId, port: u16, priority: u8) {
         let this = &mut self.switches[switch.0 as usize];
         let Some(watchdog) = this.settings.watchdog else { return };
@@ -356,7 +356,7 @@ impl Network {
         }
     }
 
-    /// A queue may have stood still for too long, or may be trusted again.
+    /// Checks a queue for a stall or for its restoration.
     pub fn run_switch_watchdog(
         &mut self,
         now: Instant,

@@ -45,7 +45,7 @@ impl Network {
         Outcome::Nothing
     }
 
-    /// Sets a timer for the oldest frame in the buffer to reach the card.
+    /// Schedules the transfer of the oldest buffered frame to the HCA.
     fn schedule_drain(&mut self, now: Instant, host: HostId) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(slot) = port.queue.front().copied().filter(|_| !port.draining) else { return };
@@ -59,7 +59,7 @@ impl Network {
         self.event_queue.push(now.nanos() + wait, SimEvent::ReceiverDrain { host });
     }
 
-    /// The oldest frame in the buffer reaches the card.
+    /// Transfers the oldest buffered frame to the HCA.
     pub fn drain(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         port.draining = false;
@@ -88,7 +88,7 @@ impl Network {
         Outcome::Arrived { host, slot }
     }
 
-    /// Changes how fast a host takes what arrives.
+    /// Changes the receiver of a host.
     pub fn set_receiver(
         &mut self,
         now: Instant,
@@ -114,7 +114,7 @@ impl Network {
         self.schedule_drain(now, host);
     }
 
-    /// Tells everybody who sends to a host to stop, and sees to it that they are told again.
+    /// Pauses all senders to a host and schedules the refresh.
     fn request_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.pfc.map_or(u16::MAX, |flow| flow.quanta);
@@ -154,7 +154,7 @@ impl Network {
         }
     }
 
-    /// A pause that a host asked for may have to be asked for again.
+    /// Refreshes a pause that is still needed.
     pub fn refresh_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let ingress = &self.hosts[host.0 as usize].pause_generator;
         if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
@@ -162,7 +162,7 @@ impl Network {
         }
     }
 
-    /// A host may have kept its sender stopped for too long.
+    /// Ends a pause that lasted too long.
     pub fn run_host_watchdog(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(after) = port.receiver.watchdog else { return };
@@ -183,7 +183,7 @@ impl Network {
         self.send_host_pause(now, host, priority, 0, sink);
     }
 
-    /// A pause frame came to a host.
+    /// Handles a pause frame at a host.
     fn receive_pause_at_host(
         &mut self,
         now: Instant,
@@ -225,7 +225,7 @@ impl Network {
         Outcome::Paused { host, frames: 1 }
     }
 
-    /// A pause of a host may be over.
+    /// Ends expired pauses.
     pub fn expire_host_pauses(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         let over = port.pauses.expire(now.nanos());

@@ -1,8 +1,7 @@
-//! What lies between hosts: cables, switches, and the ports of hosts, under one agenda.
+//! The network between hosts: links, switches and host ports with a common event queue.
 //!
-//! A network moves frames from node to node; it knows no card. Whoever owns it lets things happen in their
-//! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock, [`crate::Fabric`] under
-//! any other.
+//! A network moves frames between nodes; it has no HCAs. Its owner processes events in order, sends frames
+//! and receives them: [`crate::World`] under a virtual clock, [`crate::Fabric`] under an external one.
 
 mod external_ports;
 mod forwarding;
@@ -30,11 +29,11 @@ use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
 use softhca_wire::{AddressHeaders, Pfc};
 
-/// Who has which address.
+/// Host addresses.
 #[derive(Default)]
 pub(crate) struct AddressTable {
     all: BTreeMap<IpAddr, HostId>,
-    /// Where the address of the first host plus `n` is that of host `n`, no search is needed.
+    /// If host `n` has the first host's address plus `n`, the lookup needs no search.
     first: Option<Ipv4Addr>,
     contiguous: u32,
 }
@@ -63,22 +62,22 @@ impl AddressTable {
     }
 }
 
-/// What a cable ends in. Every frame that arrives asks for it, hence apart from the cable.
+/// The nodes at the ends of a link. Every arriving frame reads it, so it is stored apart from the link.
 pub(crate) struct LinkEnds {
     pub ends: [Node; 2],
-    /// The port of the switch at each end.
+    /// The switch port at each end.
     pub ports: [u16; 2],
 }
 
-/// What came of something that happened, for the owner of the network.
+/// The result of an event for the owner of the network.
 pub(crate) enum Outcome {
     Nothing,
-    /// A frame reached a host; whoever takes it frees its slot.
+    /// A frame reached a host; the owner frees its slot.
     Arrived {
         host: HostId,
         slot: u32,
     },
-    /// Other priorities of a host are stopped than before; so many pause frames did that.
+    /// The paused priorities of a host changed; `frames` pause frames caused it.
     Paused {
         host: HostId,
         frames: u64,
@@ -89,35 +88,35 @@ pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
     pub links: Vec<Link>,
-    /// What each cable ends in.
+    /// The ends of each link.
     pub link_ends: Vec<LinkEnds>,
     pub switches: Vec<Switch>,
     pub flows: FlowTable,
     pub addresses: AddressTable,
-    /// Routes that were set by hand: at a switch, to a host, over these ports.
+    /// Static routes: at a switch, to a host, over these ports.
     pub static_routes: BTreeMap<(SwitchId, HostId), Vec<u16>>,
     pub event_queue: EventQueue,
     pub routes_stale: bool,
     /// Frames that reached a host, and pause frames that reached a switch.
     delivered: u64,
-    /// Frames that were lost in switches and at hosts.
+    /// Frames dropped in switches and at hosts.
     dropped: u64,
-    /// Frames that switches put on cables though hosts had sent them.
+    /// Frames that switches forwarded.
     forwarded: u64,
-    /// Copies of datagrams for groups that switches made.
+    /// Copies of multicast frames made by switches.
     copied: u64,
 }
 
-/// What came of laying out a topology, in the order of its layout.
+/// The switches and links of a topology, in the order of its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltTopology {
     /// The switches.
     pub switches: Vec<SwitchId>,
-    /// The cables.
+    /// The links.
     pub links: Vec<LinkId>,
 }
 
-/// Stands for the flow that a packet belongs to: addresses and ports.
+/// A hash of the flow: addresses and ports.
 fn flow_hash(addressing: &AddressHeaders) -> u64 {
     let port = u64::from(addressing.source_port);
     match (addressing.source, addressing.destination) {
@@ -136,21 +135,21 @@ fn flow_hash(addressing: &AddressHeaders) -> u64 {
     }
 }
 
-/// How many frames went where.
+/// Frame counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
-    /// Frames that hosts put on cables, duplicates that rules made, pause frames and copies that switches made.
+    /// Frames that hosts sent, copies made by rules and switches, and pause frames.
     pub admitted: u64,
     /// Frames that reached a host, and pause frames that reached a switch.
     pub delivered: u64,
-    /// Frames that were lost.
+    /// Dropped frames.
     pub dropped: u64,
-    /// Frames that are on their way, queued and ingress_bytes-back ones included.
+    /// Frames in flight, including queued and held ones.
     pub in_flight: u64,
 }
 
 impl FrameCounters {
-    /// Nothing appeared and nothing vanished.
+    /// Whether every frame is accounted for.
     pub const fn is_balanced(&self) -> bool {
         self.admitted == self.delivered + self.dropped + self.in_flight
     }
@@ -182,7 +181,7 @@ impl Network {
         id
     }
 
-    /// A port that nothing is sent to: it has no place among the addresses.
+    /// Adds a port without a destination address: it only sends.
     pub fn add_port(&mut self, address: IpAddr) -> HostId {
         let id = HostId(self.hosts.len() as u32);
         self.hosts.push(HostPort::new(address));
@@ -197,7 +196,7 @@ impl Network {
         id
     }
 
-    pub fn add_link(&mut self, ends: [Node; 2], line: LinkSettings) -> LinkId {
+    pub fn add_link(&mut self, ends: [Node; 2], link_settings: LinkSettings) -> LinkId {
         let id = LinkId(self.link_ends.len() as u32);
         let mut ports = [0; 2];
         for (at, direction) in [Direction::Forward, Direction::Backward].into_iter().enumerate() {
@@ -210,18 +209,18 @@ impl Network {
                 }
             }
         }
-        self.links.push(Link::new(self.seed, line));
+        self.links.push(Link::new(self.seed, link_settings));
         self.link_ends.push(LinkEnds { ends, ports });
         self.routes_stale = true;
         id
     }
 
-    /// Connects hosts as a layout says.
+    /// Builds a layout with these hosts.
     pub fn build_layout(
         &mut self,
         layout: &Layout,
         hosts: &[HostId],
-        line: LinkSettings,
+        link_settings: LinkSettings,
         settings: SwitchSettings,
     ) -> BuiltTopology {
         assert!(hosts.len() >= layout.hosts as usize, "{} hosts for {}", hosts.len(), layout.hosts);
@@ -230,7 +229,8 @@ impl Network {
             LayoutNode::Host(host) => Node::Host(hosts[host as usize]),
             LayoutNode::Switch(switch) => Node::Switch(switches[switch as usize]),
         };
-        let links: Vec<_> = layout.links.iter().map(|ends| self.add_link(ends.map(node), line)).collect();
+        let links: Vec<_> =
+            layout.links.iter().map(|ends| self.add_link(ends.map(node), link_settings)).collect();
         for (switch, host, link) in &layout.routes {
             self.set_route(switches[*switch as usize], hosts[*host as usize], &[links[*link]]);
         }
@@ -244,9 +244,9 @@ impl Network {
         self.routes_stale = true;
     }
 
-    /// Reads a word of what the next thing is going to ask for, and of what follows it. In a large network many things
-    /// happen within one nanosecond, each somewhere else: while one happens, the memory of the next is on its way.
-    /// The host that comes next, if it is one.
+    /// Prefetches the memory of the next event and of the one after it. In a large network many events of one
+    /// nanosecond touch unrelated memory; the loads overlap with the current event. Returns the host of the
+    /// next event, if any.
     pub fn prefetch(&mut self, slot: u32) -> Option<HostId> {
         let Slot { event, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
         if next != NO_SLOT {
@@ -278,7 +278,7 @@ impl Network {
         }
     }
 
-    /// Lets something happen. What is the business of hosts only is not done here.
+    /// Handles an event, except for events that only hosts handle.
     pub fn handle_event(&mut self, now: Instant, event: SimEvent, sink: &mut dyn EventSink) -> Outcome {
         match event {
             SimEvent::Arrival { slot, link, direction } => {
@@ -311,12 +311,12 @@ impl Network {
         Outcome::Nothing
     }
 
-    /// The node that a direction of a cable starts at.
+    /// The node at the start of a direction.
     pub fn link_source(&self, link: LinkId, direction: Direction) -> Node {
         self.link_ends[link.0 as usize].ends[direction as usize]
     }
 
-    /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
+    /// When all links of a host are free: a host with several links sends at the rate of the slowest.
     pub fn host_link_free_at(&self, host: HostId) -> u64 {
         let HostPort { single_uplink: only, links, .. } = &self.hosts[host.0 as usize];
         let free_at =
@@ -327,8 +327,8 @@ impl Network {
         }
     }
 
-    /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
-    /// without a route.
+    /// Accepts a frame from a host. Discards a frame to an unknown address, as a network without a route
+    /// does.
     pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
         if self.routes_stale {
             self.compute_routes();
@@ -348,7 +348,7 @@ impl Network {
         }
     }
 
-    /// Takes a frame that a host sends to another.
+    /// Accepts a unicast packet from a host.
     pub fn send_bytes(
         &mut self,
         now: Instant,
@@ -369,7 +369,7 @@ impl Network {
         }
     }
 
-    /// Who has an address, and by which cable a host sends to it.
+    /// The host with an address, and the link to it.
     fn route(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (LinkId, Direction))> {
         let port = &self.hosts[from.0 as usize];
         let to = self.addresses.find(destination)?;
@@ -384,7 +384,7 @@ impl Network {
         Some((to, way))
     }
 
-    /// Takes a frame for a host at one of a cable's ends.
+    /// Accepts a frame to a host at the start of a link direction.
     pub fn send_on_link(
         &mut self,
         now: Instant,
@@ -401,7 +401,7 @@ impl Network {
         self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// Puts a frame on a cable.
+    /// Transmits a frame on a link.
     pub fn transmit(
         &mut self,
         now: Instant,
@@ -413,8 +413,9 @@ impl Network {
     ) {
         self.emit_frame(now, link, direction, stage, slot, sink);
         let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
-        let line = &mut self.links[link.0 as usize];
-        if let Some(at) = line.fast_transmit(now.nanos(), direction, bytes as usize, is_pause) {
+        let fast =
+            self.links[link.0 as usize].fast_transmit(now.nanos(), direction, bytes as usize, is_pause);
+        if let Some(at) = fast {
             return self.event_queue.push(at, SimEvent::Arrival { slot, link, direction });
         }
         let frame = self.event_queue.pool.remove(slot);
@@ -423,7 +424,7 @@ impl Network {
         });
     }
 
-    /// Calls `act` with a cable and takes what comes out of it.
+    /// Calls `act` with a link and schedules its output.
     pub fn with_link(
         &mut self,
         now: Instant,
@@ -439,7 +440,7 @@ impl Network {
         }
     }
 
-    /// A frame comes out of a cable.
+    /// Handles the arrival of a frame at the end of a link.
     pub fn arrive(
         &mut self,
         now: Instant,
@@ -463,12 +464,12 @@ impl Network {
         }
     }
 
-    /// A frame is where it was to go; whoever takes it frees its slot.
+    /// Counts a delivered frame; the owner frees its slot.
     pub fn count_delivered(&mut self) {
         self.delivered += 1;
     }
 
-    /// Loses a frame.
+    /// Drops a frame.
     pub fn drop_frame(
         &mut self,
         now: Instant,
@@ -496,7 +497,7 @@ impl Network {
         self.copied += copies;
     }
 
-    /// Sends a pause frame over a cable.
+    /// Sends a pause frame on a link.
     pub fn send_pause(
         &mut self,
         now: Instant,
@@ -509,7 +510,7 @@ impl Network {
         self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// How many frames went where.
+    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
         let mut counters = FrameCounters {
             delivered: self.delivered,
@@ -529,7 +530,7 @@ impl Network {
         counters
     }
 
-    /// Shows a frame to whoever looks.
+    /// Emits a frame event if the sink is enabled.
     #[inline]
     fn emit_frame(
         &mut self,
@@ -545,7 +546,7 @@ impl Network {
         }
     }
 
-    /// Shows a frame, or the pause that it asks for.
+    /// Emits a frame or pause frame event.
     fn emit_frame_or_pause(
         &mut self,
         now: Instant,
@@ -575,7 +576,7 @@ impl Network {
     }
 }
 
-/// Where a cable's frames come out: the agenda.
+/// Schedules the frames that leave a link.
 struct ScheduledOutput<'a> {
     id: LinkId,
     now: Instant,

@@ -1,4 +1,4 @@
-//! What a rule does to a packet.
+//! Actions of fault rules.
 
 use super::header_field::{FieldValue, HeaderField, payload};
 use super::repetition::{DrawKey, DrawPurpose};
@@ -6,52 +6,52 @@ use crate::{Frame, FrameContent, Seed};
 use core::num::NonZeroU32;
 use softhca_wire::{Bth, Ecn, ICRC_LEN, Icrc, Opcode};
 
-/// What happens to a packet that a rule hits.
+/// The action on a packet.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing: the rule only counts.
+    /// Only counts.
     Count,
-    /// It is lost.
+    /// Drops the packet.
     Drop,
-    /// So many more of it arrive right behind it.
+    /// Delivers copies right after the packet.
     Duplicate {
-        /// How many more.
+        /// The number of copies.
         copies: u32,
     },
-    /// It is held back until others have passed it in its direction.
+    /// Holds the packet back until others in its direction have passed it.
     Reorder {
-        /// How many others.
+        /// The number of other packets.
         by: NonZeroU32,
-        /// It goes on after this time even if fewer came.
+        /// Releases the packet after this time even if fewer passed.
         within_ns: u64,
     },
-    /// It takes longer; others may overtake it.
+    /// Delays the packet; others may overtake it.
     Delay {
-        /// How much longer.
+        /// The additional delay.
         ns: u64,
     },
-    /// One bit of it is flipped.
+    /// Flips one bit.
     Corrupt {
-        /// Which bit.
+        /// The bit.
         bit: BitPosition,
-        /// What becomes of the ICRC.
+        /// The ICRC after the change.
         icrc: IcrcPolicy,
     },
-    /// A switch's congestion mark is put on it. The ICRC does not cover that.
+    /// Sets the CE codepoint, as a switch does. The ICRC does not cover it.
     MarkCe,
-    /// A header field gets another value, and the ICRC is repaired.
+    /// Changes a header field and recomputes the ICRC.
     Rewrite {
         /// The field.
         field: HeaderField,
         /// Its new value.
         value: FieldValue,
     },
-    /// The link goes down, and the packet is the first to be lost.
+    /// Takes the link down; the packet is the first to be dropped.
     LinkDown {
-        /// In which direction.
+        /// The direction.
         directions: DownDirections,
-        /// How long.
+        /// The duration.
         for_ns: u64,
     },
 }
@@ -60,67 +60,67 @@ pub enum Action {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BitPosition {
-    /// Counted from the highest bit of the first byte of the BTH; the ICRC's bits count too.
+    /// Counted from the most significant bit of the first BTH byte; includes the ICRC.
     Bit(u32),
-    /// Counted from the highest bit of the first byte of the payload, without pad bytes.
+    /// Counted from the most significant bit of the first payload byte; excludes padding.
     PayloadBit(u32),
-    /// Any bit before the ICRC that it covers, as the seed decides.
+    /// A random bit that the ICRC covers, before the ICRC.
     Random,
 }
 
-/// What becomes of the ICRC of a packet that is changed.
+/// The ICRC of a changed packet.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IcrcPolicy {
-    /// It stays, so that the receiver can see the damage.
+    /// Unchanged: the receiver detects the damage.
     Stale,
-    /// It is computed anew, so that the receiver cannot.
+    /// Recomputed: the receiver does not detect the damage.
     Recomputed,
 }
 
-/// Which directions of a link an action takes down.
+/// The directions that go down.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DownDirections {
-    /// The one that the packet travels in.
+    /// The direction of the packet.
     OneWay,
-    /// Both.
+    /// Both directions.
     BothWays,
 }
 
-/// What was done to a packet.
+/// The effect of an action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultEffect {
-    /// It was lost.
+    /// Dropped.
     Dropped {
-        /// And with it so many duplicates that another rule had made of it.
+        /// Copies made by another rule that were dropped with it.
         copies: u64,
     },
-    /// Others were made of it.
+    /// Duplicated.
     Duplicated {
-        /// How many.
+        /// The number of copies.
         copies: u32,
     },
-    /// It was held back.
+    /// Held back for reordering.
     Reordered {
-        /// Behind how many others.
+        /// The number of packets that pass it.
         by: NonZeroU32,
     },
-    /// It takes longer.
+    /// Delayed.
     Delayed {
-        /// How much longer.
+        /// The additional delay.
         ns: u64,
     },
-    /// One bit was flipped.
+    /// One bit flipped.
     Corrupted {
-        /// Counted from the highest bit of the BTH's first byte.
+        /// Counted from the most significant bit of the first BTH byte.
         bit: u32,
-        /// What became of the ICRC.
+        /// The ICRC after the change.
         icrc: IcrcPolicy,
     },
-    /// It carries a congestion mark now.
+    /// Marked CE.
     MarkedCe,
-    /// A field has another value now.
+    /// A header field changed.
     Rewritten {
         /// The field.
         field: HeaderField,
@@ -129,17 +129,17 @@ pub enum FaultEffect {
         /// Its new value.
         to: u64,
     },
-    /// It took the link down.
+    /// The link went down.
     LinkTakenDown {
-        /// In which direction.
+        /// The direction.
         directions: DownDirections,
-        /// Until when.
+        /// The end of the outage.
         until_ns: u64,
     },
 }
 
 impl Action {
-    /// Whether the action can be done to a packet like this one. If not, the rule is not about it.
+    /// Whether the action applies to this packet. If not, the rule does not match.
     pub(crate) fn applies_to(&self, frame: &Frame, opcode: Option<Opcode>) -> bool {
         let alters = matches!(self, Action::Corrupt { .. } | Action::MarkCe | Action::Rewrite { .. });
         if alters && frame.content != FrameContent::Packet && *self != Action::MarkCe {
@@ -159,8 +159,7 @@ impl Action {
         }
     }
 
-    /// Changes a frame that the action applies to, and tells what it did; nothing if the action is not of
-    /// that kind.
+    /// Changes a frame. Returns the effect, or `None` if the action does not change frames.
     pub(crate) fn apply(
         &self,
         frame: &mut Frame,
@@ -193,7 +192,7 @@ impl Action {
 }
 
 impl BitPosition {
-    /// The bit of a packet that [`Action::applies_to`] accepted, counted from the start of the BTH.
+    /// The bit that [`Action::applies_to`] accepted, counted from the start of the BTH.
     pub(crate) fn bit(self, bytes: &[u8], opcode: Option<Opcode>, seed: Seed, draw_key: &DrawKey) -> usize {
         /// The byte of the BTH that the ICRC does not cover.
         const UNCOVERED: usize = 4;

@@ -1,42 +1,42 @@
-//! What comes out of a cable: frames, and facts about what happened to them.
+//! The output of a link: frames and faults.
 
 use super::action::FaultEffect;
 use super::flow_history::ObservedPacket;
 use super::rule::RuleId;
 use crate::{Direction, Frame};
 
-/// Where a cable puts what comes out of it.
+/// Receives the output of a link.
 pub trait LinkOutput {
-    /// This frame arrives at the end that `direction` leads to. Times of arrival may lie in the future and
-    /// are not in order when rules delay frames; frames of one time arrive in the order of these calls.
+    /// A frame arrives at the end of `direction`. Arrival times may be in the future, and are not in order if
+    /// rules delay frames. Frames with equal times arrive in the order of calls.
     fn deliver(&mut self, at_ns: u64, direction: Direction, frame: Frame);
 
-    /// This happened to a frame. Comes before the frame is delivered.
+    /// A fault occurred. Called before the frame is delivered.
     fn report(&mut self, fault: Fault);
 }
 
-/// A fault, as it happened to one packet.
+/// A fault on one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// When.
+    /// The time.
     pub at_ns: u64,
-    /// Which way the packet went.
+    /// The direction of the packet.
     pub direction: Direction,
-    /// Who did it.
+    /// The cause.
     pub cause: FaultCause,
-    /// What was done.
+    /// The effect.
     pub effect: FaultEffect,
     /// The packet, as it was admitted.
     pub packet: ObservedPacket,
 }
 
-/// Who caused a fault.
+/// The cause of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultCause {
-    /// This rule.
+    /// A rule.
     Rule(RuleId),
     /// The link was down.
     LinkDown,
-    /// The packet was larger than the line's MTU.
+    /// The packet exceeded the link MTU.
     ExceedsMtu,
 }

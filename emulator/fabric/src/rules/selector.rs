@@ -1,4 +1,4 @@
-//! Which packets a rule is about.
+//! Packet selection.
 
 use super::flow::{FlowId, PacketType};
 use super::flow_history::ObservedPacket;
@@ -7,7 +7,7 @@ use crate::Direction;
 use alloc::vec::Vec;
 use softhca_wire::Opcode;
 
-/// Whole numbers from `first` to `last`, both included.
+/// Integers from `first` to `last`, inclusive.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InclusiveRange {
@@ -23,53 +23,53 @@ impl InclusiveRange {
         InclusiveRange { first: number, last: number }
     }
 
-    /// This number and every larger one.
+    /// This number and all larger ones.
     pub const fn at_least(first: u64) -> InclusiveRange {
         InclusiveRange { first, last: u64::MAX }
     }
 
-    /// Whether `number` is one of them.
+    /// Whether the range includes `number`.
     pub const fn contains(self, number: u64) -> bool {
         self.first <= number && number <= self.last
     }
 }
 
-/// What a packet must be like: every condition that is given has to hold. The default takes every packet.
+/// Conditions on a packet; all must hold. The default matches every packet.
 ///
-/// A condition about something that a packet does not have (the message of a CNP, the relative PSN of an
-/// unknown queue pair) does not hold.
+/// A condition on an absent property (the message of a CNP, the relative PSN of an unknown queue pair) does
+/// not hold.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// Which end of the cable sends it.
+    /// The direction.
     pub direction: Option<Direction>,
-    /// What it is for.
+    /// The class.
     pub classes: Option<PacketClasses>,
-    /// Its opcode: any of these; empty for all.
+    /// The opcodes; empty for all.
     pub opcodes: Vec<Opcode>,
-    /// The queue pair that asks or is answered.
+    /// The flow.
     pub flow_id: Option<FlowId>,
-    /// Whether that queue pair asks or is answered.
+    /// Request or response of the flow.
     pub packet_type: Option<PacketType>,
-    /// Its PSN, counted from the first of the flow and on beyond 2^24.
+    /// The PSN relative to the first PSN of the flow, continued beyond 2^24.
     pub psn: Option<InclusiveRange>,
-    /// The PSN as it stands in the packet.
+    /// The PSN in the packet.
     pub absolute_psn: Option<InclusiveRange>,
-    /// Its message, counted from zero among the requests that the cable saw of the flow; an answer has the
-    /// message that it answers.
+    /// The message, counted from zero among the flow's requests on this link; a response has the message of
+    /// its request.
     pub message: Option<InclusiveRange>,
-    /// Its place in that message, counted from zero.
+    /// The index in the message, counted from zero.
     pub packet: Option<InclusiveRange>,
-    /// How often the cable saw this PSN, this time included: 1 is the first transmission.
+    /// The occurrence of this PSN on the link: 1 is the first transmission.
     pub transmission: Option<InclusiveRange>,
-    /// The upper three bits of its DSCP.
+    /// The priority: the upper three bits of the DSCP.
     pub priority: Option<u8>,
-    /// The time of its admission in nanoseconds.
+    /// The admission time in nanoseconds.
     pub time_ns: Option<InclusiveRange>,
 }
 
 impl Selector {
-    /// Whether the packet seen at `now_ns` on its way in `direction` is one of those meant.
+    /// Whether a packet seen at `now_ns` in `direction` matches.
     pub fn matches(&self, now_ns: u64, direction: Direction, observed: &ObservedPacket) -> bool {
         fn is<T: PartialEq>(wanted: Option<T>, found: Option<T>) -> bool {
             wanted.is_none() || wanted == found
@@ -95,7 +95,7 @@ impl Selector {
             && within(self.time_ns, Some(now_ns))
     }
 
-    /// Whether the conditions ask about earlier packets of the flow.
+    /// Whether the conditions depend on earlier packets of the flow.
     pub(crate) const fn needs_history(&self) -> bool {
         self.psn.is_some() || self.message.is_some() || self.packet.is_some() || self.transmission.is_some()
     }
@@ -121,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn the_default_takes_every_packet() {
+    fn default_matches_every_packet() {
         assert!(Selector::default().matches(0, Direction::Backward, &observed()));
     }
 
     #[test]
-    fn each_condition_decides_alone() {
+    fn each_condition_applies_alone() {
         let write = Packet::rc(Operation::Write, 0).opcode;
         let read = Packet::rc(Operation::ReadRequest, 0).opcode;
         let any = Selector::default;
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn all_conditions_have_to_hold() {
+    fn all_conditions_must_hold() {
         let selector = Selector {
             classes: Some(PacketClasses::Data),
             psn: Some(InclusiveRange::exactly(2)),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_about_what_a_packet_lacks_does_not_hold() {
+    fn condition_on_an_absent_property_does_not_hold() {
         let stranger = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &FlowTable::new());
         let span = Some(InclusiveRange::at_least(0));
         let any = Selector::default;
