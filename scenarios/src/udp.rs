@@ -15,7 +15,7 @@ use cm::CmConnections;
 use multicast::MulticastGroups;
 use softhca::{
     AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, DriverSink,
-    EmbeddedOptions, Event, MemoryRegion, Modify, PortDirection, ProtectionDomain, QpState, QueuePair,
+    EmbeddedOptions, Event, MemoryRegion, ModifyQp, PortDirection, ProtectionDomain, QpState, QueuePair,
     ReceiveRequest, SendRequest,
 };
 use softhca_engine::Instant;
@@ -499,7 +499,7 @@ impl Hosts for RealTimeRun<'_> {
 
     fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String> {
         let Some(pair) = &self.qps[qp].pair else { return Err("the queue pair is gone".into()) };
-        let mut modify = Modify::default().state(state);
+        let mut modify = ModifyQp::default().state(state);
         if notify_drained {
             modify = modify.sqd_async_notify(true);
         }

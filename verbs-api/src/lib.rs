@@ -85,7 +85,7 @@ pub use world::{HostResult, World};
 pub use xrc::XrcDomain;
 
 pub use softhca_engine::{
-    AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, Event, Instant, MemoryWindowType, Modify,
+    AckPolicy, AddressVector, AsyncEvent, CmTimers, Counters, Event, Instant, MemoryWindowType, ModifyQp,
     PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, ResponseOrder, Settings,
 };
 pub use softhca_fabric::{

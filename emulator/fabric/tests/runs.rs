@@ -6,7 +6,7 @@ mod bare;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    ClientId, Context, DeviceLimits, Hca, Instant, MemoryRegion, Modify, QpRings, QpState, ResponseOrder,
+    ClientId, Context, DeviceLimits, Hca, Instant, MemoryRegion, ModifyQp, QpRings, QpState, ResponseOrder,
     Settings, TransmitGate,
 };
 use softhca_fabric::SparseMemory;
@@ -180,7 +180,7 @@ fn ended(ending: Ending) -> [Card; 2] {
     let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
     match ending {
         Ending::Changed(state) => {
-            let modify = Modify::default().state(state);
+            let modify = ModifyQp::default().state(state);
             answering.hca.modify_queue_pair(&mut ctx, client, number, &modify).unwrap();
         }
         Ending::Destroyed => answering.hca.destroy_queue_pair(&mut ctx, client, number).unwrap(),

@@ -6,7 +6,7 @@ mod bare;
 mod harness;
 
 use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, free_address, once};
-use softhca_engine::{AddressVector, Memory, MemoryId, Modify, PortState, QpState, QpType, Recovery};
+use softhca_engine::{AddressVector, Memory, MemoryId, ModifyQp, PortState, QpState, QpType, Recovery};
 use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule};
 use softhca_queue::{
     CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords,
@@ -300,7 +300,7 @@ fn a_datagram_to_oneself_has_the_same_route_header_both_ways() {
         let own = Gid::from(host.driver.address());
         let Host { application, driver, .. } = &mut host;
         let [mut a, mut b] = [(); 2].map(|()| application.add_pair(driver, QpType::Ud));
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         let handle = driver.control(|hca, ctx| {
             for qp in [a.qp, b.qp] {
                 for step in [

@@ -1,8 +1,8 @@
 //! Refusals: the one place that maps a reason to NAK, state, counter and asynchronous event.
 
+use super::QueuePair;
+use super::responder_state::PendingResponse;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::responder_state::PendingResponse;
 use crate::{AsyncEvent, Context, Event, Reason, Recovery, RequestError};
 use softhca_queue::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};

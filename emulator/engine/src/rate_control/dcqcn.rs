@@ -3,7 +3,7 @@
 //! Nothing here has a timer of its own: when the queue pair wants to send, everything that time would have
 //! done since is done first, in order. Only waiting for the next packet's turn needs a wake-up.
 
-use crate::congestion::{DcqcnParameters, RateCause};
+use super::{DcqcnParameters, RateCause};
 use crate::{Event, Instant};
 use softhca_wire::Qpn;
 

@@ -1,9 +1,29 @@
 //! A queue pair: its attributes, its state and its two halves.
 
-use crate::dcqcn::Dcqcn;
+mod batch_copy;
+mod completer;
+mod duplicate;
+mod flush;
+mod pacing;
+mod pending_responses;
+mod planned_packet;
+mod request_error;
+mod requester;
+mod requester_state;
+mod responder;
+mod responder_state;
+mod transition;
+mod transmit;
+mod unreliable;
+
+pub(crate) use batch_copy::{ContiguousRange, MAX_BATCH, NO_LOCATION};
+pub(crate) use requester_state::RequesterState;
+pub(crate) use responder_state::ResponderState;
+pub(crate) use transition::check_modify;
+pub use transition::{Transition, transition};
+
 use crate::hca_state::HcaState;
-use crate::requester_state::RequesterState;
-use crate::responder_state::ResponderState;
+use crate::rate_control::Dcqcn;
 use crate::{
     ClientId, CqId, Event, Instant, PdId, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
     SrqId, XrcdId,

@@ -1,8 +1,8 @@
 //! The completer: takes responses, ends work requests, recovers from loss or gives up.
 
+use super::QueuePair;
+use super::requester_state::SendWqe;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::requester_state::SendWqe;
 use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, Recovery, RetransmitCause};
 use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
