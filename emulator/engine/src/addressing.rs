@@ -37,8 +37,8 @@ fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
 }
 
 /// The priority of a packet: the upper three bits of its DSCP or, if it has none, its service level.
-pub(crate) const fn priority(envelope: &AddressHeaders, service_level: u8) -> u8 {
-    match envelope.traffic_class >> 2 {
+pub(crate) const fn priority(addressing: &AddressHeaders, service_level: u8) -> u8 {
+    match addressing.traffic_class >> 2 {
         0 => service_level & 7,
         dscp => dscp >> 3,
     }

@@ -151,27 +151,27 @@ impl HcaState {
     /// Calls `each` with the checked pieces of `entries` that hold bytes `offset..offset + length`.
     fn for_each_sge_range(
         &self,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         mut offset: u64,
         length: usize,
-        needs: AccessFlags,
+        required: AccessFlags,
         mut each: impl FnMut(TranslatedAddress, core::ops::Range<usize>, u64) -> Result<(), AccessError>,
     ) -> Result<(), AccessError> {
         let mut done = 0;
-        for entry in entries {
+        for sge in sges {
             if done == length {
                 break;
             }
-            let size = u64::from(entry.length);
+            let size = u64::from(sge.length);
             if offset >= size {
                 offset -= size;
                 continue;
             }
             let take = (size - offset).min((length - done) as u64) as usize;
             let located =
-                self.protection.check_local_access(domain, entry, offset as u32, take as u32, needs)?;
-            each(located, done..done + take, entry.address.wrapping_add(offset))?;
+                self.protection.check_local_access(pd, sge, offset as u32, take as u32, required)?;
+            each(located, done..done + take, sge.address.wrapping_add(offset))?;
             done += take;
             offset = 0;
         }
@@ -184,30 +184,23 @@ impl HcaState {
     pub fn gather(
         &self,
         ctx: &Context<'_>,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), AccessError> {
         let memory = &*ctx.memory;
-        self.for_each_sge_range(
-            domain,
-            entries,
-            offset,
-            into.len(),
-            AccessFlags::empty(),
-            |located, range, _| {
-                memory
-                    .read(located.memory, located.offset, &mut into[range])
-                    .map_err(|fault| located.to_access_error(fault))
-            },
-        )
+        self.for_each_sge_range(pd, sges, offset, into.len(), AccessFlags::empty(), |located, range, _| {
+            memory
+                .read(located.memory, located.offset, &mut into[range])
+                .map_err(|fault| located.to_access_error(fault))
+        })
     }
 
     /// Checks that every entry of a list may be used, without touching it.
-    pub fn check_sges(&self, domain: PdId, entries: &[Sge], needs: AccessFlags) -> Result<(), AccessError> {
-        for entry in entries.iter().filter(|entry| entry.length > 0) {
-            self.protection.check_local_access(domain, entry, 0, entry.length, needs)?;
+    pub fn check_sges(&self, pd: PdId, sges: &[Sge], required: AccessFlags) -> Result<(), AccessError> {
+        for sge in sges.iter().filter(|sge| sge.length > 0) {
+            self.protection.check_local_access(pd, sge, 0, sge.length, required)?;
         }
         Ok(())
     }
@@ -217,15 +210,15 @@ impl HcaState {
         &self,
         ctx: &mut Context<'_>,
         (qp, psn): (Qpn, Psn),
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         offset: u64,
         from: &[u8],
     ) -> Result<(), AccessError> {
         let Context { now, memory, events } = ctx;
         self.for_each_sge_range(
-            domain,
-            entries,
+            pd,
+            sges,
             offset,
             from.len(),
             AccessFlags::LOCAL_WRITE,

@@ -6,7 +6,7 @@ use softhca_wire::{AddressHeaders, Qpn};
 /// [`crate::Hca::unpark`].
 pub trait TransmitGate {
     /// How many packets of up to `size` bytes, IP headers excluded, may go in this envelope now; zero parks.
-    fn allowed_packets(&mut self, envelope: &AddressHeaders, size: usize) -> usize;
+    fn allowed_packets(&mut self, addressing: &AddressHeaders, size: usize) -> usize;
 }
 
 /// Lets everything through.

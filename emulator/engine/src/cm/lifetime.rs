@@ -61,33 +61,33 @@ impl ConnectionManager {
     }
 
     /// Ends whatever an identifier is doing, tells the peer, and removes it.
-    pub(super) fn destroy(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    pub(super) fn destroy(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let wait = ctx.now.plus(time_wait_duration(identifier.ack_timeout));
         match identifier.state {
             CmState::ReqSent | CmState::RepReceived | CmState::RepSent => {
-                self.send_rej(card, ctx, id, RejectReason::TIMEOUT, &[]);
-                self.remember_time_wait(card, id, wait);
+                self.send_rej(hca, ctx, id, RejectReason::TIMEOUT, &[]);
+                self.remember_time_wait(hca, id, wait);
             }
             CmState::ReqReceived | CmState::SidrReqReceived => {
-                self.reject_and_close(card, ctx, id, RejectReason::CONSUMER, &[]);
+                self.reject_and_close(hca, ctx, id, RejectReason::CONSUMER, &[]);
             }
             CmState::Established => {
-                self.send_dreq(card, ctx, id);
-                self.remember_time_wait(card, id, wait);
+                self.send_dreq(hca, ctx, id);
+                self.remember_time_wait(hca, id, wait);
             }
             CmState::DreqReceived => {
-                self.send_drep(card, ctx, id);
-                self.remember_time_wait(card, id, wait);
+                self.send_drep(hca, ctx, id);
+                self.remember_time_wait(hca, id, wait);
             }
-            CmState::DreqSent => self.remember_time_wait(card, id, wait),
+            CmState::DreqSent => self.remember_time_wait(hca, id, wait),
             CmState::TimeWait => {
                 let until = identifier.deadline.unwrap_or(wait);
-                self.remember_time_wait(card, id, until);
+                self.remember_time_wait(hca, id, until);
             }
             _ => {}
         }
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
         self.release_backlog(id);
         self.remove_connection(id);
         let Some(identifier) = self.identifiers.remove(&id) else { return };
@@ -110,16 +110,16 @@ impl ConnectionManager {
             ctx.emit(Event::CmStateChanged { id, from: state, to: CmState::Closed });
         }
         for orphan in orphans {
-            self.destroy(card, ctx, orphan);
+            self.destroy(hca, ctx, orphan);
         }
     }
 
     /// Ends everything that a client has: its peers meet what they would with any dead process.
-    pub fn close_client(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
+    pub fn close_client(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, client: ClientId) {
         let own = |(_, identifier): &(&CmId, &CmIdentifier)| identifier.client == client;
         let all: Vec<CmId> = self.identifiers.iter().filter(own).map(|(id, _)| *id).collect();
         for id in all {
-            self.destroy(card, ctx, id);
+            self.destroy(hca, ctx, id);
         }
         self.channels.retain(|_, channel| channel.client != client);
     }

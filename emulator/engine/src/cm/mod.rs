@@ -119,12 +119,12 @@ impl ConnectionManager {
     /// A name for a connection that no other has, and none had lately.
     fn allocate_comm_id(&mut self) -> CommunicationId {
         loop {
-            let name = CommunicationId(self.next_random() as u32);
-            if name.0 != 0
-                && !self.by_local_comm_id.contains_key(&name)
-                && !self.time_waits.contains_key(&name)
+            let comm_id = CommunicationId(self.next_random() as u32);
+            if comm_id.0 != 0
+                && !self.by_local_comm_id.contains_key(&comm_id)
+                && !self.time_waits.contains_key(&comm_id)
             {
-                return name;
+                return comm_id;
             }
         }
     }
@@ -169,7 +169,7 @@ impl ConnectionManager {
     }
 
     /// Sets the deadline of an identifier, or takes it away.
-    fn set_deadline(&mut self, card: &mut HcaState, id: CmId, at: Option<Instant>) {
+    fn set_deadline(&mut self, hca: &mut HcaState, id: CmId, at: Option<Instant>) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if let Some(old) = identifier.deadline.take() {
             self.deadlines.remove(&(old, id));
@@ -178,22 +178,22 @@ impl ConnectionManager {
         if let Some(at) = at {
             self.deadlines.insert((at, id));
         }
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 
     /// Makes sure that the card's timers wake the connection manager for its earliest deadline.
-    fn arm_timer(&mut self, card: &mut HcaState) {
+    fn arm_timer(&mut self, hca: &mut HcaState) {
         let earliest =
             [self.deadlines.first().map(|(at, _)| *at), self.time_wait_deadlines.first().map(|(at, _)| *at)];
         let Some(wanted) = earliest.into_iter().flatten().min() else { return };
         if self.timer_at.is_none_or(|at| wanted < at) {
             self.timer_at = Some(wanted);
-            card.timers.push(wanted, Qpn::GSI);
+            hca.timers.push(wanted, Qpn::GSI);
         }
     }
 
     /// Does what was due, if the timer at `at` is the one that counts.
-    pub fn expire(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
+    pub fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
         if self.timer_at != Some(at) {
             return;
         }
@@ -202,20 +202,20 @@ impl ConnectionManager {
             self.deadlines.remove(&(at, id));
             if let Some(identifier) = self.identifiers.get_mut(&id) {
                 identifier.deadline = None;
-                self.on_deadline(card, ctx, id);
+                self.on_deadline(hca, ctx, id);
             }
         }
-        while let Some((at, name)) =
+        while let Some((at, comm_id)) =
             self.time_wait_deadlines.first().copied().filter(|(at, _)| *at <= ctx.now)
         {
-            self.time_wait_deadlines.remove(&(at, name));
-            self.time_waits.remove(&name);
+            self.time_wait_deadlines.remove(&(at, comm_id));
+            self.time_waits.remove(&comm_id);
         }
-        self.arm_timer(card);
+        self.arm_timer(hca);
     }
 
     /// The deadline of an identifier passed: its message goes out again, or its wait is over.
-    fn on_deadline(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    fn on_deadline(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if identifier.state == CmState::TimeWait {
             self.set_state(ctx, id, CmState::Closed);
@@ -225,25 +225,25 @@ impl ConnectionManager {
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
         // A port that does not answer now is no reason to give up: its time stands still.
-        let stalled = card.stalled_peers.contains(&peer);
+        let stalled = hca.stalled_peers.contains(&peer);
         if unanswered.retries_left == 0 && !stalled {
-            return self.fail_connection(card, ctx, id, CmFailure::TimedOut);
+            return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
         }
         if !stalled {
             unanswered.retries_left -= 1;
-            let SentMad { addressing: envelope, datagram } = *unanswered.message;
-            self.mad_queue.push(card, ctx, Some(id), envelope, datagram, true);
+            let SentMad { addressing, datagram } = *unanswered.message;
+            self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, true);
         }
-        let at = ctx.now.plus(card.settings.cm.reply_timeout());
-        self.set_deadline(card, id, Some(at));
+        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
+        self.set_deadline(hca, id, Some(at));
     }
 
     /// No answer will come any more.
-    fn fail_connection(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
+    fn fail_connection(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let state = identifier.state;
         identifier.awaited_reply = None;
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
         ctx.emit(Event::CmFailed { id, failure });
         let status = match failure {
             CmFailure::TimedOut => -ETIMEDOUT,
@@ -251,12 +251,12 @@ impl ConnectionManager {
         };
         match state {
             CmState::DreqSent => {
-                self.enter_time_wait(card, ctx, id);
+                self.enter_time_wait(hca, ctx, id);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, status);
             }
             CmState::ReqSent | CmState::RepSent | CmState::SidrReqSent => {
                 if state != CmState::SidrReqSent && failure == CmFailure::TimedOut {
-                    self.send_rej(card, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
+                    self.send_rej(hca, ctx, id, softhca_wire::cm::RejectReason::TIMEOUT, &[]);
                 }
                 self.set_state(ctx, id, CmState::Closed);
                 self.remove_connection(id);
@@ -267,7 +267,7 @@ impl ConnectionManager {
     }
 
     /// The port at `peer` is gone: nothing that waits for it will be answered.
-    pub fn fail_peer(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    pub fn fail_peer(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
@@ -275,30 +275,30 @@ impl ConnectionManager {
             self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
         self.mad_queue.discard(peer);
         for id in affected {
-            self.fail_connection(card, ctx, id, CmFailure::PeerUnreachable);
+            self.fail_connection(hca, ctx, id, CmFailure::PeerUnreachable);
         }
     }
 
     /// The port at `peer` answers again: what waits for it starts anew.
-    pub fn resume(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
+    pub fn resume(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
         };
         let affected: alloc::vec::Vec<CmId> =
             self.identifiers.iter().filter(waiting).map(|(id, _)| *id).collect();
-        let at = ctx.now.plus(card.settings.cm.reply_timeout());
+        let at = ctx.now.plus(hca.settings.cm.reply_timeout());
         for id in affected {
-            self.set_deadline(card, id, Some(at));
+            self.set_deadline(hca, id, Some(at));
         }
     }
 
     /// Keeps a connection's queue pair and names apart from new ones for as long as old packets may live.
-    fn enter_time_wait(&mut self, card: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
+    fn enter_time_wait(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         identifier.awaited_reply = None;
         let wait = time_wait_duration(identifier.ack_timeout);
         self.set_state(ctx, id, CmState::TimeWait);
-        self.set_deadline(card, id, Some(ctx.now.plus(wait)));
+        self.set_deadline(hca, id, Some(ctx.now.plus(wait)));
     }
 
     /// Takes an identifier's connection out of the tables of names.
@@ -317,43 +317,43 @@ impl ConnectionManager {
     }
 
     /// Remembers a connection whose identifier goes.
-    fn remember_time_wait(&mut self, card: &mut HcaState, id: CmId, until: Instant) {
+    fn remember_time_wait(&mut self, hca: &mut HcaState, id: CmId, until: Instant) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         if self.time_waits.len() >= MAX_TIME_WAITS
             && let Some(oldest) = self.time_wait_deadlines.pop_first()
         {
             self.time_waits.remove(&oldest.1);
         }
-        let (peer, remote, name) =
+        let (peer, remote, comm_id) =
             (identifier.peer_address(), identifier.remote_comm_id, identifier.local_comm_id);
-        self.time_waits.insert(name, TimeWait { peer, remote_comm_id: remote });
-        self.time_wait_deadlines.insert((until, name));
-        self.arm_timer(card);
+        self.time_waits.insert(comm_id, TimeWait { peer, remote_comm_id: remote });
+        self.time_wait_deadlines.insert((until, comm_id));
+        self.arm_timer(hca);
     }
 
     /// Sends a message of an identifier that wants an answer, until one comes.
     fn send_with_retries(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         message: impl Into<Message>,
         transaction: u64,
     ) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
-        let envelope = identifier.addressing();
+        let addressing = identifier.addressing();
         let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        let message = alloc::boxed::Box::new(SentMad { addressing: envelope, datagram });
-        let times = card.settings.cm;
+        let message = alloc::boxed::Box::new(SentMad { addressing, datagram });
+        let times = hca.settings.cm;
         identifier.awaited_reply = Some(AwaitedReply { message, retries_left: times.max_retries });
-        self.mad_queue.push(card, ctx, Some(id), envelope, datagram, false);
-        self.set_deadline(card, id, Some(ctx.now.plus(times.reply_timeout())));
+        self.mad_queue.push(hca, ctx, Some(id), addressing, datagram, false);
+        self.set_deadline(hca, id, Some(ctx.now.plus(times.reply_timeout())));
     }
 
     /// Sends a message of an identifier once.
     fn send(
         &mut self,
-        card: &mut HcaState,
+        hca: &mut HcaState,
         ctx: &mut Context<'_>,
         id: CmId,
         message: impl Into<Message>,
@@ -361,15 +361,15 @@ impl ConnectionManager {
     ) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let datagram = softhca_wire::cm::Datagram::new(transaction, message);
-        self.mad_queue.push(card, ctx, Some(id), identifier.addressing(), datagram, false);
+        self.mad_queue.push(hca, ctx, Some(id), identifier.addressing(), datagram, false);
     }
 
     /// An answer came: nothing is to be sent again.
-    fn stop_retries(&mut self, card: &mut HcaState, id: CmId) {
+    fn stop_retries(&mut self, hca: &mut HcaState, id: CmId) {
         if let Some(identifier) = self.identifiers.get_mut(&id) {
             identifier.awaited_reply = None;
         }
-        self.set_deadline(card, id, None);
+        self.set_deadline(hca, id, None);
     }
 }
 
@@ -379,7 +379,7 @@ fn time_wait_duration(ack_timeout: u8) -> Duration {
 }
 
 /// The GID of an address, and its index in the table, if the card has it.
-fn find_gid(card: &HcaState, address: IpAddr) -> Option<(Gid, u8)> {
+fn find_gid(hca: &HcaState, address: IpAddr) -> Option<(Gid, u8)> {
     let gid = Gid::from(address);
-    card.gids.iter().position(|own| *own == gid).map(|index| (gid, index as u8))
+    hca.gids.iter().position(|own| *own == gid).map(|index| (gid, index as u8))
 }

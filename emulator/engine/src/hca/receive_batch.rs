@@ -29,7 +29,7 @@ impl ReceiveSequence {
     fn next_location(
         &mut self,
         qp: &QueuePair,
-        card: &HcaState,
+        state: &HcaState,
         transport: &TransportPacket<'_>,
         scatter: &mut Vec<Sge>,
     ) -> Option<MemoryLocation> {
@@ -55,7 +55,7 @@ impl ReceiveSequence {
         let mut stretch = match self.open {
             Some(open) if is_response || !position.starts_message() => open,
             None if position.starts_message() && !is_response => {
-                qp.new_message_target(card, header, self.receives, scatter)?
+                qp.new_message_target(state, header, self.receives, scatter)?
             }
             _ => return None,
         };
@@ -80,21 +80,23 @@ impl Hca {
     pub fn place_batch(
         &mut self,
         ctx: &mut Context<'_>,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         packets: &mut dyn Iterator<Item = &[u8]>,
     ) -> usize {
         let first = packets.next().and_then(|bytes| TransportPacket::parse(bytes).ok());
         let Some(first) = first else { return 0 };
-        let Some((qp, mut course)) = self.receive_sequence(envelope, &first.header) else { return 0 };
+        let Some((qp, mut sequence)) = self.receive_sequence(addressing, &first.header) else { return 0 };
         let (mut places, mut pieces) = ([NO_LOCATION; MAX_BATCH], [&[][..]; MAX_BATCH]);
         let (mut count, mut scatter) = (0, Vec::new());
         let mut next = Some(first);
         while let Some(transport) = next.take() {
-            let Some(place) = course.next_location(qp, &self.state, &transport, &mut scatter) else { break };
+            let Some(place) = sequence.next_location(qp, &self.state, &transport, &mut scatter) else {
+                break;
+            };
             (places[count], pieces[count]) = (place, transport.payload);
             count += 1;
             // Of reads, the next is another work request's.
-            let is_over = course.open.is_none() && course.operation == Operation::ReadResponse;
+            let is_over = sequence.open.is_none() && sequence.operation == Operation::ReadResponse;
             if count < MAX_BATCH && !is_over {
                 next = packets.next().and_then(|bytes| TransportPacket::parse(bytes).ok());
             }
@@ -108,7 +110,7 @@ impl Hca {
     /// What follows from a packet that is the next of its queue pair, and may be the first of several.
     fn receive_sequence(
         &self,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         header: &TransportHeader,
     ) -> Option<(&QueuePair, ReceiveSequence)> {
         let Bth { opcode, psn, destination_qp: destination, .. } = header.bth;
@@ -116,8 +118,8 @@ impl Hca {
         let qp = self.queue_pairs.get(destination.value())?;
         let is_its_own = qp.kind == QpType::Rc
             && self.state.port_state == PortState::Active
-            && envelope.source == qp.addressing.destination
-            && envelope.destination == qp.addressing.source;
+            && addressing.source == qp.addressing.destination
+            && addressing.destination == qp.addressing.source;
         let open = match operation {
             _ if !is_its_own => return None,
             Operation::ReadResponse => Some(qp.read_response_target(&self.state, psn)?),
@@ -136,9 +138,9 @@ impl Hca {
     }
 
     /// As [`Hca::receive`], for a packet whose payload [`Hca::place_ahead`] placed.
-    pub fn receive_placed(&mut self, ctx: &mut Context<'_>, envelope: &AddressHeaders, bytes: &[u8]) {
+    pub fn receive_placed(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
         self.state.payload_placed = true;
-        self.receive(ctx, envelope, bytes);
+        self.receive(ctx, addressing, bytes);
         self.state.payload_placed = false;
     }
 }

@@ -75,19 +75,19 @@ impl HcaState {
     /// The bytes from `offset` on that are in one entry of a list.
     fn contiguous_range(
         &self,
-        domain: PdId,
-        entries: &[Sge],
+        pd: PdId,
+        sges: &[Sge],
         mut offset: u64,
         needs: AccessFlags,
     ) -> Option<ContiguousRange> {
-        for entry in entries {
-            let size = u64::from(entry.length);
+        for sge in sges {
+            let size = u64::from(sge.length);
             if offset >= size {
                 offset -= size;
                 continue;
             }
-            let (skip, length) = (offset as u32, entry.length - offset as u32);
-            let located = self.protection.check_local_access(domain, entry, skip, length, needs).ok()?;
+            let (skip, length) = (offset as u32, sge.length - offset as u32);
+            let located = self.protection.check_local_access(pd, sge, skip, length, needs).ok()?;
             let length = u64::from(length);
             return Some(ContiguousRange {
                 memory: located.memory,
@@ -105,7 +105,7 @@ impl QueuePair {
     /// `into`, where each will be looked for: at most `packets`. Nothing is there if that does not pay, or not work.
     pub(crate) fn read_ahead(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         ctx: &Context<'_>,
         plan: &PlannedPacket,
         (at, size): (usize, usize),
@@ -131,8 +131,8 @@ impl QueuePair {
         let mut places = [NO_LOCATION; MAX_BATCH];
         let count = match opcode.position() {
             Position::Only if plan.is_response => 0,
-            Position::Only => self.single_packet_locations(card, piece, &mut places[..most]),
-            _ => self.message_locations(card, plan, piece, &mut places[..most]),
+            Position::Only => self.single_packet_locations(hca, piece, &mut places[..most]),
+            _ => self.message_locations(hca, plan, piece, &mut places[..most]),
         };
         if count < 2 || !ctx.memory.read_batch(&places[..count], into, stride) {
             return None;
@@ -144,15 +144,15 @@ impl QueuePair {
     /// Where the payload of the planned packet and of those behind it in its message is.
     fn message_locations(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         plan: &PlannedPacket,
         piece: usize,
         places: &mut [MemoryLocation],
     ) -> usize {
         let found = if plan.is_response {
-            self.read_response_source(card, plan)
+            self.read_response_source(hca, plan)
         } else {
-            self.request_range(card, plan)
+            self.request_range(hca, plan)
         };
         let Some(mut stretch) = found else { return 0 };
         let mut count = 0;
@@ -169,20 +169,19 @@ impl QueuePair {
 
     /// Where the payload of the request that is being sent is and of those behind it, as far as each has one packet and
     /// they are all alike.
-    fn single_packet_locations(&self, card: &HcaState, piece: usize, places: &mut [MemoryLocation]) -> usize {
-        let mut works = self.requester.wqes.iter().skip(self.requester.wqe_index);
-        let Some(first) = works.next() else { return 0 };
-        let alike = |work: &&SendWqe| {
-            work.packets == 1
-                && work.length as usize == piece
-                && work.outcome.is_none()
-                && !work.is_inline()
-                && kind(work) == kind(first)
+    fn single_packet_locations(&self, hca: &HcaState, piece: usize, places: &mut [MemoryLocation]) -> usize {
+        let mut wqes = self.requester.wqes.iter().skip(self.requester.wqe_index);
+        let Some(first) = wqes.next() else { return 0 };
+        let alike = |wqe: &&SendWqe| {
+            wqe.packets == 1
+                && wqe.length as usize == piece
+                && wqe.outcome.is_none()
+                && !wqe.is_inline()
+                && kind(wqe) == kind(first)
         };
         let mut count = 0;
-        for (work, place) in core::iter::once(first).chain(works).take_while(alike).zip(places) {
-            let stretch =
-                self.pd.and_then(|domain| card.contiguous_range(domain, &work.sges, 0, AccessFlags::empty()));
+        for (wqe, place) in core::iter::once(first).chain(wqes).take_while(alike).zip(places) {
+            let stretch = self.pd.and_then(|pd| hca.contiguous_range(pd, &wqe.sges, 0, AccessFlags::empty()));
             let Some(next) = stretch.and_then(|mut stretch| stretch.split_front(piece)) else { break };
             *place = next;
             count += 1;
@@ -191,27 +190,27 @@ impl QueuePair {
     }
 
     /// What the request that is being sent has from the planned packet on.
-    fn request_range(&self, card: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
-        let work = &self.requester.wqes[self.requester.wqe_index];
-        if work.is_inline() {
+    fn request_range(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
+        let wqe = &self.requester.wqes[self.requester.wqe_index];
+        if wqe.is_inline() {
             return None;
         }
-        let stretch = card.contiguous_range(self.pd?, &work.sges, plan.offset, AccessFlags::empty())?;
-        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(work.length) - plan.offset), ..stretch })
+        let stretch = hca.contiguous_range(self.pd?, &wqe.sges, plan.offset, AccessFlags::empty())?;
+        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - plan.offset), ..stretch })
     }
 
     /// What the read that is being answered has from the planned packet on.
-    fn read_response_source(&self, card: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
-        let Some(PendingResponse::ReadResponse { reth: remote, pd: domain, .. }) =
+    fn read_response_source(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
+        let Some(PendingResponse::ReadResponse { reth: remote, pd, .. }) =
             self.responder.pending_responses.front()
         else {
             return None;
         };
         let (address, rest) =
             (remote.virtual_address.wrapping_add(plan.offset), remote.dma_length - plan.offset as u32);
-        let target = card
+        let target = hca
             .protection
-            .check_remote_access(*domain, self.qpn, remote.rkey, address, rest, AccessFlags::REMOTE_READ)
+            .check_remote_access(*pd, self.qpn, remote.rkey, address, rest, AccessFlags::REMOTE_READ)
             .ok()?;
         let rest = u64::from(rest);
         Some(ContiguousRange {
@@ -223,44 +222,39 @@ impl QueuePair {
     }
 
     /// Where the payload of the response with `psn` goes, and of those behind it, if it is the one that is due.
-    pub(crate) fn read_response_target(&self, card: &HcaState, psn: Psn) -> Option<ContiguousRange> {
-        let work = self.requester.wqes.front()?;
+    pub(crate) fn read_response_target(&self, hca: &HcaState, psn: Psn) -> Option<ContiguousRange> {
+        let wqe = self.requester.wqes.front()?;
         let is_due = self.state.accepts_responses()
-            && matches!(work.operation.0, Request::Read { .. })
-            && work.outcome.is_none()
+            && matches!(wqe.operation.0, Request::Read { .. })
+            && wqe.outcome.is_none()
             && psn == self.requester.unacked_psn
-            && psn.is_within(work.first_psn, work.packets)
+            && psn.is_within(wqe.first_psn, wqe.packets)
             && self.requester.is_outstanding_psn(psn);
-        let domain = self.pd.filter(|_| is_due)?;
-        let offset = u64::from(psn.since(work.first_psn)) * u64::from(self.attributes.path_mtu.bytes());
-        let stretch = card.contiguous_range(domain, &work.sges, offset, AccessFlags::LOCAL_WRITE)?;
-        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(work.length) - offset), ..stretch })
+        let pd = self.pd.filter(|_| is_due)?;
+        let offset = u64::from(psn.since(wqe.first_psn)) * u64::from(self.attributes.path_mtu.bytes());
+        let stretch = hca.contiguous_range(pd, &wqe.sges, offset, AccessFlags::LOCAL_WRITE)?;
+        Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - offset), ..stretch })
     }
 
     /// Where the payload of the request with `psn` goes, and of those behind it, if it continues the open message.
     pub(crate) fn in_progress_target(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
     ) -> Option<ContiguousRange> {
-        let open = self
+        let message = self
             .responder
             .in_progress_message
-            .filter(|open| open.operation == header.bth.opcode.operation())?;
-        if open.operation == Operation::Send {
+            .filter(|message| message.operation == header.bth.opcode.operation())?;
+        if message.operation == Operation::Send {
             let buffer = self.responder.receive_wqe.as_ref()?;
-            let domain = self.receive_pd(card)?;
-            return card.contiguous_range(
-                domain,
-                &buffer.sges,
-                open.bytes_received,
-                AccessFlags::LOCAL_WRITE,
-            );
+            let pd = self.receive_pd(hca)?;
+            return hca.contiguous_range(pd, &buffer.sges, message.bytes_received, AccessFlags::LOCAL_WRITE);
         }
-        let remote = open.reth?;
-        let target = self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
-        let rest = u64::from(remote.dma_length).checked_sub(open.bytes_received)?;
-        let offset = target.offset + open.bytes_received;
+        let remote = message.reth?;
+        let target = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
+        let rest = u64::from(remote.dma_length).checked_sub(message.bytes_received)?;
+        let offset = target.offset + message.bytes_received;
         Some(ContiguousRange {
             memory: target.memory,
             offset,
@@ -272,7 +266,7 @@ impl QueuePair {
     /// Where the payload of a request goes that begins a message, when `before` receives will have been taken.
     pub(crate) fn new_message_target(
         &self,
-        card: &HcaState,
+        hca: &HcaState,
         header: &TransportHeader,
         before: u32,
         scatter: &mut Vec<Sge>,
@@ -281,16 +275,11 @@ impl QueuePair {
             // What others may take too cannot be foreseen.
             let ring = self.responder.ring.as_ref().filter(|_| self.srq.is_none())?;
             let is_there = self.responder.receive_wqe.is_none() && ring.peek(before, scatter);
-            return card.contiguous_range(
-                self.pd.filter(|_| is_there)?,
-                scatter,
-                0,
-                AccessFlags::LOCAL_WRITE,
-            );
+            return hca.contiguous_range(self.pd.filter(|_| is_there)?, scatter, 0, AccessFlags::LOCAL_WRITE);
         }
         let remote =
             header.reth.filter(|remote| (1..=DeviceLimits::HCA.max_msg_sz).contains(&remote.dma_length))?;
-        let target = self.check_remote_access(card, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
+        let target = self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE).ok()?;
         let rest = u64::from(remote.dma_length);
         Some(ContiguousRange {
             memory: target.memory,
@@ -302,11 +291,11 @@ impl QueuePair {
 }
 
 /// What requests have in common whose packets have headers of one length.
-fn kind(work: &SendWqe) -> impl PartialEq {
-    let trailer = match work.operation.0 {
+fn kind(wqe: &SendWqe) -> impl PartialEq {
+    let trailer = match wqe.operation.0 {
         Request::Send(trailer) => Some(discriminant(&trailer)),
         _ => None,
     };
-    let is_immediate = matches!(work.operation.0, Request::Write { imm_data: Some(_), .. });
-    (discriminant(&work.operation.0), trailer, is_immediate)
+    let is_immediate = matches!(wqe.operation.0, Request::Write { imm_data: Some(_), .. });
+    (discriminant(&wqe.operation.0), trailer, is_immediate)
 }

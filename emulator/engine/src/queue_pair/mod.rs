@@ -81,17 +81,17 @@ impl QueuePair {
     }
 
     /// What it was told so far.
-    pub fn configuration(&self, card: &HcaState) -> QpConfiguration {
+    pub fn configuration(&self, hca: &HcaState) -> QpConfiguration {
         let attributes = &self.attributes;
-        let slots = |cq: CqId| card.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
+        let slots = |cq: CqId| hca.completion_queues.get(cq.0).map(|queue| (cq, queue.ring.slots()));
         QpConfiguration {
             kind: self.kind,
-            recovery: card.settings.recovery,
+            recovery: hca.settings.recovery,
             peer: (!self.kind.is_datagram()).then_some((self.addressing.destination, attributes.dest_qpn)),
             pmtu: attributes.path_mtu,
             psns: [attributes.sq_psn, attributes.rq_psn],
             timeout: attributes.timeout,
-            ack_timeout: self.ack_timeout(card),
+            ack_timeout: self.ack_timeout(hca),
             retry_count: attributes.retry_count,
             rnr_retry: attributes.rnr_retry,
             access_flags: attributes.access_flags,
@@ -100,37 +100,37 @@ impl QueuePair {
                 self.requester.ring.as_ref().map_or(0, |ring| ring.slots()),
                 self.responder.ring.as_ref().map_or(0, |ring| ring.slots()),
             ],
-            cqs: [self.send_cq, self.effective_recv_cq(card)].map(|cq| cq.and_then(slots)),
+            cqs: [self.send_cq, self.effective_recv_cq(hca)].map(|cq| cq.and_then(slots)),
         }
     }
 
     /// Puts the queue pair into the ready list, unless it stands there.
     #[inline]
-    pub fn schedule_transmit(&mut self, card: &mut HcaState) {
+    pub fn schedule_transmit(&mut self, hca: &mut HcaState) {
         if !self.is_scheduled {
             self.is_scheduled = true;
-            card.transmit_queue.push_back(self.qpn);
+            hca.transmit_queue.push_back(self.qpn);
         }
     }
 
     /// Wakes the queue pair if its send queue has something left.
     #[inline]
-    pub fn schedule_requester(&mut self, card: &mut HcaState) {
+    pub fn schedule_requester(&mut self, hca: &mut HcaState) {
         let outbound = &self.requester;
         let waits = || outbound.ring.as_ref().is_some_and(|ring| !matches!(ring.has_pending(), Ok(false)));
         if outbound.wqe_index < outbound.wqes.len() || self.state == QpState::SendQueueDrained || waits() {
-            self.schedule_transmit(card);
+            self.schedule_transmit(hca);
         }
     }
 
     /// Makes sure that the timer heap wakes the queue pair for its earliest deadline.
     #[inline]
-    pub fn arm_timer(&mut self, card: &mut HcaState) {
+    pub fn arm_timer(&mut self, hca: &mut HcaState) {
         let deadlines = [self.requester.ack_deadline, self.requester.rnr_wait_until];
         let Some(wanted) = deadlines.into_iter().flatten().min() else { return };
         if self.timer_at.is_none_or(|at| wanted < at) {
             self.timer_at = Some(wanted);
-            card.timers.push(wanted, self.qpn);
+            hca.timers.push(wanted, self.qpn);
         }
     }
 

@@ -175,30 +175,30 @@ impl RequesterState {
 
     /// Whether a response to `psn` passes a read or atomic whose own response is still to come.
     pub fn skips_rd_atomic_response(&self, psn: Psn) -> bool {
-        let asked = |work: &&SendWqe| work.is_read_or_atomic() && work.packets > 0;
-        let due = |work: &SendWqe| match self.unacked_psn.is_before(work.first_psn) {
-            true => work.first_psn,
+        let asked = |wqe: &&SendWqe| wqe.is_read_or_atomic() && wqe.packets > 0;
+        let due = |wqe: &SendWqe| match self.unacked_psn.is_before(wqe.first_psn) {
+            true => wqe.first_psn,
             false => self.unacked_psn,
         };
         self.is_outstanding_psn(psn)
             && self
                 .wqes
                 .iter()
-                .take_while(|work| work.packets == 0 || !psn.is_before(work.first_psn))
+                .take_while(|wqe| wqe.packets == 0 || !psn.is_before(wqe.first_psn))
                 .find(asked)
-                .is_some_and(|work| due(work).is_before(psn))
+                .is_some_and(|wqe| due(wqe).is_before(psn))
     }
 
     /// Whether a packet of this work has ever been sent.
     #[inline]
-    pub fn is_started(&self, work: &SendWqe) -> bool {
-        work.first_psn.is_before(self.next_new_psn)
+    pub fn is_started(&self, wqe: &SendWqe) -> bool {
+        wqe.first_psn.is_before(self.next_new_psn)
     }
 
     /// The index of the work that `psn` belongs to.
     #[inline]
     pub fn find_wqe(&self, psn: Psn) -> Option<usize> {
-        self.wqes.iter().position(|work| psn.is_within(work.first_psn, work.packets))
+        self.wqes.iter().position(|wqe| psn.is_within(wqe.first_psn, wqe.packets))
     }
 
     /// Sends from `psn` on again.
@@ -210,25 +210,25 @@ impl RequesterState {
         }
         let sent = self.wqes.iter().take(self.wqe_index);
         self.outstanding_rd_atomic =
-            sent.filter(|work| work.is_read_or_atomic() && work.outcome.is_none()).count() as u32;
+            sent.filter(|wqe| wqe.is_read_or_atomic() && wqe.outcome.is_none()).count() as u32;
         self.packets_since_ack_request = 0;
     }
 
     /// Whether the peer may have no receive for `work`: only its first packet is sent until that is answered.
-    pub fn exceeds_lsn(&self, work: &SendWqe) -> bool {
+    pub fn exceeds_lsn(&self, wqe: &SendWqe) -> bool {
         let takes_receive =
-            matches!(work.operation.0, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. });
-        let beyond = |limit: u32| (work.ssn.wrapping_sub(limit) << 8) as i32 > 0;
-        takes_receive && self.lsn.is_some_and(beyond) && !work.first_psn.is_before(self.unacked_psn)
+            matches!(wqe.operation.0, Operation::Send(_) | Operation::Write { imm_data: Some(_), .. });
+        let beyond = |limit: u32| (wqe.ssn.wrapping_sub(limit) << 8) as i32 > 0;
+        takes_receive && self.lsn.is_some_and(beyond) && !wqe.first_psn.is_before(self.unacked_psn)
     }
 
     /// Takes the oldest work out and gives its slot back to the application.
     pub fn pop_wqe(&mut self) -> Option<SendWqe> {
-        let work = self.wqes.pop_front()?;
+        let wqe = self.wqes.pop_front()?;
         self.wqe_index = self.wqe_index.saturating_sub(1);
         if let Some(ring) = &mut self.ring {
             ring.retire();
         }
-        Some(work)
+        Some(wqe)
     }
 }
