@@ -2,13 +2,13 @@
 
 use crate::{Event, EventSink, Instant, Memory};
 
-/// What a call to the card is given: the time, the memory behind regions, and who hears events.
+/// The arguments of every call: time, memory and event sink.
 pub struct Context<'a> {
-    /// The time.
+    /// The current time.
     pub now: Instant,
-    /// The memory behind regions.
+    /// The memory behind memory regions.
     pub memory: &'a mut dyn Memory,
-    /// Hears what happens.
+    /// Receives all events.
     pub events: &'a mut dyn EventSink,
 }
 

@@ -1,4 +1,4 @@
-//! What a caller can do wrong.
+//! The errors of control verbs.
 
 use crate::{CmId, QpAttributeMask, QpState};
 use core::net::IpAddr;
@@ -7,7 +7,7 @@ use softhca_queue::cm::CmState;
 use softhca_wire::Qpn;
 use thiserror::Error;
 
-/// A kind of resource, for messages.
+/// A kind of resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each variant is the resource of its name")]
 pub enum Resource {
@@ -27,7 +27,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// What to call it in a sentence.
+    /// The name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Resource::Client => "client",
@@ -47,29 +47,29 @@ impl Resource {
     }
 }
 
-/// Why a control verb was refused.
+/// The reason for the failure of a control verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// No such resource, or it belongs to another client.
+    /// The resource does not exist, or belongs to another client.
     #[error("there is no {} {number:#x}", .resource.name())]
     NotFound {
-        /// Its kind.
+        /// The kind.
         resource: Resource,
-        /// The number given.
+        /// The given number.
         number: u32,
     },
-    /// Something still uses it.
+    /// Another resource uses it.
     #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
     Busy {
-        /// Its kind.
+        /// The kind.
         resource: Resource,
-        /// Its number.
+        /// The number.
         number: u32,
-        /// What uses it.
+        /// The kind of the user.
         user: Resource,
     },
-    /// The card, or this client, has no more of them.
+    /// The limit of the HCA or of this client is reached.
     #[error("no more than {limit} {}s", .resource.name())]
     Exhausted {
         /// The kind.
@@ -77,52 +77,52 @@ pub enum VerbsError {
         /// The limit.
         limit: usize,
     },
-    /// A number outside of what the card offers.
+    /// A number exceeds a limit of the HCA.
     #[error("{what} is {value}, the card allows {limit}")]
     TooLarge {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
-        /// The most.
+        /// The maximum.
         limit: u64,
     },
-    /// A value that makes no sense.
+    /// A value is invalid.
     #[error("{what}: {why}")]
     Invalid {
-        /// Which value.
+        /// The name of the value.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// The state machine has no such transition.
     #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
     InvalidTransition {
-        /// Which queue pair.
+        /// The queue pair.
         queue_pair: Qpn,
-        /// The state it is in.
+        /// The current state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
     },
-    /// A transition lacks attributes or has ones that it does not allow.
+    /// A transition lacks required attributes, or has attributes that it does not allow.
     #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
     InvalidAttributes {
-        /// Which queue pair.
+        /// The queue pair.
         queue_pair: Qpn,
-        /// The state it is in.
+        /// The current state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
-        /// What it needs besides.
+        /// The missing attributes.
         missing: QpAttributeMask,
-        /// What it does not take.
+        /// The attributes that are not allowed.
         forbidden: QpAttributeMask,
     },
-    /// The client's ring is broken.
+    /// The client's ring is corrupt.
     #[error("the client's ring is broken: {0}")]
     CorruptRing(#[from] CorruptRing),
-    /// Somebody else has the port.
+    /// The port is in use.
     #[error("port {port} of the {space} port space is in use on this host")]
     AddressInUse {
         /// The name of the port space.
@@ -136,32 +136,32 @@ pub enum VerbsError {
         /// The address.
         address: IpAddr,
     },
-    /// The host has no address of that IP version.
+    /// The host has no address of this IP version.
     #[error("{address} cannot be reached: the host has no address of that IP version")]
     NetworkUnreachable {
         /// The destination.
         address: IpAddr,
     },
-    /// A call that the state of a connection does not allow.
+    /// The state of a connection identifier does not allow the command.
     #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
     InvalidCmState {
-        /// Which identifier.
+        /// The identifier.
         id: CmId,
-        /// The state that it is in.
+        /// The current state.
         state: CmState,
-        /// What was asked for.
+        /// The command.
         call: &'static str,
     },
-    /// The card does not have this.
+    /// The HCA does not support a feature.
     #[error("{what} is not supported")]
     Unsupported {
-        /// What.
+        /// The feature.
         what: &'static str,
     },
 }
 
 impl VerbsError {
-    /// The errno that C callers get.
+    /// The errno for C callers.
     pub const fn errno(&self) -> i32 {
         const ENOENT: i32 = 2;
         const ENOMEM: i32 = 12;

@@ -1,4 +1,4 @@
-//! Addresses of identifiers: binding, resolving, listening.
+//! Addresses of identifiers: bind, resolve, listen.
 
 use super::identifier::ListenBacklog;
 use super::{CmState, ConnectionManager, EventType, find_gid};
@@ -7,7 +7,7 @@ use crate::{ClientId, CmId, Context, VerbsError};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use softhca_wire::{Gid, Mtu};
 
-/// Requests that may wait at a listener.
+/// The maximum backlog of a listener.
 const MAX_BACKLOG: u32 = 1024;
 
 impl ConnectionManager {
@@ -55,7 +55,7 @@ impl ConnectionManager {
             ip if ip.is_unspecified() => resolve_loopback(hca, loopback(ip)),
             ip => ip,
         };
-        // The port's address of the same IP version is the one to send from.
+        // The source is the port's address of the same IP version.
         let wanted =
             source.map(|source| resolve_loopback(hca, source.ip())).filter(|ip| !ip.is_unspecified());
         let own = match wanted {
@@ -105,7 +105,7 @@ impl ConnectionManager {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "resolve route" });
         }
         identifier.mtu = mtu.min(hca.settings.mtu);
-        // Zero would leave the choice of the flow to the queue pair numbers.
+        // A flow label of zero would derive the UDP source port from the queue pair numbers.
         identifier.flow_label = label.max(1);
         self.set_state(ctx, id, CmState::RouteResolved);
         self.raise_simple_event(ctx, id, EventType::RouteResolved, 0);
@@ -142,7 +142,7 @@ impl ConnectionManager {
     }
 }
 
-/// 127.0.0.1 and ::1 are the host itself, whatever its address is.
+/// Maps 127.0.0.1 and ::1 to the address of the host.
 fn resolve_loopback(hca: &HcaState, address: IpAddr) -> IpAddr {
     let is_own = find_gid(hca, address).is_some();
     let is_self = address == IpAddr::V4(Ipv4Addr::LOCALHOST) || address == IpAddr::V6(Ipv6Addr::LOCALHOST);

@@ -1,4 +1,4 @@
-//! The calls of applications.
+//! The commands of applications.
 
 use super::identifier::CmIdentifier;
 use super::{CmState, ConnectionManager, EventParameters, EventType, api};
@@ -116,7 +116,7 @@ impl ConnectionManager {
                 check_private_data(&parameters.private_data, api::MAX_REP_PRIVATE_DATA)?;
                 check_queue_pair(false, parameters)?;
                 identifier.qpn = parameters.qpn;
-                // Neither side does more than both can (IBA 12.7.29, 12.7.30).
+                // The negotiated depths are the minimum of both sides (IBA 12.7.29, 12.7.30).
                 let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
                 identifier.responder_resources = parameters.responder_resources.min(max_rd_atomic);
                 let depth = parameters.initiator_depth.min(max_rd_atomic);
@@ -220,7 +220,7 @@ impl ConnectionManager {
 }
 
 impl CmIdentifier {
-    /// Takes over what the application offers and asks for.
+    /// Stores the connection parameters of the application.
     fn apply_parameters(&mut self, parameters: &ConnectionParameters) {
         let max_rd_atomic = DeviceLimits::HCA.max_qp_rd_atom;
         self.qpn = parameters.qpn;
@@ -232,7 +232,7 @@ impl CmIdentifier {
     }
 }
 
-/// The transaction of the messages that begin with this name, as Linux forms it.
+/// The transaction ID of messages with this communication ID, as Linux forms it.
 pub(super) fn transaction_id(comm_id: softhca_wire::cm::CommunicationId) -> u64 {
     const AGENT: u64 = 2;
     AGENT << 32 | u64::from(comm_id.0.swap_bytes())

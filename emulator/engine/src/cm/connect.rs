@@ -1,4 +1,4 @@
-//! Making connections: REQ, MRA, REP, RTU, REJ.
+//! Connection establishment: REQ, MRA, REP, RTU, REJ.
 
 use super::identifier::CmIdentifier;
 use super::mad_queue::SOURCE_PORT;
@@ -18,7 +18,7 @@ use softhca_wire::cm::{
 };
 use softhca_wire::{AddressHeaders, Gid, PartitionKey, Psn};
 
-/// The header of the RDMA CM, and the application's data behind it.
+/// The RDMA CM header, followed by the application's private data.
 pub(super) fn private_data_with_addresses<const N: usize>(
     identifier: &CmIdentifier,
     data: &[u8],
@@ -82,7 +82,7 @@ impl ConnectionManager {
         self.send_with_retries(hca, ctx, id, request, transaction);
     }
 
-    /// Takes a REQ.
+    /// Handles a REQ.
     pub(super) fn on_req(
         &mut self,
         hca: &mut HcaState,
@@ -130,8 +130,8 @@ impl ConnectionManager {
             Some(mtu) if mtu <= hca.settings.mtu => mtu,
             _ => return refuse(self, hca, ctx, RejectReason::INVALID_MTU, &[hca.settings.mtu.code()]),
         };
-        // The queue pair is known as part of another connection: the peer does not know that one any more, so
-        // that it is over here too (IBA 12.9.8.3.1).
+        // The peer's queue pair belongs to another connection here. The peer has lost that connection, so that it
+        // ends here too (IBA 12.9.8.3.1).
         if let Some(stale) = self.by_remote_qpn.get(&(peer, req.local_qpn)).copied() {
             refuse(self, hca, ctx, RejectReason::STALE_CONNECTION, &[]);
             if self.identifiers[&stale].state == CmState::Established {
@@ -168,7 +168,7 @@ impl ConnectionManager {
         identifier.remote_qpn = req.local_qpn;
         identifier.rq_psn = psn;
         identifier.sq_psn = req.starting_psn;
-        // What the peer serves is what this side may have outstanding, and the other way round.
+        // The peer's responder resources bound this side's initiator depth, and vice versa.
         identifier.initiator_depth = req.responder_resources;
         identifier.responder_resources = req.initiator_depth;
         identifier.retry_count = req.retry_count;
@@ -197,7 +197,7 @@ impl ConnectionManager {
         );
     }
 
-    /// The peer did not hear an answer to its REQ.
+    /// The peer retransmits its REQ.
     fn on_duplicate_req(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, peer: IpAddr) {
         let identifier = &self.identifiers[&id];
         ctx.emit(Event::CmDropped {
@@ -218,7 +218,7 @@ impl ConnectionManager {
         }
     }
 
-    /// An identifier for a request that came to `listener`, if there is room.
+    /// Creates an identifier for a request to `listener`, if the limits allow it.
     pub(super) fn create_child(
         &mut self,
         listener: CmId,
@@ -241,7 +241,7 @@ impl ConnectionManager {
         Some(id)
     }
 
-    /// Refuses a REQ that no identifier stands for.
+    /// Rejects a REQ that has no identifier.
     fn reject_unmatched_req(
         &mut self,
         hca: &mut HcaState,
@@ -270,7 +270,7 @@ impl ConnectionManager {
         );
     }
 
-    /// Asks the peer to wait: the application has its message.
+    /// Sends an MRA: the application has not answered yet.
     fn send_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, subject: MessageType) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let mra = Mra {
@@ -312,7 +312,7 @@ impl ConnectionManager {
         self.send_with_retries(hca, ctx, id, rep, transaction);
     }
 
-    /// Takes a REP.
+    /// Handles a REP.
     pub(super) fn on_rep(
         &mut self,
         hca: &mut HcaState,
@@ -327,7 +327,7 @@ impl ConnectionManager {
         let identifier = self.identifiers.get_mut(&id).expect("it was just found");
         match identifier.state {
             CmState::ReqSent => {}
-            // The RTU was lost, or the application takes its time.
+            // The RTU was lost, or the application has not answered yet.
             CmState::Established if identifier.remote_comm_id == rep.local_id => {
                 let rtu = Rtu { local_id: rep.remote_id, remote_id: rep.local_id, ..Rtu::default() };
                 return self.send(hca, ctx, id, rtu, transaction);
@@ -374,7 +374,7 @@ impl ConnectionManager {
         );
     }
 
-    /// Nobody asked for this connection, or nobody does any more.
+    /// Rejects a REP to an unknown or finished request.
     fn reject_unknown_rep(
         &mut self,
         hca: &mut HcaState,
@@ -401,8 +401,8 @@ impl ConnectionManager {
         );
     }
 
-    /// The connection stands: the asking side says so, the asked side was told or heard its peer. An event
-    /// tells it to the asked side; the asking side has heard it from the REP.
+    /// Establishes the connection. The active side sends an RTU; the REP was its event. The passive side raises an
+    /// event.
     pub(super) fn establish(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let asking = identifier.state == CmState::RepReceived;
@@ -419,7 +419,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Takes an RTU.
+    /// Handles an RTU.
     pub(super) fn on_rtu(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rtu: &Rtu) {
         let Some(id) = self.find_by_comm_id(rtu.remote_id, peer) else {
             return emit_cm_dropped(ctx, None, "RTU", peer, CmDropReason::NoSuchConnection);
@@ -431,7 +431,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Takes an MRA: the answer comes later.
+    /// Handles an MRA: extends the timeout.
     pub(super) fn on_mra(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, mra: &Mra) {
         let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
             return emit_cm_dropped(ctx, None, "MRA", peer, CmDropReason::NoSuchConnection);
@@ -455,7 +455,7 @@ impl ConnectionManager {
         self.set_deadline(hca, id, Some(at));
     }
 
-    /// Refuses what an identifier waits with, and closes it.
+    /// Rejects the pending request of an identifier and closes it.
     pub(super) fn reject_and_close(
         &mut self,
         hca: &mut HcaState,
@@ -474,7 +474,7 @@ impl ConnectionManager {
         self.remove_connection(id);
     }
 
-    /// Sends a REJ of an identifier.
+    /// Sends a REJ.
     pub(super) fn send_rej(
         &mut self,
         hca: &mut HcaState,
@@ -489,7 +489,7 @@ impl ConnectionManager {
             CmState::RepReceived => MessageType::REP,
             _ => MessageType::OTHER,
         };
-        // Linux names itself only where the peer knows the name.
+        // Linux includes its communication ID only if the peer knows it.
         let local_id = match subject {
             MessageType::REQ => Default::default(),
             _ => identifier.local_comm_id,
@@ -506,9 +506,9 @@ impl ConnectionManager {
         self.send(hca, ctx, id, rej, transaction);
     }
 
-    /// Takes a REJ.
+    /// Handles a REJ.
     pub(super) fn on_rej(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, rej: &Rej) {
-        // Who gives up while it waits for an answer does not know our name yet.
+        // A peer that times out before the REP does not know our communication ID.
         let found = self.find_by_comm_id(rej.remote_id, peer);
         let found = found.or_else(|| self.by_remote_comm_id.get(&(peer, rej.local_id)).copied());
         let Some(id) = found else {
@@ -545,7 +545,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The identifier with this name, if the message about it comes from its peer.
+    /// The identifier with this local communication ID, if `peer` is its peer.
     pub(super) fn find_by_comm_id(
         &self,
         comm_id: softhca_wire::cm::CommunicationId,
@@ -562,7 +562,7 @@ impl CmIdentifier {
     }
 }
 
-/// The envelope of an answer.
+/// The addressing headers of a reply.
 pub(super) fn reply_addressing(addressing: &AddressHeaders) -> AddressHeaders {
     AddressHeaders {
         source_port: SOURCE_PORT,
@@ -571,7 +571,7 @@ pub(super) fn reply_addressing(addressing: &AddressHeaders) -> AddressHeaders {
     }
 }
 
-/// Tells that a message was not acted on.
+/// Reports a dropped CM message.
 pub(super) fn emit_cm_dropped(
     ctx: &mut Context<'_>,
     id: Option<CmId>,

@@ -1,4 +1,4 @@
-//! Ending connections: DREQ, DREP.
+//! Disconnection: DREQ, DREP.
 
 use super::call::transaction_id;
 use super::connect::{emit_cm_dropped, reply_addressing};
@@ -10,7 +10,7 @@ use softhca_wire::AddressHeaders;
 use softhca_wire::cm::{Datagram, Drep, Dreq};
 
 impl ConnectionManager {
-    /// Asks the peer to end the connection.
+    /// Sends a DREQ.
     pub(super) fn send_dreq(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let dreq = Dreq {
@@ -24,7 +24,7 @@ impl ConnectionManager {
         self.send_with_retries(hca, ctx, id, dreq, transaction);
     }
 
-    /// Takes a DREQ.
+    /// Handles a DREQ.
     pub(super) fn on_dreq(
         &mut self,
         hca: &mut HcaState,
@@ -35,7 +35,7 @@ impl ConnectionManager {
     ) {
         let peer = addressing.source;
         let Some(id) = self.find_by_comm_id(dreq.remote_id, peer) else {
-            // Whether it was forgotten or never was: the peer may forget it too (IBA 12.9.8.3.3).
+            // The connection is unknown here: a DREP lets the peer discard it (IBA 12.9.8.3.3).
             let known = self.time_waits.get(&dreq.remote_id);
             if !known.is_some_and(|ghost| ghost.peer == peer && ghost.remote_comm_id == dreq.local_id) {
                 emit_cm_dropped(ctx, None, "DREQ", peer, CmDropReason::NoSuchConnection);
@@ -55,7 +55,7 @@ impl ConnectionManager {
                 self.set_state(ctx, id, CmState::DreqReceived);
                 self.raise_simple_event(ctx, id, EventType::Disconnected, 0);
             }
-            // Both sides end it: each is told by the other.
+            // Both sides disconnect at the same time.
             CmState::DreqSent => {
                 self.send_drep(hca, ctx, id);
                 self.enter_time_wait(hca, ctx, id);
@@ -67,7 +67,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Answers a DREQ.
+    /// Sends a DREP.
     pub(super) fn send_drep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let drep = Drep {
@@ -79,10 +79,10 @@ impl ConnectionManager {
         self.send(hca, ctx, id, drep, transaction);
     }
 
-    /// Takes a DREP.
+    /// Handles a DREP.
     pub(super) fn on_drep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr, drep: &Drep) {
         let Some(id) = self.find_by_comm_id(drep.remote_id, peer) else {
-            // The answer to the DREQ of an identifier that is gone.
+            // The DREP of an identifier that no longer exists.
             let known = self.time_waits.get(&drep.remote_id).is_some_and(|ghost| ghost.peer == peer);
             let reason = if known { CmDropReason::Duplicate } else { CmDropReason::NoSuchConnection };
             return emit_cm_dropped(ctx, None, "DREP", peer, reason);

@@ -1,4 +1,4 @@
-//! Messages on their way to QP1 of other ports: built when the port asks for them.
+//! The send queue of QP1: MADs are built when the port transmits.
 
 use super::event::{CmDropReason, CmMessageKind};
 use crate::hca_state::HcaState;
@@ -11,11 +11,11 @@ use softhca_wire::{
     QueueKey, Service, TransportHeader,
 };
 
-/// Messages that may wait. Every one that matters is sent again when it gets no answer.
+/// The maximum number of queued MADs. Messages without a reply are retransmitted.
 const MAX_QUEUED_MADS: usize = 65_536;
-/// The UDP source port of QP1, the one that Linux uses.
+/// The UDP source port of QP1, as on Linux.
 pub(super) const SOURCE_PORT: u16 = 0xd872;
-/// Bytes of a message on the wire, from the BTH to the ICRC.
+/// The bytes of a MAD on the wire, from the BTH to the ICRC.
 const SEGMENT: usize = Bth::LEN + Deth::LEN + MadHeader::DATAGRAM_LEN + ICRC_LEN;
 
 struct QueuedMad {
@@ -28,7 +28,7 @@ struct QueuedMad {
 #[derive(Default)]
 pub(crate) struct MadQueue {
     waiting: VecDeque<QueuedMad>,
-    /// Messages to ports that nothing may be sent to now.
+    /// MADs to destinations whose transmit gate is closed.
     blocked: BTreeMap<IpAddr, VecDeque<QueuedMad>>,
     count: usize,
     next_psn: Psn,
@@ -40,7 +40,7 @@ impl MadQueue {
         self.count == 0
     }
 
-    /// Puts a message in.
+    /// Queues a MAD.
     pub fn push(
         &mut self,
         hca: &mut HcaState,
@@ -66,7 +66,7 @@ impl MadQueue {
         }
     }
 
-    /// Builds messages to one port in `buffer`.
+    /// Builds MADs for one destination in `buffer`.
     pub fn fill_batch(
         &mut self,
         hca: &mut HcaState,
@@ -152,7 +152,7 @@ impl MadQueue {
         ctx.emit(Event::PacketSent { qp: Qpn::GSI, packet, wr_id: None, retransmission: false });
     }
 
-    /// Messages to `destination` may go again.
+    /// The transmit gate of `destination` is open again.
     pub fn unblock(&mut self, hca: &mut HcaState, destination: IpAddr) {
         for message in self.blocked.remove(&destination).unwrap_or_default().into_iter().rev() {
             self.waiting.push_front(message);
@@ -160,7 +160,7 @@ impl MadQueue {
         self.schedule_transmit(hca);
     }
 
-    /// Messages to `destination` will never arrive.
+    /// Discards the MADs to `destination`.
     pub fn discard(&mut self, destination: IpAddr) {
         self.blocked.remove(&destination);
         self.waiting.retain(|message| message.addressing.destination != destination);

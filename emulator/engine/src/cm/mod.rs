@@ -1,9 +1,9 @@
-//! The connection manager of a card (IBA volume 1, chapter 12), with the addressing of the RDMA CM.
+//! The connection manager of an HCA (IBA volume 1, chapter 12), with the addressing of the RDMA CM.
 //!
-//! It speaks through QP1, which every port has: messages come from [`Hca::receive`](crate::Hca::receive), leave
-//! through [`Hca::transmit`](crate::Hca::transmit), and its deadlines stand in the card's timers. It changes no
-//! queue pair: applications do, with the attributes that it tells them. What applications hear waits in
-//! channels until they take it.
+//! It communicates through QP1 of the port: messages arrive in [`Hca::receive`](crate::Hca::receive), leave in
+//! [`Hca::transmit`](crate::Hca::transmit), and its deadlines are entries of the HCA's timers. It modifies no queue
+//! pair; applications do, with the attributes that it computes. Events wait in channels until the application reads
+//! them.
 
 mod address;
 mod call;
@@ -32,17 +32,17 @@ use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Message};
 use softhca_wire::{Gid, Qpn};
 
-/// Identifiers of a card.
+/// The maximum number of identifiers of an HCA.
 const MAX_IDENTIFIERS: usize = 65_536;
-/// Identifiers of one application.
+/// The maximum number of identifiers of a client.
 const MAX_IDENTIFIERS_PER_CLIENT: usize = 32_768;
-/// Channels of one application.
+/// The maximum number of channels of a client.
 const MAX_CHANNELS_PER_CLIENT: usize = 4_096;
-/// Connections of gone identifiers that are remembered; the oldest are forgotten first.
+/// The maximum number of connections in time wait; the oldest ones leave first.
 const MAX_TIME_WAITS: usize = 65_536;
-/// How long a card may take to acknowledge, as an exponent.
+/// The exponent of the HCA's ACK delay.
 const TARGET_ACK_DELAY: u8 = 15;
-/// The exponent of the longest time that an MRA is granted.
+/// The exponent of the longest accepted MRA timeout.
 const MAX_MRA_TIMEOUT: u8 = 24;
 
 const ETIMEDOUT: i32 = 110;
@@ -54,7 +54,7 @@ struct Channel {
     users: usize,
 }
 
-/// A connection whose identifier is gone, until no message about it can be on its way.
+/// A connection in time wait whose identifier no longer exists.
 struct TimeWait {
     peer: IpAddr,
     remote_comm_id: CommunicationId,
@@ -68,22 +68,22 @@ pub(crate) struct ConnectionManager {
     next_channel: u32,
     next_identifier: u32,
     ports: Ports,
-    /// Identifiers by the name that they have on the wire.
+    /// Identifiers by local communication ID.
     by_local_comm_id: BTreeMap<CommunicationId, CmId>,
-    /// Identifiers by what the peer calls the connection.
+    /// Identifiers by the peer's address and communication ID.
     by_remote_comm_id: BTreeMap<(IpAddr, CommunicationId), CmId>,
-    /// Identifiers by the queue pair at the other side.
+    /// Identifiers by the peer's address and queue pair.
     by_remote_qpn: BTreeMap<(IpAddr, Qpn), CmId>,
     time_waits: BTreeMap<CommunicationId, TimeWait>,
     time_wait_deadlines: BTreeSet<(Instant, CommunicationId)>,
     deadlines: BTreeSet<(Instant, CmId)>,
-    /// The earliest entry of the card's timers that is for the connection manager.
+    /// The connection manager's valid entry in the HCA's timers.
     timer_at: Option<Instant>,
     pub mad_queue: MadQueue,
 }
 
 impl ConnectionManager {
-    /// The ports at which somebody takes requests.
+    /// The ports with a listener.
     pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
         self.ports.listening_ports()
     }
@@ -107,7 +107,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The next number that the seed decides.
+    /// The next number of the seeded generator.
     fn next_random(&mut self) -> u64 {
         let mut z = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         self.seed = z;
@@ -116,7 +116,7 @@ impl ConnectionManager {
         z ^ (z >> 31)
     }
 
-    /// A name for a connection that no other has, and none had lately.
+    /// A communication ID that is neither in use nor in time wait.
     fn allocate_comm_id(&mut self) -> CommunicationId {
         loop {
             let comm_id = CommunicationId(self.next_random() as u32);
@@ -129,12 +129,12 @@ impl ConnectionManager {
         }
     }
 
-    /// How many identifiers and channels there are, and how many ended connections are remembered.
+    /// The number of identifiers, channels and connections in time wait.
     pub fn resource_counts(&self) -> [usize; 3] {
         [self.identifiers.len(), self.channels.len(), self.time_waits.len()]
     }
 
-    /// Puts an event into the channel of its identifier.
+    /// Queues an event in the channel of its identifier.
     fn raise_event(&mut self, ctx: &mut Context<'_>, event: api::Event) {
         let Some(identifier) = self.identifiers.get(&event.id) else { return };
         let (client, number) = (identifier.client, identifier.channel);
@@ -159,7 +159,7 @@ impl ConnectionManager {
         );
     }
 
-    /// Changes an identifier's state.
+    /// Changes the state of an identifier.
     fn set_state(&mut self, ctx: &mut Context<'_>, id: CmId, to: CmState) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let from = core::mem::replace(&mut identifier.state, to);
@@ -168,7 +168,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Sets the deadline of an identifier, or takes it away.
+    /// Sets or clears the deadline of an identifier.
     fn set_deadline(&mut self, hca: &mut HcaState, id: CmId, at: Option<Instant>) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if let Some(old) = identifier.deadline.take() {
@@ -181,7 +181,7 @@ impl ConnectionManager {
         self.arm_timer(hca);
     }
 
-    /// Makes sure that the card's timers wake the connection manager for its earliest deadline.
+    /// Arms the HCA's timers for the earliest deadline.
     fn arm_timer(&mut self, hca: &mut HcaState) {
         let earliest =
             [self.deadlines.first().map(|(at, _)| *at), self.time_wait_deadlines.first().map(|(at, _)| *at)];
@@ -192,7 +192,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Does what was due, if the timer at `at` is the one that counts.
+    /// Handles expired deadlines, if the timer entry at `at` is the valid one.
     pub fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, at: Instant) {
         if self.timer_at != Some(at) {
             return;
@@ -214,7 +214,7 @@ impl ConnectionManager {
         self.arm_timer(hca);
     }
 
-    /// The deadline of an identifier passed: its message goes out again, or its wait is over.
+    /// The deadline of an identifier expired: retransmits its message, or ends its time wait.
     fn on_deadline(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         if identifier.state == CmState::TimeWait {
@@ -224,7 +224,7 @@ impl ConnectionManager {
         }
         let peer = identifier.peer_address();
         let Some(unanswered) = &mut identifier.awaited_reply else { return };
-        // A port that does not answer now is no reason to give up: its time stands still.
+        // The timers of a stalled port are suspended.
         let stalled = hca.stalled_peers.contains(&peer);
         if unanswered.retries_left == 0 && !stalled {
             return self.fail_connection(hca, ctx, id, CmFailure::TimedOut);
@@ -238,7 +238,7 @@ impl ConnectionManager {
         self.set_deadline(hca, id, Some(at));
     }
 
-    /// No answer will come any more.
+    /// Fails a connection whose message stays unanswered.
     fn fail_connection(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, failure: CmFailure) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let state = identifier.state;
@@ -266,7 +266,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The port at `peer` is gone: nothing that waits for it will be answered.
+    /// Fails all pending requests to `peer`, whose port is dead.
     pub fn fail_peer(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
@@ -279,7 +279,7 @@ impl ConnectionManager {
         }
     }
 
-    /// The port at `peer` answers again: what waits for it starts anew.
+    /// The port at `peer` responds again: restarts the timeouts of its messages.
     pub fn resume(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, peer: IpAddr) {
         let waiting = |(_, identifier): &(&CmId, &CmIdentifier)| {
             identifier.awaited_reply.is_some() && identifier.peer_address() == peer
@@ -292,7 +292,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Keeps a connection's queue pair and names apart from new ones for as long as old packets may live.
+    /// Enters time wait: the queue pair and communication IDs are not reused while old packets may be in flight.
     fn enter_time_wait(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         identifier.awaited_reply = None;
@@ -301,7 +301,7 @@ impl ConnectionManager {
         self.set_deadline(hca, id, Some(ctx.now.plus(wait)));
     }
 
-    /// Takes an identifier's connection out of the tables of names.
+    /// Removes the connection of an identifier from the lookup tables.
     fn remove_connection(&mut self, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         let peer = identifier.peer_address();
@@ -316,7 +316,7 @@ impl ConnectionManager {
         }
     }
 
-    /// Remembers a connection whose identifier goes.
+    /// Keeps a connection in time wait after its identifier is destroyed.
     fn remember_time_wait(&mut self, hca: &mut HcaState, id: CmId, until: Instant) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
         if self.time_waits.len() >= MAX_TIME_WAITS
@@ -331,7 +331,7 @@ impl ConnectionManager {
         self.arm_timer(hca);
     }
 
-    /// Sends a message of an identifier that wants an answer, until one comes.
+    /// Sends a message and retransmits it until a reply arrives.
     fn send_with_retries(
         &mut self,
         hca: &mut HcaState,
@@ -350,7 +350,7 @@ impl ConnectionManager {
         self.set_deadline(hca, id, Some(ctx.now.plus(times.reply_timeout())));
     }
 
-    /// Sends a message of an identifier once.
+    /// Sends a message once.
     fn send(
         &mut self,
         hca: &mut HcaState,
@@ -364,7 +364,7 @@ impl ConnectionManager {
         self.mad_queue.push(hca, ctx, Some(id), identifier.addressing(), datagram, false);
     }
 
-    /// An answer came: nothing is to be sent again.
+    /// A reply arrived: stops the retransmission.
     fn stop_retries(&mut self, hca: &mut HcaState, id: CmId) {
         if let Some(identifier) = self.identifiers.get_mut(&id) {
             identifier.awaited_reply = None;
@@ -373,12 +373,12 @@ impl ConnectionManager {
     }
 }
 
-/// How long a connection is remembered after its end (IBA 12.9.8.4).
+/// The duration of time wait (IBA 12.9.8.4).
 fn time_wait_duration(ack_timeout: u8) -> Duration {
     Duration::from_nanos(4096 << (ack_timeout & 0x1f).min(24))
 }
 
-/// The GID of an address, and its index in the table, if the card has it.
+/// The GID of an address and its index in the GID table.
 fn find_gid(hca: &HcaState, address: IpAddr) -> Option<(Gid, u8)> {
     let gid = Gid::from(address);
     hca.gids.iter().position(|own| *own == gid).map(|index| (gid, index as u8))

@@ -1,4 +1,4 @@
-//! Packets to QP1: checked, read, and handed to whom they are for.
+//! Packets to QP1: checks, parses and dispatches them.
 
 use super::connect::{emit_cm_dropped, reply_addressing};
 use super::{CmDropReason, CmMessageKind, ConnectionManager};
@@ -8,7 +8,7 @@ use softhca_wire::cm::{AlternatePathStatus, Apr, Datagram, Message};
 use softhca_wire::{AddressHeaders, PartitionKey, Qpn, QueueKey, Service, TransportPacket};
 
 impl ConnectionManager {
-    /// Takes a packet to QP1.
+    /// Handles a packet to QP1.
     pub fn receive(
         &mut self,
         hca: &mut HcaState,
@@ -55,7 +55,7 @@ impl ConnectionManager {
             Message::Drep(drep) => self.on_drep(hca, ctx, peer, drep),
             Message::SidrReq(req) => self.on_sidr_req(hca, ctx, addressing, transaction, req),
             Message::SidrRep(rep) => self.on_sidr_rep(hca, ctx, peer, rep),
-            // There is no path migration here: whoever proposes another path is told so.
+            // Path migration is not supported.
             Message::Lap(lap) => {
                 let known = self.find_by_comm_id(lap.remote_id, peer).is_some();
                 let status = match known {

@@ -1,4 +1,4 @@
-//! Finding the datagram queue pair of a service: SIDR_REQ, SIDR_REP.
+//! Service ID resolution for datagram queue pairs: SIDR_REQ, SIDR_REP.
 
 use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
 use super::identifier::SentMad;
@@ -27,7 +27,7 @@ impl ConnectionManager {
         self.send_with_retries(hca, ctx, id, request, transaction);
     }
 
-    /// Takes a SIDR_REQ.
+    /// Handles a SIDR_REQ.
     pub(super) fn on_sidr_req(
         &mut self,
         hca: &mut HcaState,
@@ -92,7 +92,7 @@ impl ConnectionManager {
         );
     }
 
-    /// Names the queue pair of an identifier that `accept` prepared.
+    /// Sends the SIDR_REP of an identifier that `accept` prepared.
     pub(super) fn send_sidr_rep(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId, data: &[u8]) {
         let Some(identifier) = self.identifiers.get_mut(&id) else { return };
         let rep = SidrRep {
@@ -111,7 +111,7 @@ impl ConnectionManager {
         self.send(hca, ctx, id, rep, transaction);
     }
 
-    /// Names none.
+    /// Sends a SIDR_REP that rejects the request.
     pub(super) fn reject_sidr(
         &mut self,
         hca: &mut HcaState,
@@ -132,7 +132,7 @@ impl ConnectionManager {
         self.send(hca, ctx, id, rep, transaction);
     }
 
-    /// Takes a SIDR_REP.
+    /// Handles a SIDR_REP.
     pub(super) fn on_sidr_rep(
         &mut self,
         hca: &mut HcaState,

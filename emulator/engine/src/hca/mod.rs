@@ -1,4 +1,4 @@
-//! The card: packets in and out, timers, doorbells.
+//! The HCA: received packets, timers, doorbells.
 
 mod congestion;
 mod receive_batch;
@@ -20,7 +20,7 @@ use softhca_wire::{
     AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, TransportHeader, TransportPacket,
 };
 
-/// The card.
+/// The HCA.
 #[repr(C)]
 pub struct Hca {
     pub(crate) queue_pairs: Table<QueuePair>,
@@ -33,7 +33,7 @@ pub struct Hca {
 }
 
 impl Hca {
-    /// A card with these settings and GIDs; GID 0 is the address of its port.
+    /// Creates an HCA. GID 0 is the address of its port.
     pub fn new(settings: Settings, gids: Vec<Gid>) -> Hca {
         let limits = DeviceLimits::HCA;
         Hca {
@@ -47,12 +47,12 @@ impl Hca {
         }
     }
 
-    /// What the card counted so far.
+    /// The counters.
     pub fn counters(&self) -> &Counters {
         &self.state.counters
     }
 
-    /// The settings of the device.
+    /// The settings.
     pub fn settings(&self) -> &Settings {
         &self.state.settings
     }
@@ -62,7 +62,7 @@ impl Hca {
         &self.state.gids
     }
 
-    /// Takes a packet, from the BTH to the pad bytes, whose ICRC was found right.
+    /// Receives a packet, from the BTH to the pad bytes. The caller has verified its ICRC.
     pub fn receive(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
         match TransportPacket::parse(bytes) {
             Ok(transport) => self.receive_transport(ctx, addressing, &transport),
@@ -70,7 +70,7 @@ impl Hca {
         }
     }
 
-    /// Takes the headers of a packet whose payload, of `elided` bytes with its pad, was left out.
+    /// Receives the headers of a packet without its payload; `elided` is the length of payload and pad.
     pub fn receive_elided(
         &mut self,
         ctx: &mut Context<'_>,
@@ -117,8 +117,7 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// Whether a packet with this header would show its receiver that one before it is missing. Datagrams have
-    /// no order.
+    /// Whether the receiver of a packet with this header would detect a missing packet. Datagrams have no sequence.
     pub fn is_out_of_sequence(&self, bth: &Bth) -> bool {
         let Some(qp) = self.queue_pairs.get(bth.destination_qp.value()) else { return false };
         if bth.opcode.service() != qp.kind.service() {
@@ -140,12 +139,12 @@ impl Hca {
         }
     }
 
-    /// Counts packets that the host itself had put out of order, and that its driver put in order again.
+    /// Counts packets that this machine's network stack delivered out of order and the driver has sorted.
     pub fn count_reordered(&mut self, packets: u64) {
         self.state.counters.host_reordered += packets;
     }
 
-    /// A packet came whose ICRC was wrong.
+    /// Drops a packet whose ICRC is wrong.
     pub fn drop_bad_icrc(&mut self, ctx: &mut Context<'_>) {
         self.state.counters.rx_icrc_encapsulated += 1;
         let reason = DropReason::BadIcrc;
@@ -168,7 +167,7 @@ impl Hca {
             self.state.multicast_groups.get(&group).and_then(|members| members.get(index).copied())
         {
             index += 1;
-            // The sender itself does not get its own datagram back (IBA 10.5.2.2).
+            // The sender does not receive its own datagram (IBA 10.5.2.2).
             if from_here && Some(qpn) == sender {
                 continue;
             }
@@ -237,12 +236,12 @@ impl Hca {
         }
     }
 
-    /// The port at `destination` does not answer: timers towards it stand still.
+    /// The port at `destination` does not respond: suspends the timers of its connections.
     pub fn stall(&mut self, destination: IpAddr) {
         self.state.stalled_peers.insert(destination);
     }
 
-    /// The port at `destination` answers again: timers towards it start anew.
+    /// The port at `destination` responds again: restarts the timers of its connections.
     pub fn resume(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         if !self.state.stalled_peers.remove(&destination) {
             return;
@@ -255,7 +254,7 @@ impl Hca {
         self.cm.resume(&mut self.state, ctx, destination);
     }
 
-    /// When [`Hca::expire`] is to be called next.
+    /// The time of the next [`Hca::expire`].
     pub fn next_timeout(&self) -> Option<Instant> {
         match (self.state.timers.next(), self.state.pacing_timers.next()) {
             (Some(timer), Some(pacer)) => Some(timer.min(pacer)),
@@ -263,7 +262,7 @@ impl Hca {
         }
     }
 
-    /// Does what was due by `ctx.now`.
+    /// Handles all timers that expire by `ctx.now`.
     pub fn expire(&mut self, ctx: &mut Context<'_>) {
         while let Some((at, qpn)) = self.state.pacing_timers.pop(ctx.now) {
             let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
@@ -286,7 +285,7 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// Hears the doorbells of every client: new work is taken up, or flushed.
+    /// Processes the doorbells of all clients: schedules or flushes new work requests.
     pub fn process_doorbells(&mut self, ctx: &mut Context<'_>) {
         let mut rung = core::mem::take(&mut self.rung_qps);
         for (client, doorbell) in &mut self.clients {
@@ -313,7 +312,7 @@ impl Hca {
         self.handle_cq_overflows(ctx);
     }
 
-    /// Stops the queue pairs of completion queues that overflowed.
+    /// Fails the queue pairs of overflowed completion queues.
     #[inline]
     pub(crate) fn handle_cq_overflows(&mut self, ctx: &mut Context<'_>) {
         if !self.state.overflowed_cqs.is_empty() {
@@ -343,8 +342,8 @@ impl Hca {
         self.state.port_state
     }
 
-    /// The link of the port went down, or came up: whoever uses the card is told, and what arrives while it is down
-    /// is dropped. What is sent is the driver's to hold back or lose.
+    /// Sets the link state of the port and raises the port event. A port that is down drops received packets; the
+    /// driver holds back or drops transmitted ones.
     pub fn set_port_state(&mut self, ctx: &mut Context<'_>, state: PortState) {
         if core::mem::replace(&mut self.state.port_state, state) != state {
             let event = match state {
@@ -355,12 +354,12 @@ impl Hca {
         }
     }
 
-    /// Raises an asynchronous event that is nobody's in particular: of the port, or of the device.
+    /// Raises an asynchronous event of the port or the device.
     pub fn raise_async_event(&mut self, ctx: &mut Context<'_>, event: AsyncEvent) {
         ctx.emit(Event::AsyncEventRaised { client: None, event });
     }
 
-    /// The peer at `destination` is gone: its connections fail.
+    /// Fails the connections to `destination`, whose port is dead.
     pub fn fail_peer(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         let affected = self.queue_pairs.numbers(|qp| {
             qp.kind.is_reliable()

@@ -13,19 +13,20 @@ use softhca_wire::{
     TransportPacket,
 };
 
-/// How packets that arrived together go on.
+/// The state of a sequence of packets that arrived together.
 struct ReceiveSequence {
     queue_pair: Qpn,
     expected: Psn,
     operation: Operation,
-    /// What is open, once the first was looked at.
+    /// The target of the message in progress.
     open: Option<ContiguousRange>,
-    /// Receives that they take.
+    /// The receives that the sequence has consumed.
     receives: u32,
 }
 
 impl ReceiveSequence {
-    /// Whether a packet is the next of these and will be accepted in its turn; where its payload goes then.
+    /// Returns the target of the packet's payload, if the packet continues the sequence and its queue pair will
+    /// accept it.
     fn next_location(
         &mut self,
         qp: &QueuePair,
@@ -43,7 +44,7 @@ impl ReceiveSequence {
             && opcode.service() == qp.kind.service()
             && PartitionKey::DEFAULT.matches(partition)
             && header.aeth.is_none_or(|aeth| matches!(aeth.syndrome, Syndrome::Ack(_)));
-        // At its end a message may do more than bring its payload.
+        // The last packet of a message may have side effects.
         let is_plain = match opcode.imm_or_invalidate() {
             ImmOrInvalidate::None => true,
             ImmOrInvalidate::Immediate => self.operation == Operation::Send,
@@ -74,9 +75,9 @@ impl ReceiveSequence {
 }
 
 impl Hca {
-    /// Places the payload of packets that arrived together, with one access to memory, as far as they follow each other
-    /// on one queue pair; returns how many of them, from the first. The caller then gives exactly these to
-    /// [`Hca::receive_placed`], before it does anything else with the card.
+    /// Places the payload of packets that arrived together with one access to memory, as long as they are consecutive
+    /// on one queue pair. Returns the number of placed packets. The caller must pass exactly these to
+    /// [`Hca::receive_placed`] before any other call.
     pub fn place_batch(
         &mut self,
         ctx: &mut Context<'_>,
@@ -95,7 +96,7 @@ impl Hca {
             };
             (places[count], pieces[count]) = (place, transport.payload);
             count += 1;
-            // Of reads, the next is another work request's.
+            // The next READ response belongs to another WQE.
             let is_over = sequence.open.is_none() && sequence.operation == Operation::ReadResponse;
             if count < MAX_BATCH && !is_over {
                 next = packets.next().and_then(|bytes| TransportPacket::parse(bytes).ok());
@@ -107,7 +108,7 @@ impl Hca {
         }
     }
 
-    /// What follows from a packet that is the next of its queue pair, and may be the first of several.
+    /// The sequence that starts with a packet, if the packet is the next of its queue pair.
     fn receive_sequence(
         &self,
         addressing: &AddressHeaders,
@@ -137,7 +138,7 @@ impl Hca {
         Some((qp, ReceiveSequence { queue_pair: destination, expected: psn, operation, open, receives: 0 }))
     }
 
-    /// As [`Hca::receive`], for a packet whose payload [`Hca::place_ahead`] placed.
+    /// Like [`Hca::receive`], for a packet whose payload [`Hca::place_batch`] has placed.
     pub fn receive_placed(&mut self, ctx: &mut Context<'_>, addressing: &AddressHeaders, bytes: &[u8]) {
         self.state.payload_placed = true;
         self.receive(ctx, addressing, bytes);

@@ -8,8 +8,8 @@ use core::net::IpAddr;
 use softhca_wire::{ICRC_LEN, Opcode, Qpn};
 
 impl Hca {
-    /// Builds the next packets in `buffer`: at most `most`, of one queue pair. `None` if there is nothing
-    /// that may be sent now.
+    /// Builds the next packets of one queue pair in `buffer`, at most `max_packets`. `None` if nothing can be sent
+    /// now.
     pub fn transmit(
         &mut self,
         ctx: &mut Context<'_>,
@@ -38,12 +38,12 @@ impl Hca {
         None
     }
 
-    /// Whether a call of [`Hca::transmit`] may have something to send.
+    /// Whether [`Hca::transmit`] may have packets to send.
     pub fn has_pending_transmit(&self) -> bool {
         !self.state.transmit_queue.is_empty() || self.state.control_packets.has_ready()
     }
 
-    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
+    /// The transmit gate of `destination` is open again. The ACK timers of the blocked queue pairs restart.
     pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
         for qpn in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
             if qpn == Qpn::GSI {

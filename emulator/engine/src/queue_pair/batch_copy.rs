@@ -1,7 +1,7 @@
-//! Payload that is moved for several packets at once, where every access to memory costs much by itself.
+//! Copies the payload of several packets at once, for memory in which every access is expensive.
 //!
-//! Nothing is decided here: each packet is planned or checked, executed and told of in its own turn, and one whose
-//! payload could not be moved ahead moves it then, so that a fault is found by the packet that it belongs to.
+//! This module decides nothing. Each packet is planned or checked, executed and reported in its own turn. A packet
+//! whose payload could not be copied ahead copies it then, so that the packet that causes a fault also reports it.
 
 use super::QueuePair;
 use super::planned_packet::PlannedPacket;
@@ -15,26 +15,26 @@ use core::mem::discriminant;
 use softhca_queue::{AccessFlags, Operation as Request, Sge};
 use softhca_wire::{ICRC_LEN, ImmOrInvalidate, Opcode, Operation, Position, Psn, TransportHeader};
 
-/// The most packets whose payload is moved at once.
+/// The maximum number of packets whose payload is copied at once.
 pub(crate) const MAX_BATCH: usize = 64;
 
 pub(crate) const NO_LOCATION: MemoryLocation = MemoryLocation { memory: MemoryId(0), offset: 0, length: 0 };
 
-/// Payload that stands in the buffer of a run although its packets are still to be planned.
+/// Payload that is already in the batch buffer although its packets are not planned yet.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
     reply: bool,
-    /// The packet that carries the next of it, and where in the buffer that is.
+    /// The packet that carries the next part, and the position of that part in the buffer.
     psn: Psn,
     at: usize,
-    /// Bytes of each packet but the last, and from one to the next.
+    /// The payload bytes of each packet but the last, and the distance between two packets.
     piece: usize,
     stride: usize,
     left: usize,
 }
 
 impl ReadAhead {
-    /// Whether the payload of the planned packet stands at `at` already.
+    /// Whether the payload of the planned packet is already at `at`.
     #[inline]
     pub fn holds(&mut self, plan: &PlannedPacket, at: usize, payload: usize) -> bool {
         if self.left == 0 {
@@ -49,18 +49,18 @@ impl ReadAhead {
     }
 }
 
-/// Bytes of one message that stand behind each other in memory.
+/// Consecutive bytes of one message in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct ContiguousRange {
     memory: MemoryId,
     offset: u64,
     length: u64,
-    /// Bytes of the message from there on, if that is known.
+    /// The remaining bytes of the message, if known.
     pub bytes_left_in_message: Option<u64>,
 }
 
 impl ContiguousRange {
-    /// The first `length` bytes, if there are as many.
+    /// Splits off the first `length` bytes, if the range has that many.
     pub fn split_front(&mut self, length: usize) -> Option<MemoryLocation> {
         let size = length as u64;
         self.length = self.length.checked_sub(size)?;
@@ -72,7 +72,7 @@ impl ContiguousRange {
 }
 
 impl HcaState {
-    /// The bytes from `offset` on that are in one entry of a list.
+    /// The bytes from `offset` on within one entry of a scatter/gather list.
     fn contiguous_range(
         &self,
         pd: PdId,
@@ -101,8 +101,8 @@ impl HcaState {
 }
 
 impl QueuePair {
-    /// Reads the payload of the planned packet of `size` bytes, which will be at `at`, and of those behind it into
-    /// `into`, where each will be looked for: at most `packets`. Nothing is there if that does not pay, or not work.
+    /// Reads the payload of the planned packet of `size` bytes at `at`, and of the packets after it, into `into`: at
+    /// most `packets`, each at its position in the batch. `None` if that does not pay off or fails.
     pub(crate) fn read_ahead(
         &self,
         hca: &HcaState,
@@ -113,7 +113,7 @@ impl QueuePair {
         packets: usize,
     ) -> Option<ReadAhead> {
         let piece = plan.payload_length as usize;
-        // Who is slowed down sends a packet now and then.
+        // A paced queue pair sends single packets.
         if packets < 2 || piece == 0 || self.rate_control.is_some() {
             return None;
         }
@@ -141,7 +141,7 @@ impl QueuePair {
         Some(ReadAhead { reply: plan.is_response, psn: plan.header.bth.psn, at, piece, stride, left })
     }
 
-    /// Where the payload of the planned packet and of those behind it in its message is.
+    /// The locations of the payload of the planned packet and of the packets after it in its message.
     fn message_locations(
         &self,
         hca: &HcaState,
@@ -167,8 +167,8 @@ impl QueuePair {
         count
     }
 
-    /// Where the payload of the request that is being sent is and of those behind it, as far as each has one packet and
-    /// they are all alike.
+    /// The locations of the payload of the current request and of the requests after it, as long as each has one
+    /// packet and the same shape.
     fn single_packet_locations(&self, hca: &HcaState, piece: usize, places: &mut [MemoryLocation]) -> usize {
         let mut wqes = self.requester.wqes.iter().skip(self.requester.wqe_index);
         let Some(first) = wqes.next() else { return 0 };
@@ -189,7 +189,7 @@ impl QueuePair {
         count
     }
 
-    /// What the request that is being sent has from the planned packet on.
+    /// The payload of the current request from the planned packet on.
     fn request_range(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
         let wqe = &self.requester.wqes[self.requester.wqe_index];
         if wqe.is_inline() {
@@ -199,7 +199,7 @@ impl QueuePair {
         Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - plan.offset), ..stretch })
     }
 
-    /// What the read that is being answered has from the planned packet on.
+    /// The payload of the READ that is being answered from the planned packet on.
     fn read_response_source(&self, hca: &HcaState, plan: &PlannedPacket) -> Option<ContiguousRange> {
         let Some(PendingResponse::ReadResponse { reth: remote, pd, .. }) =
             self.responder.pending_responses.front()
@@ -221,7 +221,7 @@ impl QueuePair {
         })
     }
 
-    /// Where the payload of the response with `psn` goes, and of those behind it, if it is the one that is due.
+    /// The target of the READ response `psn` and of the responses after it, if it is the expected one.
     pub(crate) fn read_response_target(&self, hca: &HcaState, psn: Psn) -> Option<ContiguousRange> {
         let wqe = self.requester.wqes.front()?;
         let is_due = self.state.accepts_responses()
@@ -236,7 +236,7 @@ impl QueuePair {
         Some(ContiguousRange { bytes_left_in_message: Some(u64::from(wqe.length) - offset), ..stretch })
     }
 
-    /// Where the payload of the request with `psn` goes, and of those behind it, if it continues the open message.
+    /// The target of the request with `psn` and of those after it, if it continues the message in progress.
     pub(crate) fn in_progress_target(
         &self,
         hca: &HcaState,
@@ -263,7 +263,7 @@ impl QueuePair {
         })
     }
 
-    /// Where the payload of a request goes that begins a message, when `before` receives will have been taken.
+    /// The target of a request that starts a message, after `before` receives have been consumed.
     pub(crate) fn new_message_target(
         &self,
         hca: &HcaState,
@@ -272,7 +272,7 @@ impl QueuePair {
         scatter: &mut Vec<Sge>,
     ) -> Option<ContiguousRange> {
         if header.bth.opcode.operation() == Operation::Send {
-            // What others may take too cannot be foreseen.
+            // Another queue pair may consume a shared receive first.
             let ring = self.responder.ring.as_ref().filter(|_| self.srq.is_none())?;
             let is_there = self.responder.receive_wqe.is_none() && ring.peek(before, scatter);
             return hca.contiguous_range(self.pd.filter(|_| is_there)?, scatter, 0, AccessFlags::LOCAL_WRITE);
@@ -290,7 +290,7 @@ impl QueuePair {
     }
 }
 
-/// What requests have in common whose packets have headers of one length.
+/// Requests with equal shapes have headers of equal length.
 fn kind(wqe: &SendWqe) -> impl PartialEq {
     let trailer = match wqe.operation.0 {
         Request::Send(trailer) => Some(discriminant(&trailer)),

@@ -1,4 +1,4 @@
-//! The completer: takes responses, ends work requests, recovers from loss or gives up.
+//! The completer: handles responses, completes work requests, and recovers from loss or fails the queue pair.
 
 use super::QueuePair;
 use super::requester_state::SendWqe;
@@ -7,16 +7,16 @@ use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, Retransmi
 use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
-/// `rnr_retry` of seven means: for ever.
+/// The value of `rnr_retry` that retries forever.
 const RNR_RETRY_INFINITE: u8 = 7;
 
-/// A response that skipped one.
+/// A response arrived before one that is still missing.
 struct ResponseGap {
     expected: Psn,
 }
 
 impl QueuePair {
-    /// Takes a response of the peer.
+    /// Handles a response of the peer.
     pub(crate) fn on_response(
         &mut self,
         hca: &mut HcaState,
@@ -56,15 +56,15 @@ impl QueuePair {
         }
     }
 
-    /// Whether a peer in `go-back-0` forgot its part of a message that it had acknowledged in part.
+    /// Whether the peer discarded its part of a message that it had acknowledged in part.
     fn peer_restarts_message(&self, hca: &HcaState, packet: PacketSummary) -> bool {
         hca.settings.recovery.policy().peer_may_restart_message()
             && packet.syndrome == Some(Syndrome::Nak(NakCode::PsnSequenceError))
             && self.requester.wqes.front().is_some_and(|wqe| wqe.packets > 0 && wqe.first_psn == packet.psn)
     }
 
-    /// Takes note that everything before `psn` was done, because `packet` says so. False if that was a gap, or
-    /// if a request that comes to its end by it stops the queue pair.
+    /// Acknowledges everything before `psn`, as `packet` implies. Returns false if responses are missing, or if a
+    /// completed request stopped the queue pair.
     fn ack_and_retire(
         &mut self,
         hca: &mut HcaState,
@@ -84,7 +84,7 @@ impl QueuePair {
         }
     }
 
-    /// Everything before `psn` was acknowledged, unless a read or atomic among it is still unanswered.
+    /// Acknowledges everything before `psn`, up to the first READ or atomic without a response.
     fn ack_before(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, psn: Psn) -> Result<(), ResponseGap> {
         let unacked = self.requester.unacked_psn;
         if !unacked.is_before(psn) {
@@ -112,13 +112,13 @@ impl QueuePair {
         }
     }
 
-    /// The peer answered something new: counts of tries and the ack timer start again.
+    /// The peer made progress: restarts the retry counters and the ACK timer.
     fn on_progress(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
-        // What was sent before the acknowledged PSN need not be sent again.
+        // Packets before the acknowledged PSN need no retransmission.
         if self.requester.next_psn.is_before(self.requester.unacked_psn) {
             self.requester.next_psn = self.requester.unacked_psn;
             let wqes = &self.requester.wqes;
@@ -129,14 +129,14 @@ impl QueuePair {
         self.restart_ack_timer(hca, ctx);
     }
 
-    /// How long the peer may be silent before something is done about it; none for ever.
+    /// The time without a response after which the requester assumes a loss; `None` waits forever.
     pub(crate) fn ack_timeout(&self, hca: &HcaState) -> Option<core::time::Duration> {
         let timeout = self.attributes.ack_timeout()?;
         let (policy, min) = (hca.settings.recovery.policy(), hca.settings.min_ack_timeout);
         Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
     }
 
-    /// Starts the ack timer if something is outstanding, else stops it.
+    /// Starts the ACK timer if packets are outstanding, else stops it.
     pub(crate) fn restart_ack_timer(&mut self, hca: &mut HcaState, ctx: &Context<'_>) {
         self.requester.ack_deadline = None;
         if !self.requester.has_outstanding() || self.requester.rnr_wait_until.is_some() {
@@ -147,7 +147,7 @@ impl QueuePair {
         self.arm_timer(hca);
     }
 
-    /// Reports finished work requests, oldest first.
+    /// Completes finished work requests, oldest first.
     pub(crate) fn retire_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(wqe) = self.requester.wqes.front() {
             let (status, reason) = match wqe.outcome {
@@ -172,7 +172,7 @@ impl QueuePair {
         }
     }
 
-    /// Reports how a work request ended; success only if somebody wants to know.
+    /// Reports the end of a work request. A success is reported only if it is signaled.
     pub(crate) fn complete_send(
         &mut self,
         hca: &mut HcaState,
@@ -369,7 +369,7 @@ impl QueuePair {
         }
     }
 
-    /// First PSN, packets and length of the work at `psn`, if it wants this kind of answer.
+    /// The first PSN, packet count and length of the WQE at `psn`, if it expects this kind of response.
     fn find_rd_atomic_wqe(&self, psn: Psn, kind: Operation) -> Option<(Psn, u32, u32)> {
         let wqe = &self.requester.wqes[self.requester.find_wqe(psn)?];
         let wants = match wqe.operation.0 {
@@ -382,7 +382,7 @@ impl QueuePair {
         wants.then_some((wqe.first_psn, wqe.packets, wqe.length))
     }
 
-    /// Stores a part of the answer to the oldest work, and ends the work with the last part.
+    /// Stores a part of the response to the oldest WQE. The last part completes the WQE.
     fn place_response(
         &mut self,
         hca: &mut HcaState,
@@ -411,14 +411,14 @@ impl QueuePair {
         self.retire_wqes(hca, ctx);
     }
 
-    /// The peer's port answers again: what waited for it gets its whole time once more.
+    /// The peer's port responds again: the timers of its connections restart.
     pub(crate) fn restart_timers(&mut self, hca: &mut HcaState, ctx: &Context<'_>) {
         self.requester.rnr_wait_until = self.requester.rnr_wait_until.map(|until| until.max(ctx.now));
         self.restart_ack_timer(hca, ctx);
         self.arm_timer(hca);
     }
 
-    /// A deadline may have passed.
+    /// Handles expired deadlines.
     pub(crate) fn expire(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         if hca.stalled_peers.contains(&self.addressing.destination) {
             return;
@@ -433,7 +433,7 @@ impl QueuePair {
         }
         let is_late = self.requester.ack_deadline.is_some_and(|deadline| deadline <= ctx.now);
         if is_late && self.is_blocked {
-            // The peer may lack just what may not be sent yet.
+            // The blocked packets may be the ones that the peer is missing.
             self.restart_ack_timer(hca, ctx);
         } else if is_late {
             let psn = self.requester.unacked_psn;

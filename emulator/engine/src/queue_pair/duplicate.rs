@@ -1,4 +1,4 @@
-//! Duplicate requests: answered, not executed again.
+//! Duplicate requests: the responder answers them without executing them again.
 
 use super::QueuePair;
 use super::responder::MAX_PENDING_RESPONSES;
@@ -9,7 +9,7 @@ use softhca_queue::AccessFlags;
 use softhca_wire::{Operation, Psn, Reth, Syndrome, TransportPacket};
 
 impl QueuePair {
-    /// Answers a request that was executed before, without executing it again (IBA 9.7.5.1.5).
+    /// Answers a request that was already executed (IBA 9.7.5.1.5).
     pub(crate) fn on_duplicate_request(
         &mut self,
         hca: &mut HcaState,
@@ -60,13 +60,13 @@ impl QueuePair {
         self.schedule_transmit(hca);
     }
 
-    /// Owes the responses from `psn` on again: by going back in those that are being sent, or anew.
+    /// Queues the READ responses from `psn` on again: rewinds responses that are in progress, or queues new ones.
     fn replay_read_response(&mut self, psn: Psn, count: u32, asked: Reth, pd: PdId) {
         for response in &mut self.responder.pending_responses {
             if let PendingResponse::ReadResponse { first, next, packets, reth: remote, .. } = response
                 && psn.is_within(*first, *packets)
             {
-                // The answer to a request begins with a FIRST or ONLY packet, whatever was sent before.
+                // The response to a request starts with a FIRST or ONLY packet, independent of earlier responses.
                 if psn.is_before(*next) {
                     (*first, *next, *packets, *remote) = (psn, psn, count, asked);
                 }

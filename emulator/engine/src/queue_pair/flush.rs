@@ -1,4 +1,4 @@
-//! How a queue pair stops: the request to blame completes first, then everything else is flushed in order.
+//! Stopping a queue pair: the failed request completes first, then both queues are flushed in order.
 
 use super::QueuePair;
 use super::responder_state::ReceiveWqe;
@@ -8,9 +8,9 @@ use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionSta
 use softhca_wire::Qpn;
 
 impl QueuePair {
-    /// The oldest send work request failed: reports it, and stops the queue pair.
+    /// Completes the oldest send WQE with an error and stops the queue pair.
     ///
-    /// A reliable connection goes to ERR. An unreliable service stops only its send queue (IBA 10.3.1.6).
+    /// A reliable connection enters ERR. An unreliable service stops only its send queue (IBA 10.3.1.6).
     pub(crate) fn fail_oldest_wqe(
         &mut self,
         hca: &mut HcaState,
@@ -30,7 +30,7 @@ impl QueuePair {
         }
     }
 
-    /// Goes to ERR and flushes both queues.
+    /// Enters ERR and flushes both queues.
     pub(crate) fn enter_error(
         &mut self,
         hca: &mut HcaState,
@@ -56,7 +56,7 @@ impl QueuePair {
         }
     }
 
-    /// Flushes whatever the send queue holds, and whatever is posted from now on when the doorbell rings.
+    /// Flushes the send queue. Requests that are posted later are flushed when their doorbell rings.
     pub(crate) fn flush_send_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         while let Some(wqe) = self.requester.pop_wqe() {
             self.complete_send(hca, ctx, &wqe, CompletionStatus::WrFlushError, Reason::Flushed);
@@ -90,7 +90,7 @@ impl QueuePair {
         }
     }
 
-    /// Flushes the receive that is in use and everything that waits. A shared queue's receives stay there.
+    /// Flushes the receive WQE in use and the receive queue. Receives of a shared receive queue stay there.
     pub(crate) fn flush_receive_queue(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         self.responder.in_progress_message = None;
         if let Some(buffer) = self.responder.receive_wqe.take() {
@@ -129,7 +129,7 @@ impl QueuePair {
         }
     }
 
-    /// Reports a receive that did not succeed.
+    /// Completes a receive WQE with an error.
     pub(crate) fn complete_receive_with_error(
         &mut self,
         hca: &mut HcaState,
@@ -157,7 +157,7 @@ impl QueuePair {
         self.responder.spare_receive_wqes.push(buffer);
     }
 
-    /// A client's ring has an impossible index: its queue pair stops, nobody else notices.
+    /// A client's ring has an invalid index: stops this queue pair without an effect on others.
     pub(crate) fn on_corrupt_ring(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, why: CorruptRing) {
         ctx.emit(Event::ClientFaulted { client: self.client, qp: self.qpn, why });
         self.requester.ring = None;
@@ -166,7 +166,7 @@ impl QueuePair {
         self.enter_error(hca, ctx, Reason::CorruptRing(why), Some(event));
     }
 
-    /// Goes to RESET: everything is forgotten, nothing is reported.
+    /// Enters RESET: discards everything without completions.
     pub(crate) fn reset(&mut self) {
         while let Some(wqe) = self.requester.wqes.pop_front() {
             self.requester.spare_wqes.push(wqe);

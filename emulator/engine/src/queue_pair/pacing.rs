@@ -8,13 +8,13 @@ use crate::rate_control::{RateControl, RateSample};
 use crate::{Context, Event, Instant, PacketSummary, QpState, RateCause};
 use softhca_wire::{AddressHeaders, Bth, Ecn, ICRC_LEN, Opcode, Operation, Psn, TransportHeader};
 
-/// Bytes of a notification behind the BTH, all reserved.
+/// The reserved bytes after the BTH of a CNP.
 const CNP_RESERVED_LEN: usize = 16;
-/// The bit of the BTH's reserved byte that says "backward congestion".
+/// The BECN bit in the reserved byte of the BTH.
 const BECN: u8 = 0x40;
 
 impl QueuePair {
-    /// Takes note of the congestion mark of a packet, and owes a notification if one is due.
+    /// Counts the ECN mark of a packet, and queues a CNP unless the last one was too recent.
     pub(crate) fn on_ecn_mark(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packet: &PacketSummary) {
         hca.counters.np_ecn_marked_roce_packets += 1;
         let answered = self.kind.is_datagram() || packet.opcode.operation() == Operation::Acknowledge;

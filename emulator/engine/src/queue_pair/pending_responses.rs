@@ -1,4 +1,4 @@
-//! Replies that are owed, turned into packets in the order of the requests.
+//! Pending responses: builds ACKs, NAKs, READ responses and atomic responses in the order of the requests.
 
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
@@ -13,7 +13,7 @@ use softhca_wire::{
 };
 
 impl QueuePair {
-    /// The next reply, if one is owed.
+    /// The next response packet, if the rate allows it.
     pub(crate) fn plan_response(
         &mut self,
         hca: &mut HcaState,
@@ -76,7 +76,7 @@ impl QueuePair {
         })
     }
 
-    /// What acknowledgements say of the receives that are posted. A shared queue's are nobody's.
+    /// The credits to advertise: the number of posted receives. Receives of a shared receive queue do not count.
     fn advertised_credits(&self, hca: &HcaState) -> u8 {
         match (hca.settings.end_to_end_credits, &self.responder.ring) {
             (EndToEndCredits::On, Some(ring)) => ring.pending().map_or(Credits::UNUSED, Credits::encode),
@@ -84,7 +84,7 @@ impl QueuePair {
         }
     }
 
-    /// Reads the payload of the planned reply into `into`.
+    /// Reads the payload of the planned response into `into`.
     #[inline]
     pub(crate) fn fill_response_payload(
         &self,
@@ -109,7 +109,7 @@ impl QueuePair {
             .map_err(|fault| RequestError::ReadAccess(target.to_access_error(fault)))
     }
 
-    /// The planned reply left.
+    /// Advances the queue after the planned response was sent.
     pub(crate) fn on_response_sent(
         &mut self,
         hca: &mut HcaState,
@@ -139,7 +139,7 @@ impl QueuePair {
         self.emit_sent(hca, ctx, plan, None, again);
     }
 
-    /// The planned reply cannot be made: the region went, or its memory.
+    /// Rejects the READ whose response cannot be built: the region or its memory no longer exists.
     pub(crate) fn fail_response(
         &mut self,
         hca: &mut HcaState,

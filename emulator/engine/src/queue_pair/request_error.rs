@@ -1,4 +1,4 @@
-//! Refusals: the one place that maps a reason to NAK, state, counter and asynchronous event.
+//! Rejected requests: maps a request error to NAK, queue pair state, counter and asynchronous event.
 
 use super::QueuePair;
 use super::responder_state::PendingResponse;
@@ -9,7 +9,7 @@ use softhca_queue::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};
 
 impl QueuePair {
-    /// Refuses a request: one NAK, and what the reason does to the queue pair.
+    /// Rejects a request: queues one NAK and applies the effect of the error to the queue pair.
     pub(crate) fn reject_request(
         &mut self,
         hca: &mut HcaState,
@@ -91,7 +91,7 @@ impl QueuePair {
     }
 }
 
-/// A gap is reported at the missing packet, everything else at the refused one.
+/// The PSN that a NAK reports: the missing packet of a gap, else the rejected packet.
 fn nak_psn(error: RequestError, expected: Psn, psn: Psn) -> Psn {
     match error {
         RequestError::PsnOutOfSequence { .. } => expected,

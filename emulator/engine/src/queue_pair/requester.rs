@@ -1,4 +1,4 @@
-//! The requester: takes work from the send queue and turns it into packets.
+//! The requester: fetches WQEs from the send queue and builds their packets.
 
 use super::QueuePair;
 use super::pacing::set_ecn_capable;
@@ -15,10 +15,10 @@ use softhca_wire::{
     XrcEth,
 };
 
-/// The most PSNs that may be outstanding: beyond half the number space old and new cannot be told apart.
+/// The maximum number of outstanding PSNs: beyond half the PSN space, old and new PSNs are ambiguous.
 const MAX_OUTSTANDING_PSNS: u32 = Psn::SPACE / 2 - 1;
 
-/// Whether the service of a queue pair has the operation.
+/// Whether the transport service supports the operation.
 fn supports(kind: QpType, operation: &Operation) -> bool {
     match operation {
         Operation::Send(SendImmOrInvalidate::Invalidate(_)) => kind.is_reliable(),
@@ -32,7 +32,7 @@ fn supports(kind: QpType, operation: &Operation) -> bool {
 }
 
 impl QueuePair {
-    /// The next request packet, if one may be sent now.
+    /// The next request packet, if the queue pair may send one now.
     pub(crate) fn plan_request(
         &mut self,
         hca: &mut HcaState,
@@ -47,7 +47,7 @@ impl QueuePair {
                     self.raise_drained(ctx);
                     return None;
                 }
-                // What was taken may have failed at once, and the queue pair with it.
+                // The fetched WQE may have failed the queue pair already.
                 continue;
             }
             let wqe = &self.requester.wqes[self.requester.wqe_index];
@@ -84,7 +84,7 @@ impl QueuePair {
             if self.kind.is_reliable() && outstanding > 0 && outstanding + needed > MAX_OUTSTANDING_PSNS {
                 return None;
             }
-            // Beyond the peer's receives one packet asks, once everything before is answered (IBA 9.7.7.2.5).
+            // Beyond the LSN the requester sends one packet, after all earlier ones are acknowledged (IBA 9.7.7.2.5).
             let asks = [self.requester.next_psn, self.requester.unacked_psn] == [wqe.first_psn; 2];
             if self.uses_credits(hca) && self.requester.exceeds_lsn(wqe) && !asks {
                 return None;
@@ -102,12 +102,12 @@ impl QueuePair {
         }
     }
 
-    /// Whether the peer's receives limit what is sent.
+    /// Whether end-to-end credits limit the requester.
     fn uses_credits(&self, hca: &HcaState) -> bool {
         hca.settings.end_to_end_credits == EndToEndCredits::On && self.kind.is_reliable()
     }
 
-    /// Takes requests of one packet before their turn, so that about `packets` of them are at hand.
+    /// Fetches single-packet WQEs ahead, up to about `packets`.
     pub(crate) fn prefetch_wqes(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, packets: usize) {
         let is_short = |qp: &QueuePair| qp.requester.wqes.back().is_none_or(|wqe| wqe.packets == 1);
         while self.state == QpState::ReadyToSend
@@ -117,7 +117,7 @@ impl QueuePair {
         {}
     }
 
-    /// Copies the next request out of the ring and gives it its PSNs.
+    /// Copies the next request out of the ring and assigns its PSNs.
     fn fetch_wqe(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> bool {
         let Some(ring) = &mut self.requester.ring else { return false };
         if matches!(ring.has_pending(), Ok(false)) {
@@ -189,7 +189,7 @@ impl QueuePair {
         true
     }
 
-    /// What is wrong with a request by itself.
+    /// Checks a request on its own.
     fn check_wqe(&self, wqe: &SendWqe, size: u64) -> Option<(CompletionStatus, Reason)> {
         if !supports(self.kind, &wqe.operation.0) {
             return Some((CompletionStatus::LocalQpOperationError, Reason::Unsupported));
@@ -222,7 +222,7 @@ impl QueuePair {
         None
     }
 
-    /// What is wrong with a request at the moment when its first packet is to be sent.
+    /// Checks a request when its first packet is about to be sent.
     fn check_wqe_access(&self, hca: &HcaState, wqe: &SendWqe) -> Option<(CompletionStatus, Reason)> {
         if self.kind.is_datagram() {
             let handle = wqe.datagram.ah;
@@ -243,7 +243,7 @@ impl QueuePair {
         Some((CompletionStatus::LocalProtectionError, Reason::LocalAccess(error)))
     }
 
-    /// Ends the request at the cursor with a local error, which is reported when its turn has come.
+    /// Fails the current WQE with a local error. The completion follows after all earlier ones.
     pub(crate) fn fail_current_wqe(
         &mut self,
         hca: &mut HcaState,
@@ -258,7 +258,7 @@ impl QueuePair {
         self.retire_wqes(hca, ctx);
     }
 
-    /// Does the local operation at the cursor.
+    /// Executes the local operation at the current WQE.
     fn execute_local_operation(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         let (number, pd) = (self.qpn, self.pd);
         let wqe = &mut self.requester.wqes[self.requester.wqe_index];
@@ -295,7 +295,7 @@ impl QueuePair {
         }
     }
 
-    /// The packet of `work` with the next PSN.
+    /// The packet of `wqe` with the next PSN.
     fn plan_request_packet(&self, hca: &HcaState, wqe: &SendWqe) -> PlannedPacket {
         let psn = self.requester.next_psn;
         let index = psn.since(wqe.first_psn);
@@ -383,7 +383,7 @@ impl QueuePair {
             }
         };
         let ends = position.ends_message() || wqe.is_read_or_atomic();
-        // Only what takes a receive can ask for an event there (IBA 9.2.3).
+        // Only a message that consumes a receive can solicit an event (IBA 9.2.3).
         let takes_receive = match wqe.operation.0 {
             Operation::Send(_) => true,
             Operation::Write { imm_data: immediate, .. } => immediate.is_some(),
@@ -450,7 +450,7 @@ impl QueuePair {
             .map_err(|error| (CompletionStatus::LocalProtectionError, Reason::LocalAccess(error)))
     }
 
-    /// The planned packet left.
+    /// Advances the requester after the planned packet was sent.
     pub(crate) fn on_request_sent(
         &mut self,
         hca: &mut HcaState,

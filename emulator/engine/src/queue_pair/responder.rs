@@ -1,4 +1,4 @@
-//! The responder: checks a request in the specification's order, executes it, owes a reply.
+//! The responder: validates a request in specification order, executes it and queues the response.
 
 use super::QueuePair;
 use super::responder_state::{InProgressMessage, PendingResponse};
@@ -14,11 +14,11 @@ use softhca_wire::{
     TransportPacket, XrcEth,
 };
 
-/// How many replies may wait before duplicates are no longer answered.
+/// The number of pending responses at which the responder stops to answer duplicates.
 pub(crate) const MAX_PENDING_RESPONSES: usize = 512;
 
 impl QueuePair {
-    /// Takes a request of the peer of a reliable connection.
+    /// Handles a request of a reliable connection.
     pub(crate) fn on_request(
         &mut self,
         hca: &mut HcaState,
@@ -74,7 +74,7 @@ impl QueuePair {
         }
     }
 
-    /// Checks and executes the request with the expected PSN; returns how many PSNs it takes.
+    /// Validates and executes the request with the expected PSN. Returns the number of PSNs that it consumes.
     fn execute_request(
         &mut self,
         hca: &mut HcaState,
@@ -108,7 +108,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet of this operation and position may come now (IBA 9.7.4.1.5).
+    /// Whether the opcode sequence allows this packet (IBA 9.7.4.1.5).
     pub(crate) fn check_opcode_sequence(&self, operation: Operation, position: Position) -> bool {
         match self.responder.in_progress_message {
             Some(message) => message.operation == operation && !position.starts_message(),
@@ -116,7 +116,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether a payload has the size that its place asks for (IBA 9.7.4.1.6).
+    /// Checks the payload length for the packet's position (IBA 9.7.4.1.6).
     pub(crate) fn check_payload_length(&self, position: Position, length: usize) -> Result<(), RequestError> {
         let (mtu, length) = (self.attributes.path_mtu.bytes(), length as u32);
         let fits = match position {
@@ -127,7 +127,7 @@ impl QueuePair {
         if fits { Ok(()) } else { Err(RequestError::PayloadLength { length, mtu }) }
     }
 
-    /// Makes sure that a receive is at hand.
+    /// Fetches a receive WQE unless one is in use.
     pub(crate) fn ensure_receive_wqe(
         &mut self,
         hca: &mut HcaState,
@@ -170,8 +170,7 @@ impl QueuePair {
         }
     }
 
-    /// The shared receive queue that an XRC request names and its protection domain, if this queue pair may
-    /// use it.
+    /// The shared receive queue of an XRC request and its protection domain, if this queue pair may use it.
     fn find_xrc_srq(&self, hca: &HcaState, XrcEth(number): XrcEth) -> Result<(SrqId, PdId), RequestError> {
         let number = number & 0xff_ffff;
         let found = hca
@@ -182,8 +181,8 @@ impl QueuePair {
         found.ok_or(RequestError::NoSuchSrq { srqn: number })
     }
 
-    /// The protection domain that a peer's keys are checked against: an XRC target has none of its own, the
-    /// queue that a request names has.
+    /// The protection domain for rkey checks. An XRC target has none; it uses the domain of the shared receive queue
+    /// that the request names.
     pub(crate) fn remote_access_pd(
         &self,
         hca: &HcaState,
@@ -196,7 +195,7 @@ impl QueuePair {
         }
     }
 
-    /// Where receives of this queue pair complete: at XRC, where the shared queue says.
+    /// The completion queue of receives; for XRC, the one of the shared receive queue.
     pub(crate) fn effective_recv_cq(&self, hca: &HcaState) -> Option<CqId> {
         match (self.kind, self.srq) {
             (QpType::XrcTarget, Some(number)) => {
@@ -206,7 +205,7 @@ impl QueuePair {
         }
     }
 
-    /// The protection domain that incoming data is checked against.
+    /// The protection domain of the receive buffers.
     pub(crate) fn receive_pd(&self, hca: &HcaState) -> Option<PdId> {
         match (self.kind, self.srq) {
             (_, Some(number)) => hca.shared_receive_queues.get(number.0).map(|queue| queue.pd),
@@ -214,7 +213,7 @@ impl QueuePair {
         }
     }
 
-    /// Copies a part of a SEND into the receive at hand.
+    /// Copies a part of a SEND into the receive WQE.
     pub(crate) fn place_payload(
         &mut self,
         hca: &mut HcaState,
@@ -253,7 +252,8 @@ impl QueuePair {
         });
         let placed = self.place_payload(hca, ctx, psn, message.bytes_received, transport.payload)?;
         if !position.ends_message() {
-            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..message });
+            self.responder.in_progress_message =
+                Some(InProgressMessage { bytes_received: placed, ..message });
             return Ok(());
         }
         if header.bth.opcode.imm_or_invalidate() == ImmOrInvalidate::Invalidate
@@ -278,7 +278,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Reports the receive at hand as a success. `flags` says what stands before the data.
+    /// Completes the receive WQE successfully. `flags` describes headers before the data.
     pub(crate) fn complete_receive(
         &mut self,
         hca: &mut HcaState,
@@ -313,7 +313,7 @@ impl QueuePair {
         self.responder.spare_receive_wqes.push(buffer);
     }
 
-    /// Finds the bytes that a one-sided request names, if the queue pair and the key allow it.
+    /// Translates the remote address of a one-sided request, if the queue pair and the rkey allow the access.
     pub(crate) fn check_remote_access(
         &self,
         hca: &HcaState,
@@ -355,7 +355,7 @@ impl QueuePair {
         if remote.dma_length > DeviceLimits::HCA.max_msg_sz || !adds_up {
             return Err(RequestError::MessageLength { got: placed, dma_length: remote.dma_length });
         }
-        // The rights of the whole message are checked with each packet: a region may go in between.
+        // Every packet checks the access of the whole message: the region may disappear in between.
         let target = match remote.dma_length {
             0 => None,
             _ => Some(self.check_remote_access(hca, header, remote, AccessFlags::REMOTE_WRITE)?),
@@ -379,7 +379,8 @@ impl QueuePair {
             });
         }
         if !position.ends_message() {
-            self.responder.in_progress_message = Some(InProgressMessage { bytes_received: placed, ..message });
+            self.responder.in_progress_message =
+                Some(InProgressMessage { bytes_received: placed, ..message });
             return Ok(());
         }
         self.responder.in_progress_message = None;
@@ -478,7 +479,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Owes an acknowledgement, together with one that waits already if the settings say so.
+    /// Queues an ACK. It replaces an ACK that is already pending if the settings allow coalescing.
     pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn, syndrome: Syndrome) {
         let coalesce = hca.settings.ack_policy == crate::AckPolicy::Coalesce
             || self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
@@ -492,7 +493,7 @@ impl QueuePair {
         self.queue_separate_ack(psn, syndrome);
     }
 
-    /// Owes an acknowledgement of its own.
+    /// Queues an ACK or NAK of its own.
     pub(crate) fn queue_separate_ack(&mut self, psn: Psn, syndrome: Syndrome) {
         let msn = self.responder.msn;
         self.responder.pending_responses.push_back(PendingResponse::Ack { psn, syndrome, msn });

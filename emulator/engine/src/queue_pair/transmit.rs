@@ -1,4 +1,4 @@
-//! Packets out: what is sent next, and the runs that a driver sends at once.
+//! Transmission of a queue pair: alternates between requests and responses and fills packet batches.
 
 use super::QueuePair;
 use super::batch_copy::ReadAhead;
@@ -12,7 +12,7 @@ use core::net::IpAddr;
 use softhca_wire::{ICRC_LEN, TransportHeader};
 
 impl QueuePair {
-    /// Fills `buffer` with packets of one size, and says whether the queue pair has more.
+    /// Fills `buffer` with packets of one size. Schedules the queue pair again if it has more.
     pub(crate) fn fill_batch(
         &mut self,
         hca: &mut HcaState,
@@ -51,7 +51,7 @@ impl QueuePair {
                     return None;
                 }
             }
-            // Somebody waits for a lone answer, nobody for its acknowledgement.
+            // An application may wait for a single response, but not for its ACK.
             let goes_alone = batch.packets == 1
                 && plan.is_response
                 && !replied
@@ -64,14 +64,14 @@ impl QueuePair {
             let at = batch.bytes + plan.header.emit(&mut buffer[batch.bytes..]);
             let (mut payload, mut pad) = (plan.payload_length as usize, usize::from(plan.header.bth.pad));
             if elides {
-                // Packets without their payload cannot be told apart by their size: they go one by one.
+                // Packets without payload have no distinct sizes: each one is a batch.
                 max_packets = 1;
                 batch.elided_payload = payload + pad;
                 (payload, pad) = (0, 0);
             }
             let end = at + payload + pad + ICRC_LEN;
             let size = end - batch.bytes;
-            // The packets of a connected queue pair all go the same way.
+            // All packets of a connected queue pair have the same destination.
             let elsewhere = match self.kind.is_datagram() {
                 true => plan.addressing != batch.addressing,
                 false => plan.addressing.traffic_class != batch.addressing.traffic_class,
@@ -113,19 +113,19 @@ impl QueuePair {
                 break;
             }
         }
-        // Whoever found no room in this run is the first in the next. An acknowledgement, being short, mostly
-        // finds room behind several requests, which saves the driver a send.
+        // The side that found no room in this batch goes first in the next. An ACK is short and usually fits behind
+        // several requests, which saves the driver a send.
         self.responses_last = replied || self.responder.pending_responses.is_empty();
         (batch.packets > 0).then_some(batch)
     }
 
-    /// Whether an answer goes before its acknowledgement. To this card itself it would not get there sooner.
+    /// Whether a response precedes its ACK. A response to this HCA itself would not arrive sooner.
     fn sends_response_first(&self, hca: &HcaState) -> bool {
         hca.settings.response_order == ResponseOrder::ResponseFirst
             && self.addressing.destination != self.addressing.source
     }
 
-    /// Wakes the queue pair if it has more to send: now, or when its rate lets it.
+    /// Schedules the queue pair if it has more to send: now, or when its rate allows it.
     fn schedule_if_pending(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) {
         if !self.responder.pending_responses.is_empty() {
             self.schedule_transmit(hca);
@@ -134,7 +134,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether the priority of a packet is stopped. If so, the queue pair waits until it goes on.
+    /// Whether PFC pauses the priority of a packet. If so, the queue pair waits for its resumption.
     fn wait_if_priority_paused(&mut self, hca: &mut HcaState, plan: &PlannedPacket) -> bool {
         let priority = priority(&plan.addressing, plan.service_level);
         let is_paused = hca.paused_priorities >> priority & 1 == 1;
@@ -145,7 +145,7 @@ impl QueuePair {
         is_paused
     }
 
-    /// Waits until the driver may send to `destination`.
+    /// Waits until the transmit gate of `destination` opens.
     fn block(&mut self, hca: &mut HcaState, destination: IpAddr) {
         if !self.is_blocked {
             self.is_blocked = true;
@@ -153,7 +153,7 @@ impl QueuePair {
         }
     }
 
-    /// The next packet: replies and requests take turns, so that neither starves the other.
+    /// The next packet: responses and requests alternate, so that neither starves.
     fn plan_next(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>) -> Option<PlannedPacket> {
         if self.responses_last {
             self.plan_request(hca, ctx).or_else(|| self.plan_response(hca, ctx))
@@ -162,7 +162,7 @@ impl QueuePair {
         }
     }
 
-    /// Fills in the payload; false if that was not possible and the packet is not sent.
+    /// Fills in the payload. Returns false if that fails and the packet is not sent.
     #[inline]
     fn fill_payload(
         &mut self,

@@ -1,4 +1,4 @@
-//! Receiving on unreliable services: UC drops broken messages silently, UD has no sequence.
+//! Receiving on unreliable services: UC drops incomplete messages silently, UD has no sequence.
 
 use super::QueuePair;
 use crate::hca_state::HcaState;
@@ -7,7 +7,7 @@ use softhca_queue::{CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};
 
 impl QueuePair {
-    /// Takes a packet of an unreliable connection.
+    /// Handles a packet of an unreliable connection.
     pub(crate) fn on_uc_request(
         &mut self,
         hca: &mut HcaState,
@@ -20,8 +20,8 @@ impl QueuePair {
         let expected = self.responder.expected_psn;
         self.responder.expected_psn = packet.psn.plus(1);
         if position.starts_message() {
-            // A message that starts ends whatever was open, at any PSN; its receive serves this one. A copy that
-            // the network made of an ONLY packet is therefore a message of its own, as on every UC responder.
+            // A new message ends the one in progress, at any PSN, and inherits its receive WQE. A duplicate of an
+            // ONLY packet is therefore a message of its own, as on every UC responder.
             if self.responder.in_progress_message.take().is_some() {
                 let reason = DropReason::UcSequenceGap { expected };
                 ctx.emit(Event::PacketDropped { qp: self.qpn, packet: None, reason });
@@ -55,7 +55,7 @@ impl QueuePair {
         }
     }
 
-    /// The receive at hand ends in error, and the queue pair with it.
+    /// Fails the receive WQE and the queue pair.
     fn fail_receive(
         &mut self,
         hca: &mut HcaState,
@@ -70,7 +70,7 @@ impl QueuePair {
         self.enter_error(hca, ctx, reason, None);
     }
 
-    /// Takes a datagram.
+    /// Handles a datagram.
     pub(crate) fn on_datagram(
         &mut self,
         hca: &mut HcaState,
