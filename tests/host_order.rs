@@ -102,7 +102,7 @@ impl Harness {
             {
                 grant.max_unused = 0;
             }
-            self.port.link.send_run(to, 0, Message::LEN, &message.emit()).unwrap();
+            self.port.link.send_batch(to, 0, Message::LEN, &message.emit()).unwrap();
         }
     }
 
@@ -140,13 +140,13 @@ impl Harness {
             Icrc::write(&envelope, frame);
         }
         let (card, count) = (self.device_address, psns.len());
-        let price = |socket: &RoceSocket| socket.run_charge(card, FRAME_BYTES, count);
+        let price = |socket: &RoceSocket| socket.batch_charge(card, FRAME_BYTES, count);
         self.poll_until("no grant came", |stage| {
             let now = stage.now();
             stage.links.may_send(card, price(&stage.port.roce), now)
         });
         let (now, price) = (self.now(), price(&self.port.roce));
-        assert_eq!(self.port.roce.send_run(card, 0, FRAME_BYTES, &run).unwrap(), count);
+        assert_eq!(self.port.roce.send_batch(card, 0, FRAME_BYTES, &run).unwrap(), count);
         self.links.record_sent(card, price, now);
     }
 

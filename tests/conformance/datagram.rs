@@ -178,7 +178,7 @@ fn a_local_error_stops_the_send_queue_and_receives_go_on() {
     assert_eq!(pair.completion_statuses(a), [(3, "flushed"), (50, "success")]);
     // And back to RTS it sends again.
     pair.on(a)
-        .modify_queue_pair(a.qp, softhca_engine::Modify::default().state(QpState::ReadyToSend))
+        .modify_queue_pair(a.qp, softhca_engine::ModifyQp::default().state(QpState::ReadyToSend))
         .unwrap();
     pair.post_receive(100, 0, 100);
     pair.post_send(4, 0, 4);

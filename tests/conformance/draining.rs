@@ -1,16 +1,16 @@
 //! SQD: what was begun is finished, what was not waits. SQE: see the datagrams and UC.
 
-use softhca_engine::{Modify, QpState, QpType};
+use softhca_engine::{ModifyQp, QpState, QpType};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
 use std::time::Duration;
 
 fn drain(pair: &mut Pair, end: PairEnd) {
-    let modify = Modify::default().state(QpState::SendQueueDrained).sqd_async_notify(true);
+    let modify = ModifyQp::default().state(QpState::SendQueueDrained).sqd_async_notify(true);
     pair.on(end).modify_queue_pair(end.qp, modify).unwrap();
 }
 
 fn resume(pair: &mut Pair, end: PairEnd) {
-    pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::ReadyToSend)).unwrap();
+    pair.on(end).modify_queue_pair(end.qp, ModifyQp::default().state(QpState::ReadyToSend)).unwrap();
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn an_idle_queue_is_drained_at_once_and_the_event_comes_once() {
         let a = pair.a;
         drain(&mut pair, a);
         assert_eq!(pair.async_events(a), ["SQ_DRAINED"], "{kind:?}");
-        pair.on(a).modify_queue_pair(a.qp, Modify::default().pkey_index(0)).unwrap();
+        pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().pkey_index(0)).unwrap();
         assert_eq!(pair.async_events(a), ["SQ_DRAINED"], "{kind:?}: a change of attributes drains nothing");
         resume(&mut pair, a);
         drain(&mut pair, a);
@@ -69,7 +69,7 @@ fn an_idle_queue_is_drained_at_once_and_the_event_comes_once() {
 fn no_event_is_raised_for_who_did_not_ask() {
     let mut pair = Pair::new();
     let a = pair.a;
-    pair.on(a).modify_queue_pair(a.qp, Modify::default().state(QpState::SendQueueDrained)).unwrap();
+    pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().state(QpState::SendQueueDrained)).unwrap();
     assert_eq!(pair.async_events(a), Vec::<&str>::new());
 }
 
@@ -91,9 +91,9 @@ fn attributes_change_while_drained() {
     let mut pair = Pair::new();
     let (a, b) = (pair.a, pair.b);
     drain(&mut pair, a);
-    pair.on(a).modify_queue_pair(a.qp, Modify::default().timeout(1).retry_count(0)).unwrap();
+    pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().timeout(1).retry_count(0)).unwrap();
     resume(&mut pair, a);
-    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.post_write(1, 0, 0, 8);
     pair.run();
     assert_eq!(pair.completion_statuses(a), [(1, "retry-exceeded")]);

@@ -254,7 +254,7 @@ fn going_to_the_error_state_flushes() {
     let mut pair = rc();
     let a = pair.a;
     pair.post_send(1, 0, 8);
-    let error = softhca_engine::Modify::default().state(QpState::Error);
+    let error = softhca_engine::ModifyQp::default().state(QpState::Error);
     pair.on(a).modify_queue_pair(a.qp, error).unwrap();
     pair.assert_row("going_to_the_error_state_flushes");
 }
@@ -364,7 +364,7 @@ fn more_reads_than_the_responder_allows_are_an_invalid_request() {
     let (a, b) = (pair.a, pair.b);
     // The responder answers one at a time; the requester was told that sixteen are fine.
     for (end, peer, reads) in [(a, b, 16), (b, a, 1)] {
-        let reset = softhca_engine::Modify::default().state(QpState::Reset);
+        let reset = softhca_engine::ModifyQp::default().state(QpState::Reset);
         pair.on(end).modify_queue_pair(end.qp, reset).unwrap();
         let connection = softhca_fabric::ConnectOptions { max_rd_atomic: reads, ..setup.connection };
         pair.on(end).connect(end.qp, (peer.host, peer.qp), &connection, connection.first_psns).unwrap();
@@ -439,7 +439,7 @@ fn ends_that_disagree_about_the_path_mtu_meet_an_invalid_request() {
     let setup = Setup::default();
     let mut pair = setup.build();
     let (a, b) = (pair.a, pair.b);
-    let reset = softhca_engine::Modify::default().state(QpState::Reset);
+    let reset = softhca_engine::ModifyQp::default().state(QpState::Reset);
     pair.on(b).modify_queue_pair(b.qp, reset).unwrap();
     let connection = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..setup.connection };
     pair.on(b).connect(b.qp, (a.host, a.qp), &connection, connection.first_psns).unwrap();
@@ -523,7 +523,7 @@ fn a_corrupt_packet_is_lost() {
 fn a_peer_in_reset_meets_silence() {
     let mut pair = Pair::new();
     let b = pair.b;
-    pair.on(b).modify_queue_pair(b.qp, softhca_engine::Modify::default().state(QpState::Reset)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, softhca_engine::ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.post_write(1, 0, 0, 8);
     pair.assert_row("a_peer_in_reset_meets_silence");
 }

@@ -1,12 +1,12 @@
 //! The error state: everything is flushed, in order, and so is what comes later.
 
-use softhca_engine::{Modify, QpState, QpType, Reason};
+use softhca_engine::{ModifyQp, QpState, QpType, Reason};
 use softhca_queue::{Operation, ReceiveWorkRequest, RemoteAddress};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
 use softhca_wire::RemoteKey;
 
 fn stop(pair: &mut Pair, end: PairEnd) {
-    pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::Error)).unwrap();
+    pair.on(end).modify_queue_pair(end.qp, ModifyQp::default().state(QpState::Error)).unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! executed that should not be, and the card works afterwards.
 
 use proptest::prelude::*;
-use softhca_engine::{DropReason, Event, Modify, QpState, QpType, Recovery, Settings};
+use softhca_engine::{DropReason, Event, ModifyQp, QpState, QpType, Recovery, Settings};
 use softhca_fabric::{Action, BitPosition, Choice, Frame, IcrcPolicy, Repeat, Selector};
 use softhca_queue::{Operation, SendWorkRequest};
 use softhca_tests::pair::{Pair, PairEnd, Setup};
@@ -137,7 +137,7 @@ proptest! {
         pair.world.run_for(std::time::Duration::from_secs(10));
         let (a, b) = (pair.a, pair.b);
         for end in [a, b] {
-            pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::Reset)).unwrap();
+            pair.on(end).modify_queue_pair(end.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
             let view = pair.on(end).query_queue_pair(end.qp).unwrap();
             prop_assert_eq!((view.state, view.outstanding), (QpState::Reset, 0));
         }
@@ -197,7 +197,7 @@ fn every_opcode_in_every_state_leaves_a_reason_and_touches_no_memory_where_nothi
 
 fn bring_to(pair: &mut Pair, end: PairEnd, state: QpState) {
     let view = pair.on(end).query_queue_pair(end.qp).unwrap();
-    let modify = Modify::default();
+    let modify = ModifyQp::default();
     if matches!(state, QpState::ReadyToSend | QpState::Error) {
         if state == QpState::Error {
             pair.on(end).modify_queue_pair(end.qp, modify.state(QpState::Error)).unwrap();

@@ -1,7 +1,7 @@
 //! Clients that write nonsense into the rings that they share with the card.
 
 use softhca_engine::{
-    AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, Modify, PdId, QpInitAttributes, QpRings,
+    AsyncEvent, ClientId, Context, CqId, Event, Hca, Instant, ModifyQp, PdId, QpInitAttributes, QpRings,
     QpState, Settings, SrqInitAttributes,
 };
 use softhca_fabric::SparseMemory;
@@ -70,12 +70,12 @@ impl RawClient {
 
     fn with_hca<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let events = &mut self.events;
-        let mut subscriber = |_, event: &Event| events.push(*event);
+        let mut sink = |_, event: &Event| events.push(*event);
         let memory = &mut self.store;
-        act(&mut self.hca, &mut Context { now: Instant::ZERO, memory, events: &mut subscriber })
+        act(&mut self.hca, &mut Context { now: Instant::ZERO, memory, events: &mut sink })
     }
 
-    fn modify(&mut self, modify: Modify) {
+    fn modify(&mut self, modify: ModifyQp) {
         let (client, qp) = (self.client, self.qp);
         self.with_hca(|hca, ctx| hca.modify_queue_pair(ctx, client, qp, &modify)).unwrap();
     }
@@ -159,7 +159,7 @@ fn words_that_nobody_chose_in_a_slot_never_panic() {
         card.sends[0].store(u64::from(SLOTS), Ordering::SeqCst);
         card.receives[0].store(u64::from(SLOTS), Ordering::SeqCst);
         card.process_doorbells();
-        card.modify(Modify::default().state(QpState::Error));
+        card.modify(ModifyQp::default().state(QpState::Error));
         card.process_doorbells();
         assert_eq!(card.outcomes().len(), 2 * SLOTS as usize, "round {round}");
     }
@@ -169,7 +169,7 @@ fn words_that_nobody_chose_in_a_slot_never_panic() {
 fn an_impossible_receive_index_is_told_when_the_queue_is_flushed() {
     let mut card = RawClient::new();
     card.receives[0].store(99, Ordering::SeqCst);
-    card.modify(Modify::default().state(QpState::Error));
+    card.modify(ModifyQp::default().state(QpState::Error));
     assert!(card.events.iter().any(|event| matches!(event, Event::ClientFaulted { .. })));
     card.process_doorbells();
     assert_eq!(card.outcomes(), Vec::<&str>::new());

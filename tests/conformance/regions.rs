@@ -1,6 +1,6 @@
 //! Regions: bounds, rights, re-registration, zero-based addresses.
 
-use softhca_engine::{Modify, QpState, VerbsError};
+use softhca_engine::{ModifyQp, QpState, VerbsError};
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, Sge};
 use softhca_tests::pair::{ALL_ACCESS, Pair, pattern};
 use softhca_wire::{LocalKey, RemoteKey};
@@ -176,7 +176,7 @@ fn domains_and_regions_in_use_cannot_go() {
     let mut pair = Pair::new();
     let a = pair.a;
     assert!(matches!(pair.on(a).deallocate_protection_domain(a.domain), Err(VerbsError::Busy { .. })));
-    pair.on(a).modify_queue_pair(a.qp, Modify::default().state(QpState::Reset)).unwrap();
+    pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.on(a).destroy_queue_pair(a.qp).unwrap();
     assert!(matches!(pair.on(a).deallocate_protection_domain(a.domain), Err(VerbsError::Busy { .. })));
     pair.on(a).deregister_memory(a.rkey).unwrap();

@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use softhca_engine::{Modify, QpState, QpType, VerbsError};
+use softhca_engine::{ModifyQp, QpState, QpType, VerbsError};
 use softhca_fabric::{ConnectOptions, QpOptions};
 use softhca_queue::{Operation, SendImmOrInvalidate, SendWorkRequest};
 use softhca_tests::pair::{Pair, Setup};
@@ -78,7 +78,7 @@ fn the_last_work_request_is_announced_and_the_queue_keeps_the_others() {
     let (qa, qb) = second_queue_pair(&mut pair);
     pair.post_receive(100, 0, 100);
     pair.post_receive(101, 0, 100);
-    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
     assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
     assert_eq!(pair.completion_statuses(b), []);
     let gather = [a.sge(0, 8)];
@@ -87,7 +87,7 @@ fn the_last_work_request_is_announced_and_the_queue_keeps_the_others() {
     pair.run();
     let received: Vec<_> = pair.completions(b).iter().map(|c| (c.wr_id, c.qpn)).collect();
     assert_eq!(received, [(100, qb)]);
-    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
     assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
 }
 
@@ -98,7 +98,7 @@ fn a_receive_in_use_completes_before_the_last_work_request_is_announced() {
     pair.post_receive(100, 0, 100_000);
     pair.post_send(1, 0, 100_000);
     pair.world.run_for(std::time::Duration::from_micros(100));
-    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Error)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Error)).unwrap();
     assert_eq!(pair.completion_statuses(b), [(100, "flushed")]);
     assert_eq!(pair.async_events(b), ["QP_LAST_WQE_REACHED"]);
 }

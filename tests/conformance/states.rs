@@ -1,7 +1,7 @@
 //! The state machine of queue pairs: which attributes each transition needs and allows.
 
 use softhca_engine::{
-    AddressVector, Modify, QpAttributeMask, QpState, QpType, Transition, VerbsError, transition,
+    AddressVector, ModifyQp, QpAttributeMask, QpState, QpType, Transition, VerbsError, transition,
 };
 use softhca_fabric::{HostId, QpOptions, World};
 use softhca_queue::AccessFlags;
@@ -28,10 +28,10 @@ fn the_matrix_of_transitions() {
 }
 
 /// A change that sets exactly the attributes of `mask`, to values that fit.
-fn set(mask: QpAttributeMask) -> Modify {
+fn set(mask: QpAttributeMask) -> ModifyQp {
     use QpAttributeMask as M;
     let peer = Gid::from(std::net::IpAddr::from([10, 0, 0, 2]));
-    let mut modify = Modify::default();
+    let mut modify = ModifyQp::default();
     for flag in mask.iter() {
         modify = match flag {
             M::EN_SQD_ASYNC_NOTIFY => modify.sqd_async_notify(true),
@@ -97,7 +97,7 @@ fn the_card_follows_the_matrix() {
             for to in QpState::ALL {
                 let attempt = |mask| {
                     let (mut world, host, qp) = queue_pair(kind, from)?;
-                    let modify: Modify = set(mask);
+                    let modify: ModifyQp = set(mask);
                     let result = world.verbs(host).modify_queue_pair(qp, modify.state(to));
                     let state = world.verbs(host).query_queue_pair(qp).unwrap().state;
                     assert_eq!(state, if result.is_ok() { to } else { from });
@@ -139,7 +139,7 @@ fn the_card_follows_the_matrix() {
 #[test]
 fn a_wrong_belief_about_the_present_state_is_refused() {
     let (mut world, host, qp) = queue_pair(QpType::Rc, QpState::ReadyToSend).unwrap();
-    let modify = Modify::default().state(QpState::ReadyToSend);
+    let modify = ModifyQp::default().state(QpState::ReadyToSend);
     assert!(
         world.verbs(host).modify_queue_pair(qp, modify.current_state(QpState::SendQueueDrained)).is_err()
     );
@@ -194,7 +194,7 @@ fn the_first_request_establishes_communication_at_a_peer_that_only_receives() {
         let setup = Setup::with_kind(kind);
         let mut pair = setup.build();
         let (a, b) = (pair.a, pair.b);
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         let view = pair.on(b).query_queue_pair(b.qp).unwrap().attributes;
         let mut receive = modify
             .state(QpState::ReadyToReceive)
@@ -230,7 +230,7 @@ fn reset_forgets_everything_and_a_new_connection_works() {
     }
     pair.run();
     for end in [a, b] {
-        pair.on(end).modify_queue_pair(end.qp, Modify::default().state(QpState::Reset)).unwrap();
+        pair.on(end).modify_queue_pair(end.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
     }
     pair.run();
     assert_eq!(

@@ -8,7 +8,7 @@ use softhca_queue::control::{
     Request, Response, RuntimeDir, SharedRange, Welcome, decode, encode, send_message,
 };
 use softhca_queue::{
-    AccessFlags, AhId, AsyncEvent, CompletionDoorbell, CqId, DoorbellProducer, MapMode, Modify, PdId,
+    AccessFlags, AhId, AsyncEvent, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp, PdId,
     QpInitAttributes, QpState, SharedMemory, SharedWords, SrqId, XrcdId,
 };
 use softhca_tests::bare::{reliable, steps};
@@ -217,7 +217,7 @@ fn impossible_ring_indices_stop_that_queue_pair_only() {
             (&waker).write_all(&1u64.to_ne_bytes()).unwrap();
             assert_eq!(raw.event(), AsyncEvent::QueuePairFatal(number));
             // Going on from there, with the index at the end of the number space.
-            let modify = Modify::default().state(QpState::Reset);
+            let modify = ModifyQp::default().state(QpState::Reset);
             let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
             assert_eq!(reply, Response::QpState(QpState::Reset));
         }
@@ -262,7 +262,7 @@ fn handles_and_keys_of_others_name_nothing() {
     let calls = [
         Request::QueryQueuePair(pair),
         Request::DestroyQueuePair(pair),
-        Request::ModifyQueuePair { qpn: pair, modify: Modify::default().state(QpState::Error) },
+        Request::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
         Request::DeregisterMemoryRegion(key),
         Request::ReregisterMemoryRegion {
             rkey: key,

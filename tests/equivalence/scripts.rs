@@ -262,7 +262,7 @@ fn moved_to_error(play: &mut ScriptRun) {
     play.b.post_receive(1, 100);
     play.write(0, 100);
     play.a.wait_completions(1);
-    play.b.qp.modify(&softhca::Modify::default().state(QpState::Error)).unwrap();
+    play.b.qp.modify(&softhca::ModifyQp::default().state(QpState::Error)).unwrap();
     play.b.wait_completions(2);
 }
 

@@ -1,7 +1,7 @@
 //! `softhca lint`: each pitfall is found where it is, and nowhere else.
 
 use crate::{reader, run_and_log};
-use softhca_engine::{Modify, QpState, QpType, Recovery};
+use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
 use softhca_fabric::{ConnectOptions, InclusiveRange};
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendImmOrInvalidate};
 use softhca_tests::pair::{Pair, Setup, requests};
@@ -148,7 +148,7 @@ fn reconnect(pair: &mut Pair, change: impl FnOnce(&mut ConnectOptions)) {
     let mut connection = Setup::default().connection;
     change(&mut connection);
     let [first, second] = connection.first_psns;
-    pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+    pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
     pair.on(b).connect(b.qp, (a.host, a.qp), &connection, [second, first]).unwrap();
 }
 
@@ -212,7 +212,7 @@ fn wrong_queue_key() {
 fn sent_before_ready() {
     insta::assert_snapshot!(findings(Setup::default(), |pair| {
         let b = pair.b;
-        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+        pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));

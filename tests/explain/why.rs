@@ -1,7 +1,7 @@
 //! `softhca why`: one log per cause, and the explanation that a newcomer gets.
 
 use crate::{reader, run_and_log};
-use softhca_engine::{Modify, QpState, QpType, Recovery};
+use softhca_engine::{ModifyQp, QpState, QpType, Recovery};
 use softhca_fabric::{
     Action, BitPosition, Direction, DownDirections, IcrcPolicy, InclusiveRange, PacketClass, PacketClasses,
     Repeat, Selector,
@@ -217,7 +217,7 @@ fn a_peer_whose_queue_pair_is_gone() {
 fn a_peer_that_is_not_ready_to_receive() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let b = pair.b;
-        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+        pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
         pair.post_write(7, 0, 0, 100);
         pair.run();
     }));
@@ -263,7 +263,7 @@ fn a_read_without_max_rd_atomic() {
 fn ends_that_disagree_about_the_path_mtu() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let (a, b, connection) = (pair.a, pair.b, setup().connection);
-        pair.on(b).modify_queue_pair(b.qp, Modify::default().state(QpState::Reset)).unwrap();
+        pair.on(b).modify_queue_pair(b.qp, ModifyQp::default().state(QpState::Reset)).unwrap();
         let smaller = softhca_fabric::ConnectOptions { path_mtu: Mtu::B512, ..connection };
         let [first, second] = connection.first_psns;
         pair.on(b).connect(b.qp, (a.host, a.qp), &smaller, [second, first]).unwrap();
@@ -290,7 +290,7 @@ fn what_the_program_itself_flushes() {
     insta::assert_snapshot!(why(setup(), |pair| {
         let a = pair.a;
         pair.post_send(7, 0, 8);
-        pair.on(a).modify_queue_pair(a.qp, Modify::default().state(QpState::Error)).unwrap();
+        pair.on(a).modify_queue_pair(a.qp, ModifyQp::default().state(QpState::Error)).unwrap();
         pair.run();
     }));
 }

@@ -5,7 +5,7 @@ use crate::memory::MemoryBlock;
 use crate::notifier::Notifier;
 use crate::{EndpointExchange, Error};
 use softhca_engine::{
-    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, MemoryWindowType, Modify, PdId, PortState,
+    AddressVector, AhId, CmChannelId, Counters, CqId, Instant, MemoryWindowType, ModifyQp, PdId, PortState,
     QpInitAttributes, QpSnapshot, QpState, SrqId, SrqInitAttributes, XrcdId,
 };
 use softhca_queue::{AccessFlags, CompletionConsumer, ReceiveProducer, SendProducer, SrqAttributes, cm};
@@ -105,7 +105,7 @@ pub(crate) trait Backend: Send + Sync {
     fn destroy_address_handle(&self, handle: AhId) -> Result<()>;
 
     fn create_queue_pair(&self, init: QpInitAttributes, sizes: QpCapabilities) -> Result<NewQueuePair>;
-    fn modify_queue_pair(&self, number: Qpn, modify: &Modify) -> Result<QpState>;
+    fn modify_queue_pair(&self, number: Qpn, modify: &ModifyQp) -> Result<QpState>;
     fn query_queue_pair(&self, number: Qpn) -> Result<QpSnapshot>;
     fn destroy_queue_pair(&self, number: Qpn) -> Result<()>;
     fn attach_multicast(&self, number: Qpn, group: Gid) -> Result<()>;

@@ -34,7 +34,7 @@ use std::time::Duration;
 /// queue.request_notification(Notify::Next);
 /// // A request of a queue pair that is not connected is flushed once it is in the error state.
 /// let pair = context.allocate_domain()?.queue_pair(QpKind::Rc, &queue).create()?;
-/// pair.modify(&softhca::Modify::default().state(softhca::State::Error))?;
+/// pair.modify(&softhca::ModifyQp::default().state(softhca::State::Error))?;
 /// pair.post(&SendRequest::send(1, &[]))?;
 /// assert!(channel.wait_for(Duration::from_secs(5)) == Some(queue.clone()));
 /// assert_eq!(queue.poll().unwrap().id, 1);

@@ -8,8 +8,8 @@ use crate::notifier::Notifier;
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, ClientId, CmChannelId, Context, Counters, CqId, DeviceLimits, Event, Hca, Instant,
-    MemoryId, MemoryRegion, MemoryWindowType, Modify, PdId, PortState, QpInitAttributes, QpRings, QpSnapshot,
-    QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
+    MemoryId, MemoryRegion, MemoryWindowType, ModifyQp, PdId, PortState, QpInitAttributes, QpRings,
+    QpSnapshot, QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
 };
 use softhca_queue::{
     AccessFlags, CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, cm, completion_ring,
@@ -307,7 +307,7 @@ impl<S: CardRuntime> Backend for LocalBackend<S> {
         Ok(NewQueuePair { qpn: number, send_queue: send, recv_queue: receive })
     }
 
-    fn modify_queue_pair(&self, number: Qpn, modify: &Modify) -> Result<QpState> {
+    fn modify_queue_pair(&self, number: Qpn, modify: &ModifyQp) -> Result<QpState> {
         let state = self.control(|hca, ctx, client| hca.modify_queue_pair(ctx, client, number, modify))?;
         if state == QpState::ReadyToSend && modify.sq_psn.is_some() {
             self.runtime.on_ready_to_send(&self.query_queue_pair(number)?);

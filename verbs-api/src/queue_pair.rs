@@ -2,7 +2,7 @@
 
 use crate::backend::{NewQueuePair, QpCapabilities};
 use crate::{
-    AccessFlags, AddressVector, CompletionQueue, Context, EndpointExchange, Error, Gid, Modify, Mtu,
+    AccessFlags, AddressVector, CompletionQueue, Context, EndpointExchange, Error, Gid, ModifyQp, Mtu,
     ProtectionDomain, Psn, QpSnapshot, QpState, QpType, Qpn, QueueKey, ReceiveRequest, RnrTimer, SendRequest,
     SharedReceiveQueue, XrcDomain,
 };
@@ -257,7 +257,7 @@ impl QueuePair {
 
     /// Changes attributes and state. The error names what is missing or not allowed. A queue pair that is reset
     /// takes its completions with it, as most cards do it.
-    pub fn modify(&self, modify: &Modify) -> Result<QpState, Error> {
+    pub fn modify(&self, modify: &ModifyQp) -> Result<QpState, Error> {
         let state = self.inner.context.backend.modify_queue_pair(self.inner.qpn, modify)?;
         if state == QpState::Reset {
             for queue in [&self.inner.queues.send_cq, &self.inner.queues.recv_cq].into_iter().flatten() {
@@ -285,7 +285,7 @@ impl QueuePair {
             sgid_index: source_index,
             ..AddressVector::to(peer.gid)
         };
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify(&modify.state(QpState::Init).pkey_index(0).port(1).access_flags(path.access))?;
         let mut receive = modify
             .state(QpState::ReadyToReceive)
@@ -346,7 +346,7 @@ impl QueuePair {
 
     /// Takes a datagram queue pair to RTS.
     pub fn start_ud(&self, queue_key: QueueKey) -> Result<(), Error> {
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify(&modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
         self.modify(&modify.state(QpState::ReadyToReceive))?;
         self.modify(&modify.state(QpState::ReadyToSend).sq_psn(self.inner.psn))?;

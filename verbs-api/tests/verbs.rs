@@ -3,7 +3,7 @@
 use softhca::{
     AccessFlags, AddressVector, AsyncEvent, Completion, CompletionFlags, CompletionOpcode, CompletionQueue,
     CompletionStatus, ConnectOptions, Context, CqNotify, Device, Endpoint, Error, MemoryRegion,
-    MemoryWindowBind, MemoryWindowType, Modify, Operation, ProtectionDomain, QpState, QpType, QueueKey,
+    MemoryWindowBind, MemoryWindowType, ModifyQp, Operation, ProtectionDomain, QpState, QpType, QueueKey,
     QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, SendFlags, SendRequest, World,
 };
 use std::time::Duration;
@@ -297,9 +297,9 @@ fn a_forbidden_read_fails_at_both_ends(devices: [Device; 2]) {
 
 fn modify_names_what_is_missing(devices: [Device; 2]) {
     let a = End::new(&devices[0], QpType::Rc);
-    let error = a.pair.modify(&Modify::default().state(QpState::Init).port(1)).unwrap_err().to_string();
+    let error = a.pair.modify(&ModifyQp::default().state(QpState::Init).port(1)).unwrap_err().to_string();
     assert!(error.contains("PKEY_INDEX") && error.contains("ACCESS_FLAGS"), "{error}");
-    let error = a.pair.modify(&Modify::default().state(QpState::ReadyToSend)).unwrap_err();
+    let error = a.pair.modify(&ModifyQp::default().state(QpState::ReadyToSend)).unwrap_err();
     assert_eq!(error.errno(), 22, "{error}");
     let text = a.pair.endpoint().to_string();
     assert_eq!(text.parse::<Endpoint>().unwrap(), a.pair.endpoint());

@@ -180,7 +180,7 @@ mod tests {
     fn write_all(root: &Path, jobs: &[Job], free: FreeSpace) -> (usize, Option<String>) {
         let (mut written, mut trouble) = (0, None);
         let mut store =
-            ArtifactStore { free_space, ..ArtifactStore::new(root.into(), jobs, KeepPolicy::All) };
+            ArtifactStore { free_space: free, ..ArtifactStore::new(root.into(), jobs, KeepPolicy::All) };
         run_all(jobs, Backend::Sim, true, |index, ran| match store.write(index, &ran) {
             Ok(_) => {
                 written += 1;

@@ -5,7 +5,7 @@ use crate::command_error::CommandError;
 use crate::host::DaemonHost;
 use crate::server::DaemonState;
 use parking_lot::Mutex;
-use softhca_engine::{Modify, QpSnapshot, QpState, QpType};
+use softhca_engine::{ModifyQp, QpSnapshot, QpState, QpType};
 use softhca_fabric::{Endpoint, Flow, FlowId, Rule, RuleCounters};
 use softhca_queue::control::{Response, decode, encode};
 use softhca_wire::Qpn;
@@ -117,7 +117,7 @@ impl QpRoles {
         hosts: &[Arc<DaemonHost>],
         host: &DaemonHost,
         view: &QpSnapshot,
-        modify: &Modify,
+        modify: &ModifyQp,
         state: QpState,
     ) {
         let (QpState::ReadyToSend, Some(first_psn)) = (state, modify.sq_psn) else { return };

@@ -1,6 +1,6 @@
 //! What a caller can do wrong.
 
-use crate::{AccessError, CmId, QpAttributeMask, QpState};
+use crate::{CmId, QpAttributeMask, QpState};
 use core::net::IpAddr;
 use softhca_queue::CorruptRing;
 use softhca_queue::cm::CmState;
@@ -119,9 +119,6 @@ pub enum VerbsError {
         /// What it does not take.
         forbidden: QpAttributeMask,
     },
-    /// The memory does not allow it.
-    #[error("memory: {0}")]
-    Access(#[from] AccessError),
     /// The client's ring is broken.
     #[error("the client's ring is broken: {0}")]
     CorruptRing(#[from] CorruptRing),
@@ -168,7 +165,6 @@ impl VerbsError {
     pub const fn errno(&self) -> i32 {
         const ENOENT: i32 = 2;
         const ENOMEM: i32 = 12;
-        const EACCES: i32 = 13;
         const EBUSY: i32 = 16;
         const EINVAL: i32 = 22;
         const EOPNOTSUPP: i32 = 95;
@@ -179,7 +175,6 @@ impl VerbsError {
             VerbsError::NotFound { .. } => ENOENT,
             VerbsError::Busy { .. } => EBUSY,
             VerbsError::Exhausted { .. } => ENOMEM,
-            VerbsError::Access(_) => EACCES,
             VerbsError::Unsupported { .. } => EOPNOTSUPP,
             VerbsError::AddressInUse { .. } => EADDRINUSE,
             VerbsError::AddressNotAvailable { .. } => EADDRNOTAVAIL,

@@ -1,10 +1,9 @@
 //! What all queue pairs of a card share.
 
 use crate::completion_queue::CompletionQueue;
-use crate::control_packets::ControlPacket;
+use crate::control_packets::ControlPackets;
 use crate::event::is_failure;
 use crate::protection::{Protection, TranslatedAddress};
-use crate::responder_state::ReceiveWqe;
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::table::Table;
 use crate::timers::Timers;
@@ -36,7 +35,7 @@ pub(crate) struct XrcDomain {
 pub(crate) struct HcaState {
     pub transmit_queue: VecDeque<Qpn>,
     /// What the card itself is to send.
-    pub control_packets: VecDeque<ControlPacket>,
+    pub control_packets: ControlPackets,
     pub timers: Timers,
     /// When queue pairs whose rate is limited may send again.
     pub pacing_timers: Timers,
@@ -63,8 +62,6 @@ pub(crate) struct HcaState {
     pub blocked_qps: BTreeMap<IpAddr, Vec<Qpn>>,
     /// The queue pairs that wait for each priority to go on.
     pub paused_qps: [Vec<Qpn>; 8],
-    /// What of that may not go now.
-    pub blocked_control_packets: Vec<ControlPacket>,
 }
 
 impl HcaState {
@@ -87,8 +84,7 @@ impl HcaState {
             pacing_timers: Timers::default(),
             paused_priorities: 0,
             paused_qps: Default::default(),
-            control_packets: VecDeque::new(),
-            blocked_control_packets: Vec::new(),
+            control_packets: ControlPackets::default(),
             stalled_peers: BTreeSet::new(),
             overflowed_cqs: Vec::new(),
         }
@@ -132,25 +128,24 @@ impl HcaState {
         }
     }
 
-    /// Takes a receive from a shared queue.
+    /// Pops a receive WQE from a shared receive queue: fills `sges`, returns its wr_id.
     pub fn pop_srq_wqe(
         &mut self,
         ctx: &mut Context<'_>,
-        number: SrqId,
-        buffer: &mut ReceiveWqe,
-    ) -> Result<bool, CorruptRing> {
-        let Some(queue) = self.shared_receive_queues.get_mut(number.0) else { return Ok(false) };
-        let taken = queue.pop_wqe(&mut buffer.sges).inspect_err(|_| {
-            let event = AsyncEvent::SharedReceiveQueueError(number);
-            ctx.emit(Event::AsyncEventRaised { client: Some(queue.client), event });
+        srq: SrqId,
+        sges: &mut Vec<Sge>,
+    ) -> Result<Option<u64>, CorruptRing> {
+        let Some(queue) = self.shared_receive_queues.get_mut(srq.0) else { return Ok(None) };
+        let client = Some(queue.client);
+        let popped = queue.pop_wqe(sges).inspect_err(|_| {
+            ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueError(srq) });
         })?;
-        let Some((id, limit_passed)) = taken else { return Ok(false) };
-        buffer.wr_id = id;
-        if limit_passed {
-            let client = Some(queue.client);
-            ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueLimit(number) });
-        }
-        Ok(true)
+        Ok(popped.map(|(wr_id, limit_reached)| {
+            if limit_reached {
+                ctx.emit(Event::AsyncEventRaised { client, event: AsyncEvent::SharedReceiveQueueLimit(srq) });
+            }
+            wr_id
+        }))
     }
 
     /// Calls `each` with the checked pieces of `entries` that hold bytes `offset..offset + length`.
@@ -241,7 +236,7 @@ impl HcaState {
                         .write(located.memory, located.offset, &from[range])
                         .map_err(|fault| located.to_access_error(fault))?;
                 }
-                events.on_event(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
+                events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
                 Ok(())
             },
         )

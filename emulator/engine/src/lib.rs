@@ -13,56 +13,47 @@
 #![no_std]
 extern crate alloc;
 
-mod address;
-mod batch_copy;
+mod addressing;
 mod cm;
-mod completer;
 mod completion_queue;
-mod congestion;
+mod context;
 mod control;
 mod control_packets;
-mod dcqcn;
-mod duplicate;
 mod error;
 mod event;
-mod flush;
 mod hca;
 mod hca_state;
 mod memory;
-mod pending_responses;
+mod packet_batch;
 mod protection;
 mod queue_pair;
-mod request_error;
-mod requester;
-mod requester_state;
-mod responder;
-mod responder_state;
+mod rate_control;
+mod recovery;
 mod settings;
 mod shared_receive_queue;
 mod table;
 mod time;
 mod timers;
-mod transition;
-mod transmit;
-mod unreliable;
 
 pub use cm::{CmDropReason, CmFailure, CmMessageKind};
-pub use congestion::{CongestionSettings, DcqcnParameters, NotificationPoint, RateCause};
+pub use context::Context;
 pub use control::QpRings;
 pub use error::{Resource, VerbsError};
-pub use event::{
-    DropReason, Event, EventSink, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause,
-};
-pub use hca::{Context, Hca};
+pub use event::{DropReason, Event, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause};
+pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
 pub use protection::{AccessError, MemoryRegion};
-pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Recovery, ResponseOrder, Settings};
+pub use queue_pair::{Transition, transition};
+pub use rate_control::{
+    CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
+};
+pub use recovery::Recovery;
+pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;
-pub use transition::{Transition, transition};
 
+pub use packet_batch::{PacketBatch, TransmitGate};
 pub use softhca_queue::{
     AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, Modify, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
     QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
 };
-pub use transmit::{PacketBatch, TransmitGate};

@@ -5,7 +5,7 @@ use crate::{Endpoint, Flow, FlowId, HostId, World};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, Modify,
+    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, ModifyQp,
     PayloadMode, PdId, QpAttributes, QpInitAttributes, QpRings, QpSnapshot, QpState, QpType, SrqId,
     SrqInitAttributes, VerbsError, XrcdId,
 };
@@ -409,7 +409,7 @@ impl Verbs<'_> {
     }
 
     /// Changes a queue pair's attributes and state.
-    pub fn modify_queue_pair(&mut self, number: Qpn, modify: Modify) -> Result<QpState, VerbsError> {
+    pub fn modify_queue_pair(&mut self, number: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
         let client = self.world.host(self.id).client;
         self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
     }
@@ -524,7 +524,7 @@ impl Verbs<'_> {
 
     /// Takes a datagram queue pair to RTS.
     pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify_queue_pair(number, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
         self.modify_queue_pair(number, modify.state(QpState::ReadyToReceive))?;
         self.modify_queue_pair(number, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
@@ -543,7 +543,7 @@ impl Verbs<'_> {
         let kind = self.query_queue_pair(number)?.qp_type;
         let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
-        let modify = Modify::default();
+        let modify = ModifyQp::default();
         self.modify_queue_pair(
             number,
             modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),

@@ -219,11 +219,11 @@ macro_rules! modify {
         /// A change of attributes: what is `Some` is set.
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Modify {
+        pub struct ModifyQp {
             $($(#[doc = $doc])* pub $field: Option<$kind>,)*
         }
 
-        impl Modify {
+        impl ModifyQp {
             /// Which attributes are set.
             pub fn mask(&self) -> QpAttributeMask {
                 let mut mask = QpAttributeMask::empty();
@@ -232,7 +232,7 @@ macro_rules! modify {
             }
 
             $($(#[doc = $doc])*
-            pub fn $field(mut self, value: $kind) -> Modify {
+            pub fn $field(mut self, value: $kind) -> ModifyQp {
                 self.$field = Some(value);
                 self
             })*
@@ -287,7 +287,7 @@ modify! {
 
 impl QpAttributes {
     /// Sets what `modify` sets.
-    pub fn apply(&mut self, modify: &Modify) {
+    pub fn apply(&mut self, modify: &ModifyQp) {
         macro_rules! set {
             ($($field:ident),*) => { $(if let Some(value) = modify.$field { self.$field = value; })* };
         }

@@ -3,7 +3,7 @@
 //! They are those of librdmacm, without its pointers. A [`Call`] is what the application asks of the card's
 //! connection manager, an [`Event`] what it hears; where the card is does not matter to either.
 
-use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, Modify, QpState, QpType};
+use crate::{AddressVector, CmChannelId, CmId, DeviceLimits, ModifyQp, QpState, QpType};
 use alloc::vec::Vec;
 use core::fmt;
 use core::net::{IpAddr, SocketAddr};
@@ -189,7 +189,7 @@ impl QpTransition {
     }
 
     /// The attributes that the connection manager tells, within what this side serves and wants.
-    pub fn limit_rd_atomic(&self, mut attributes: Modify) -> Modify {
+    pub fn limit_rd_atomic(&self, mut attributes: ModifyQp) -> ModifyQp {
         if let Some((served, wanted)) = self.rd_atomic {
             attributes.max_dest_rd_atomic =
                 attributes.max_dest_rd_atomic.map(|_| served.min(DeviceLimits::HCA.max_qp_rd_atom));
@@ -225,7 +225,7 @@ pub enum Reply {
     /// What was asked for.
     Query(IdSnapshot),
     /// What takes the queue pair there.
-    QpAttributes(Modify),
+    QpAttributes(ModifyQp),
     /// The oldest event, if there is one, and how many are left.
     Event(Option<Event>, u32),
 }

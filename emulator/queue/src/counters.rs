@@ -11,7 +11,7 @@ macro_rules! counters {
 
         impl Counters {
             /// The names with what they mean, in the same order as [`Counters::iter`].
-            pub const MEANINGS: &'static [(&'static str, &'static str)] =
+            pub const DESCRIPTIONS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($field), concat!($($doc),+)),)*];
 
             /// Names and values, in a fixed order.
@@ -127,7 +127,7 @@ macro_rules! port_counters {
 
         impl PortCounters {
             /// The names with what they mean, in the same order as [`PortCounters::iter`].
-            pub const MEANINGS: &'static [(&'static str, &'static str)] =
+            pub const DESCRIPTIONS: &'static [(&'static str, &'static str)] =
                 &[$((stringify!($field), concat!($($doc),+)),)*];
 
             /// Names and values, in a fixed order; what is counted for each priority has eight.

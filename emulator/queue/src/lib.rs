@@ -34,7 +34,7 @@ mod shared_words;
 mod work_request;
 
 pub use address::AddressVector;
-pub use attributes::{Modify, QpAttributeMask, QpAttributes, QpState, QpType};
+pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
     CqNotify, completion_ring,

@@ -26,8 +26,8 @@ fn with_table(page: &str, [start, end]: [&str; 2], meanings: &[(&str, &str)]) ->
 fn the_page_of_counters_lists_every_counter() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/counters.md");
     let page = std::fs::read_to_string(&path).expect("the reference page");
-    let wanted = with_table(&page, [START, END], Counters::MEANINGS);
-    let wanted = with_table(&wanted, [PORTS_START, PORTS_END], PortCounters::MEANINGS);
+    let wanted = with_table(&page, [START, END], Counters::DESCRIPTIONS);
+    let wanted = with_table(&wanted, [PORTS_START, PORTS_END], PortCounters::DESCRIPTIONS);
     if std::env::var_os("SOFTHCA_BLESS").is_some() {
         return std::fs::write(&path, wanted).expect("a page that can be written");
     }

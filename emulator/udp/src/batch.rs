@@ -104,7 +104,7 @@ impl<'a> Chunk<'a> {
         self.bytes.len().div_ceil(self.segment_size.max(1)).max(1)
     }
 
-    /// The charge that the sender counted for them; see [`RoceSocket::run_charge`](crate::RoceSocket::run_charge).
+    /// The charge that the sender counted for them; see [`RoceSocket::batch_charge`](crate::RoceSocket::batch_charge).
     pub fn charge(&self) -> u64 {
         if self.source.ip().is_loopback() {
             charge(self.segment_size, self.segments())

@@ -7,8 +7,8 @@
 use crate::Waker;
 use parking_lot::Mutex;
 use softhca_fabric::{
-    BuiltTopology, ExternalPortUpdate, Fabric, FabricSink, Frame, FrameCounters, HostId, LinkSettings,
-    Origin, ReceiverSettings, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, EventSink, ExternalPortUpdate, Fabric, Frame, FrameCounters, HostId, LinkSettings, Origin,
+    ReceiverSettings, SwitchSettings, Topology, TopologyError,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -44,7 +44,7 @@ pub struct HostNetwork {
 
 struct Inner {
     fabric: Fabric,
-    observer: Box<dyn FabricSink + Send>,
+    sink: Box<dyn EventSink + Send>,
     /// Hosts that let something happen for themselves and did not look since: nobody else wakes them.
     unpolled: BTreeSet<HostId>,
 }
@@ -61,26 +61,26 @@ impl HostNetwork {
         HostNetwork::with_sink(seed, addresses, topology, line, settings, Box::new(()))
     }
 
-    /// The same, and shows everything that happens to `observer`, while nothing else can happen in the network.
+    /// The same, and shows everything that happens to `sink`, while nothing else can happen in the network.
     pub fn with_sink(
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
         line: LinkSettings,
         settings: SwitchSettings,
-        observer: Box<dyn FabricSink + Send>,
+        sink: Box<dyn EventSink + Send>,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
         let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
-        let inner = Mutex::new(Inner { fabric, observer, unpolled: BTreeSet::new() });
+        let inner = Mutex::new(Inner { fabric, sink, unpolled: BTreeSet::new() });
         Ok(Arc::new(HostNetwork { inner, topology: laid, line, started: Instant::now(), wakers }))
     }
 
     /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
     pub fn set_receiver(&self, address: IpAddr, receiver: ReceiverSettings) -> bool {
-        let Inner { fabric, observer, .. } = &mut *self.inner.lock();
+        let Inner { fabric, sink, .. } = &mut *self.inner.lock();
         let Some(host) = fabric.host_with_address(address) else { return false };
-        fabric.set_receiver(self.now(), host, receiver, &mut **observer);
+        fabric.set_receiver(self.now(), host, receiver, &mut **sink);
         true
     }
 
@@ -92,7 +92,7 @@ impl HostNetwork {
     /// Lets everything happen that was to happen by now, and wakes the hosts that have something to look at.
     fn advance_to_now(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
         let now = self.now();
-        inner.fabric.advance(now, &mut *inner.observer);
+        inner.fabric.advance(now, &mut *inner.sink);
         while let Some(host) = inner.fabric.next_ready_host() {
             if host == except {
                 inner.unpolled.insert(host);
@@ -129,48 +129,56 @@ impl HostNetwork {
     }
 }
 
-/// What a host finds when it looks.
+/// What one poll of a host's port finds.
 pub(crate) struct PortPoll {
     pub frames: Vec<(Frame, Origin)>,
-    /// What changed at the lines of other machines.
+    /// Changes at the ports of other machines.
     pub external_updates: Vec<ExternalPortUpdate>,
-    /// Priorities that it may not send.
-    pub paused: u8,
-    /// Pause frames that came so far.
-    pub pause_frames: u64,
-    /// Its line takes a frame.
-    pub is_link_idle: bool,
+    /// The priorities that the host may not send now, as a mask.
+    pub paused_priorities: u8,
+    /// Pause frames since the last poll.
+    pub new_pause_frames: u64,
+    /// Destinations that were blocked until the link became idle, which it is.
+    pub unblocked: BTreeSet<IpAddr>,
 }
 
-/// A host's end of a backbone.
+/// A host's port in the network.
 pub(crate) struct HostPort {
     network: Arc<HostNetwork>,
     host: HostId,
+    pause_frames: u64,
+    /// Destinations that wait for the link to become idle.
+    blocked: BTreeSet<IpAddr>,
 }
 
 impl HostPort {
-    /// The end of the host with this address, if it has one.
-    pub fn new(backbone: Arc<HostNetwork>, address: IpAddr) -> Option<HostPort> {
-        let host = backbone.inner.lock().fabric.host_with_address(address)?;
-        Some(HostPort { network: backbone, host })
+    /// The port of the host with this address, if the network has one.
+    pub fn new(network: Arc<HostNetwork>, address: IpAddr) -> Option<HostPort> {
+        let host = network.inner.lock().fabric.host_with_address(address)?;
+        Some(HostPort { network, host, pause_frames: 0, blocked: BTreeSet::new() })
     }
 
-    /// Whether the network leads there.
+    /// Whether the network leads to another host with this address.
     pub fn routes_to(&self, address: IpAddr) -> bool {
         self.network.inner.lock().fabric.host_with_address(address).is_some_and(|host| host != self.host)
     }
 
-    /// Whether the line takes a frame now, and whoever asks knows what is paused by now: a frame that leaves after
-    /// its pause came would be one that no headroom was kept for.
-    pub fn can_send(&self, known: u8) -> bool {
+    /// Whether the link is idle and the caller knows every paused priority: the switch has no headroom for a frame that
+    /// leaves after the pause arrived. If not, the next poll with an idle link unblocks `destination`.
+    pub fn can_send(&mut self, destination: IpAddr, known_paused: u8) -> bool {
         let mut inner = self.network.inner.lock();
         let now = self.network.advance_to_now(&mut inner, self.host);
-        inner.fabric.link_free_at(self.host) <= now && inner.fabric.paused_priorities(self.host) & !known == 0
+        let is_idle = inner.fabric.link_free_at(self.host) <= now;
+        let can_send = is_idle && inner.fabric.paused_priorities(self.host) & !known_paused == 0;
+        if !can_send {
+            self.blocked.insert(destination);
+        }
+        can_send
     }
 
     pub fn send(&self, frame: Frame) {
-        let Inner { fabric, observer, .. } = &mut *self.network.inner.lock();
-        fabric.send(self.network.now(), self.host, frame, &mut **observer);
+        let Inner { fabric, sink, .. } = &mut *self.network.inner.lock();
+        fabric.send(self.network.now(), self.host, frame, &mut **sink);
     }
 
     /// Takes a frame that came from another machine, behind at most `most` bytes of the same one. Gives it back if the
@@ -181,8 +189,8 @@ impl HostPort {
             return Err(frame);
         }
         let now = self.network.advance_to_now(&mut inner, self.host);
-        let Inner { fabric, observer, .. } = &mut *inner;
-        fabric.inject_external(now, self.host, frame, most, &mut **observer)
+        let Inner { fabric, sink, .. } = &mut *inner;
+        fabric.inject_external(now, self.host, frame, most, &mut **sink)
     }
 
     /// Whether frames of another machine are on their way to the host.
@@ -200,34 +208,37 @@ impl HostPort {
         self.network.line_rate()
     }
 
-    /// Lets the network catch up, and takes what is there for the host.
-    pub fn poll(&self) -> PortPoll {
+    /// Advances the network to the current time and returns what it has for the host.
+    pub fn poll(&mut self) -> PortPoll {
         let mut inner = self.network.inner.lock();
         let now = self.network.advance_to_now(&mut inner, self.host);
         inner.unpolled.remove(&self.host);
         let fabric = &mut inner.fabric;
         let frames = std::iter::from_fn(|| fabric.receive(self.host)).take(MAX_FRAMES_PER_POLL).collect();
-        let news = std::iter::from_fn(|| fabric.next_external_update(self.host)).collect();
+        let external_updates = std::iter::from_fn(|| fabric.next_external_update(self.host)).collect();
         let pause_frames = fabric.port_counters(self.host).pauses_received.iter().sum();
-        let is_free = fabric.link_free_at(self.host) <= now;
-        PortPoll {
-            frames,
-            external_updates: news,
-            paused: fabric.paused_priorities(self.host),
-            pause_frames,
-            is_link_idle: is_free,
-        }
+        let new_pause_frames = pause_frames - std::mem::replace(&mut self.pause_frames, pause_frames);
+        let is_idle = fabric.link_free_at(self.host) <= now;
+        let unblocked = if is_idle { std::mem::take(&mut self.blocked) } else { BTreeSet::new() };
+        let paused_priorities = fabric.paused_priorities(self.host);
+        PortPoll { frames, external_updates, paused_priorities, new_pause_frames, unblocked }
     }
 
-    /// How long until the line takes a frame, in nanoseconds.
-    pub fn ns_until_link_idle(&self) -> u64 {
+    /// The nanoseconds until the link can send for a blocked destination; `None` without one.
+    fn ns_until_unblocked(&self) -> Option<u64> {
+        self.blocked.first()?;
         let at = self.network.inner.lock().fabric.link_free_at(self.host);
-        at.since(self.network.now()).as_nanos() as u64
+        Some(at.since(self.network.now()).as_nanos() as u64)
+    }
+
+    /// The nanoseconds until the port needs the next poll.
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.ns_until_next_event().into_iter().chain(self.ns_until_unblocked()).min()
     }
 
     /// How long until something happens in the network, in nanoseconds; nothing if something has that the host did not
     /// look at.
-    pub fn ns_until_next_event(&self) -> Option<u64> {
+    fn ns_until_next_event(&self) -> Option<u64> {
         let inner = self.network.inner.lock();
         if inner.unpolled.contains(&self.host) {
             return Some(0);

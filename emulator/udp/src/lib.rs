@@ -24,7 +24,7 @@ mod socket;
 mod system;
 
 pub use batch::{Chunk, Datagram, ReceiveBatch};
-pub use driver::{Driver, DriverOptions, DriverSink, IcrcCheck, PortDirection};
+pub use driver::{Driver, DriverOptions, IcrcCheck};
 pub use entropy::Entropy;
 pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, charge, grant_budget};
 pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, PortOwner, bind_host, parse_addresses};
@@ -33,7 +33,7 @@ pub use link::{LinkChange, LinkControl, LinkEvent, PeerState, UnreachablePort};
 pub use loopback::Loopback;
 pub use shared_driver::{DrivePolicy, SharedDriver};
 pub use socket::{
-    MAX_RUN_BYTES, MAX_RUN_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
+    MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory, RoceSocket,
     Segmentation, SendError, SocketOptions,
 };
 pub use system::{Interface, ProcessIdentity, Ready, Waker, interface_of, wait_readable, wait_writable};

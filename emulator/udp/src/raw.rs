@@ -64,9 +64,9 @@ pub fn stream(
 ) -> Result<StreamResult, RawError> {
     let mut sender = RoceSocket::bind(SocketAddr::new(source, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(destination, 0), SocketOptions::default())?;
-    let segments = RoceSocket::max_run_segments(datagram_len);
+    let segments = RoceSocket::max_batch_segments(datagram_len);
     let run = vec![0x5a; segments * datagram_len];
-    let run_charge = charge(datagram_len, segments);
+    let batch_charge = charge(datagram_len, segments);
     // More than a megabyte on the way only leaves the cache.
     let window = crate::grant_budget(receiver.receive_buffer()).min(1 << 20);
     let (drained, finished) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -78,14 +78,14 @@ pub fn stream(
         let mut result = Ok(());
         let mut patience = Backoff(0);
         while Instant::now() < deadline && result.is_ok() {
-            if sent + run_charge > drained.load(Ordering::Acquire) + window {
+            if sent + batch_charge > drained.load(Ordering::Acquire) + window {
                 patience.spin(STREAM_SPINS);
                 continue;
             }
             patience = Backoff(0);
-            match sender.send_run_to(to, 0, datagram_len, &run) {
+            match sender.send_batch_to(to, 0, datagram_len, &run) {
                 // A run may be sent in part only where it is sent datagram by datagram.
-                Ok(taken) if taken == segments => sent += run_charge,
+                Ok(taken) if taken == segments => sent += batch_charge,
                 Ok(taken) => sent += charge(datagram_len, 1) * taken as u64,
                 Err(SendError::WouldBlock) => thread::yield_now(),
                 Err(error) => result = Err(error),
@@ -224,7 +224,7 @@ fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: WaitMode) -> Re
             WaitMode::Sleep => {}
         }
         for datagram in batch.datagrams() {
-            socket.send_run_to(datagram.source, 0, datagram.bytes.len(), datagram.bytes)?;
+            socket.send_batch_to(datagram.source, 0, datagram.bytes.len(), datagram.bytes)?;
         }
     }
     Ok(())
@@ -243,7 +243,7 @@ fn measure_round_trips(
     let mut times = Vec::with_capacity(round_trips);
     for turn in 0..warm_up + round_trips {
         let begin = Instant::now();
-        socket.send_run_to(to, 0, ball.len(), &ball)?;
+        socket.send_batch_to(to, 0, ball.len(), &ball)?;
         let mut patience = Backoff(0);
         loop {
             socket.receive(&mut batch)?;
@@ -274,7 +274,7 @@ fn measure_round_trips(
 pub fn measure_charge(host: IpAddr, datagram_len: usize, segments: usize) -> Result<u64, RawError> {
     let mut sender = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
-    sender.send_run_to(receiver.local_address(), 0, datagram_len, &vec![0; datagram_len * segments])?;
+    sender.send_batch_to(receiver.local_address(), 0, datagram_len, &vec![0; datagram_len * segments])?;
     wait_readable(&[receiver.as_fd()], Some(Duration::from_secs(10)))?;
     Ok(receiver.receive_memory()?.charged.into())
 }

@@ -32,7 +32,7 @@ impl FlowKey {
 #[derive(Debug)]
 pub(crate) struct EarlyFrame {
     pub bth: Bth,
-    pub envelope: AddressHeaders,
+    pub addressing: AddressHeaders,
     /// From the BTH to the pad bytes.
     pub transport: Vec<u8>,
     /// It came before its turn.
@@ -143,7 +143,7 @@ mod tests {
             reserved_bits: 0,
             psn: Psn::new(psn),
         };
-        EarlyFrame { bth, envelope: AddressHeaders::between(PEER, PEER), transport: Vec::new(), is_early }
+        EarlyFrame { bth, addressing: AddressHeaders::between(PEER, PEER), transport: Vec::new(), is_early }
     }
 
     /// A receiver that takes one PSN after the other, and holds what comes before its turn.

@@ -13,9 +13,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use thiserror::Error;
 
 /// The most datagrams in one run; older kernels refuse more.
-pub const MAX_RUN_SEGMENTS: usize = 64;
+pub const MAX_BATCH_SEGMENTS: usize = 64;
 /// The most bytes in one run: what fits behind an IPv4 and a UDP header.
-pub const MAX_RUN_BYTES: usize = 65_507;
+pub const MAX_BATCH_BYTES: usize = 65_507;
 
 /// How a run of datagrams becomes datagrams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,13 +195,13 @@ impl RoceSocket {
     }
 
     /// The most datagrams of `segment_size` bytes in a run.
-    pub fn max_run_segments(segment_size: usize) -> usize {
-        (MAX_RUN_BYTES / segment_size.max(1)).min(MAX_RUN_SEGMENTS)
+    pub fn max_batch_segments(segment_size: usize) -> usize {
+        (MAX_BATCH_BYTES / segment_size.max(1)).min(MAX_BATCH_SEGMENTS)
     }
 
     /// What `segments` datagrams of `segment_size` bytes, sent as one run, are counted for in the link to
     /// `destination`. Only loopback is known to keep a run whole until it is read.
-    pub fn run_charge(&self, destination: IpAddr, segment_size: usize, segments: usize) -> u64 {
+    pub fn batch_charge(&self, destination: IpAddr, segment_size: usize, segments: usize) -> u64 {
         match self.segmentation {
             Segmentation::Gso if destination.is_loopback() => charge(segment_size, segments),
             _ => charge(segment_size, 1) * segments as u64,
@@ -210,7 +210,7 @@ impl RoceSocket {
 
     /// How many datagrams of `segment_size` bytes fit into a run that may be charged `allowance`.
     pub fn max_segments_within(&self, destination: IpAddr, segment_size: usize, allowance: u64) -> usize {
-        let capacity = Self::max_run_segments(segment_size);
+        let capacity = Self::max_batch_segments(segment_size);
         let fits = match self.segmentation {
             Segmentation::Gso if destination.is_loopback() => {
                 let overhead = charge(0, 2);
@@ -228,18 +228,23 @@ impl RoceSocket {
     ///
     /// # Panics
     /// If the run is empty, or longer than [`RoceSocket::run_capacity`].
-    pub fn send_run(
+    pub fn send_batch(
         &mut self,
         destination: IpAddr,
         traffic_class: u8,
         segment_size: usize,
         bytes: &[u8],
     ) -> Result<usize, SendError> {
-        self.send_run_to(SocketAddr::new(destination, self.local.port()), traffic_class, segment_size, bytes)
+        self.send_batch_to(
+            SocketAddr::new(destination, self.local.port()),
+            traffic_class,
+            segment_size,
+            bytes,
+        )
     }
 
     /// The same, to any port.
-    pub fn send_run_to(
+    pub fn send_batch_to(
         &mut self,
         destination: SocketAddr,
         traffic_class: u8,
@@ -248,12 +253,12 @@ impl RoceSocket {
     ) -> Result<usize, SendError> {
         assert!(!bytes.is_empty() && segment_size > 0, "a run has at least one byte");
         let segments = bytes.len().div_ceil(segment_size);
-        assert!(segments <= MAX_RUN_SEGMENTS && bytes.len() <= MAX_RUN_BYTES, "a run fits into one send");
+        assert!(segments <= MAX_BATCH_SEGMENTS && bytes.len() <= MAX_BATCH_BYTES, "a run fits into one send");
         let mut attempts = 0;
         loop {
             let sent = match self.segmentation {
                 Segmentation::Gso => {
-                    system::send_run(&self.socket, destination, traffic_class, segment_size, bytes)
+                    system::send_batch(&self.socket, destination, traffic_class, segment_size, bytes)
                         .map(|()| segments)
                 }
                 Segmentation::PerDatagram => {

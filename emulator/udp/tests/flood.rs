@@ -73,7 +73,7 @@ impl Node {
         let now = self.now();
         while let Some((to, message)) = self.links.transmit(now) {
             // Link control may be lost.
-            let _ = self.sockets.link.send_run(to, 0, Message::LEN, &message.emit());
+            let _ = self.sockets.link.send_batch(to, 0, Message::LEN, &message.emit());
         }
         while let Some(event) = self.links.poll_event() {
             self.changes.push(event.change);
@@ -99,19 +99,19 @@ impl Node {
                 let segments =
                     self.sockets.roce.max_segments_within(to, size, allowance).min((frames - next) as usize);
                 if segments == 0 {
-                    let charge = self.sockets.roce.run_charge(to, size, 1);
+                    let charge = self.sockets.roce.batch_charge(to, size, 1);
                     assert!(!self.links.may_send(to, charge, now));
                     break;
                 }
-                let charge = self.sockets.roce.run_charge(to, size, segments);
+                let charge = self.sockets.roce.batch_charge(to, size, segments);
                 assert!(self.links.may_send(to, charge, now));
                 let mut run = vec![0; segments * size];
                 for (index, frame) in run.chunks_mut(size).enumerate() {
                     frame[..4].copy_from_slice(&(next + index as u32).to_be_bytes());
                 }
-                match self.sockets.roce.send_run(to, 0, size, &run) {
+                match self.sockets.roce.send_batch(to, 0, size, &run) {
                     Ok(sent) => {
-                        self.links.record_sent(to, self.sockets.roce.run_charge(to, size, sent), now);
+                        self.links.record_sent(to, self.sockets.roce.batch_charge(to, size, sent), now);
                         next += sent as u32;
                     }
                     Err(SendError::WouldBlock) => break,
@@ -212,9 +212,9 @@ fn a_host_without_a_card_is_foreign_and_then_dead() {
     let nobody = loopback(61);
     while !node.changes.contains(&LinkChange::StateChanged(PeerState::Dead)) {
         node.receive(|_, _| {});
-        let (now, charge) = (node.now(), node.sockets.roce.run_charge(nobody, 64, 1));
+        let (now, charge) = (node.now(), node.sockets.roce.batch_charge(nobody, 64, 1));
         if node.links.may_send(nobody, charge, now) {
-            node.sockets.roce.send_run(nobody, 0, 64, &[0; 64]).expect("loopback takes it");
+            node.sockets.roce.send_batch(nobody, 0, 64, &[0; 64]).expect("loopback takes it");
             node.links.record_sent(nobody, charge, now);
         }
         node.transmit();

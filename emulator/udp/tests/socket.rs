@@ -1,7 +1,7 @@
 //! The socket over real loopback.
 
 use softhca_udp::{
-    BindError, HostSockets, MAX_RUN_BYTES, NetworkError, NetworkErrorCause, PortOwner, ReceiveBatch,
+    BindError, HostSockets, MAX_BATCH_BYTES, NetworkError, NetworkErrorCause, PortOwner, ReceiveBatch,
     RoceSocket, Segmentation, SendError, SocketOptions, Waker, charge, raw, wait_readable,
 };
 use softhca_wire::{AddressHeaders, Bth, ICRC_LEN, Icrc};
@@ -46,7 +46,8 @@ fn a_run_arrives_sealed(from: IpAddr, to: IpAddr, segmentation: Segmentation, si
         Icrc::write(&envelope(index), packet);
     }
     let envelopes: Vec<AddressHeaders> = (0..segments).map(envelope).collect();
-    let sent = sender.send_run_to(receiver.local_address(), 0x6a, size, &run).expect("loopback takes a run");
+    let sent =
+        sender.send_batch_to(receiver.local_address(), 0x6a, size, &run).expect("loopback takes a run");
     assert_eq!(sent, segments);
     let datagrams = collect(&receiver, segments);
     assert_eq!(datagrams.len(), segments);
@@ -94,7 +95,7 @@ fn the_kernel_writes_the_identification_that_is_predicted() {
     raw.bind(&SocketAddr::new(to, 0).into()).expect("a raw socket on loopback");
     for (segmentation, expected) in [(Segmentation::Gso, [0, 1, 2]), (Segmentation::PerDatagram, [0, 0, 0])] {
         let (mut sender, receiver) = (open(loopback(4), segmentation), open(to, segmentation));
-        sender.send_run_to(receiver.local_address(), 0, 100, &[7; 300]).expect("loopback takes a run");
+        sender.send_batch_to(receiver.local_address(), 0, 100, &[7; 300]).expect("loopback takes a run");
         let mut seen = Vec::new();
         while seen.len() < 3 {
             let mut packet = [0; 65_536];
@@ -116,11 +117,11 @@ fn a_closed_port_is_reported_with_its_peer() {
     let mut sender = open(loopback(6), Segmentation::Gso);
     let receiver = open(loopback(7), Segmentation::Gso);
     let [closed, live] = [open(loopback(8), Segmentation::Gso).local_address(), receiver.local_address()];
-    sender.send_run_to(closed, 0, 64, &[0; 64]).expect("nothing is known yet");
+    sender.send_batch_to(closed, 0, 64, &[0; 64]).expect("nothing is known yet");
     let ready = wait_readable(&[sender.as_fd()], None).expect("the socket can be waited for");
     assert!(ready.error(0));
     // The error of one peer does not keep anything from another.
-    sender.send_run_to(live, 0, 64, &[1; 128]).expect("the other peer is there");
+    sender.send_batch_to(live, 0, 64, &[1; 128]).expect("the other peer is there");
     assert_eq!(collect(&receiver, 2).len(), 2);
     let expected = NetworkError { peer: Some(closed), cause: NetworkErrorCause::PortUnreachable };
     assert_eq!(sender.poll_error().expect("the error queue can be read"), Some(expected));
@@ -134,7 +135,8 @@ fn a_closed_port_is_reported_with_its_peer() {
 fn a_datagram_larger_than_the_path_is_refused_with_the_mtu() {
     let mut sender = open(loopback(9), Segmentation::Gso);
     let receiver = open(loopback(10), Segmentation::Gso);
-    let result = sender.send_run_to(receiver.local_address(), 0, MAX_RUN_BYTES, &vec![0; MAX_RUN_BYTES]);
+    let result =
+        sender.send_batch_to(receiver.local_address(), 0, MAX_BATCH_BYTES, &vec![0; MAX_BATCH_BYTES]);
     if result.is_ok() {
         eprintln!("skipped: loopback takes every datagram; try in a namespace with a smaller MTU");
         return;
@@ -185,7 +187,7 @@ fn an_overflowing_buffer_is_counted() {
     let options = SocketOptions { receive_buffer: 4096, ..SocketOptions::default() };
     let receiver = RoceSocket::bind(SocketAddr::new(loopback(13), 0), options).expect("a free port");
     for _ in 0..100 {
-        sender.send_run_to(receiver.local_address(), 0, 1024, &[0; 1024]).expect("the sender never knows");
+        sender.send_batch_to(receiver.local_address(), 0, 1024, &[0; 1024]).expect("the sender never knows");
     }
     let memory = receiver.receive_memory().expect("the kernel tells");
     assert_eq!(memory.limit as usize, receiver.receive_buffer());
@@ -202,7 +204,7 @@ fn the_kernel_charges_no_more_than_assumed() {
         }
         let boundaries = [16, 197, 198, 645, 646, 1669, 1670, 3717, 3718];
         for len in boundaries.into_iter().chain((20..=4224).step_by(61)) {
-            for segments in [1, 2, 7, RoceSocket::max_run_segments(len)] {
+            for segments in [1, 2, 7, RoceSocket::max_batch_segments(len)] {
                 let charged = raw::measure_charge(host, len, segments).expect("loopback takes a run");
                 let assumed = charge(len, segments);
                 assert!(charged <= assumed, "{segments} of {len} B to {host}: {charged}, not {assumed}");

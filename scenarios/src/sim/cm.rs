@@ -5,7 +5,7 @@ use crate::executor::{CmEvent, ConnectionManagers, Executor};
 use crate::plan::{PairPlan, Plan};
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
-use softhca_engine::{CmChannelId, CmId, Modify, QpState, QpType, VerbsError};
+use softhca_engine::{CmChannelId, CmId, ModifyQp, QpState, QpType, VerbsError};
 use softhca_fabric::{Endpoint, Flow, HostId, World};
 use softhca_queue::UdDestination;
 use softhca_queue::cm::{
@@ -53,7 +53,7 @@ pub(super) fn init_for_cm(
         QpType::Ud => verbs.start_datagrams(qpn, RDMA_UDP_QKEY, Psn::new(0)),
         _ => {
             let modify =
-                Modify::default().state(QpState::Init).pkey_index(0).port(1).access_flags(pair.access);
+                ModifyQp::default().state(QpState::Init).pkey_index(0).port(1).access_flags(pair.access);
             verbs.modify_queue_pair(qpn, modify).map(|_| ())
         }
     }
@@ -197,7 +197,7 @@ impl ConnectionManagers for Simulation {
     fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
         let mut verbs = self.world.verbs(self.qps[qp].host);
         // One that is in the error state already is as good.
-        let _ = verbs.modify_queue_pair(self.qps[qp].qpn, Modify::default().state(QpState::Error));
+        let _ = verbs.modify_queue_pair(self.qps[qp].qpn, ModifyQp::default().state(QpState::Error));
         verbs.cm(Command::Disconnect(CmId(id))).map(|_| ()).map_err(to_errno)
     }
 

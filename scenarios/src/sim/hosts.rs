@@ -5,7 +5,7 @@ use crate::executor::Hosts;
 use crate::plan::{FabricChange, SwitchChange, WorkRequest};
 use crate::spec::{AsyncEventName, Errno};
 use crate::verbs::send_request;
-use softhca_engine::{AsyncEvent, Instant, Modify, QpState};
+use softhca_engine::{AsyncEvent, Instant, ModifyQp, QpState};
 use softhca_fabric::{Direction, HostId, LinkId, SwitchId};
 use softhca_queue::{AccessFlags, Payload, ReceiveWorkRequest, Sge};
 use softhca_wire::{Gid, LocalKey, RemoteKey};
@@ -60,7 +60,7 @@ impl Hosts for Simulation {
 
     fn modify(&mut self, qp: usize, state: QpState, notify_drained: bool) -> Result<(), String> {
         let side = self.qps[qp];
-        let mut modify = Modify::default().state(state);
+        let mut modify = ModifyQp::default().state(state);
         if notify_drained {
             modify = modify.sqd_async_notify(true);
         }

@@ -6,7 +6,7 @@ use crate::plan::PairPlan;
 use crate::spec::Errno;
 use crate::verbs::{conn_params, port_space};
 use softhca::rdma_cm::{CmOption, CmState, Event, EventChannel, Id, RDMA_UDP_QKEY, UdParameters};
-use softhca::{Error, Modify, QpState, QpType, QueuePair};
+use softhca::{Error, ModifyQp, QpState, QpType, QueuePair};
 use softhca_engine::Resource;
 use softhca_fabric::Endpoint;
 use softhca_queue::cm::RejectReason;
@@ -53,12 +53,12 @@ impl CmConnections {
 
 /// Takes a new queue pair to where receives can be posted, as `rdma_create_qp` does; one of datagrams to RTS.
 pub(super) fn init_for_cm(pair: &QueuePair, plan: &PairPlan) -> Result<(), Error> {
-    let modify = Modify::default().pkey_index(0).port(1);
+    let modify = ModifyQp::default().pkey_index(0).port(1);
     match plan.kind {
         QpType::Ud => {
             pair.modify(&modify.state(QpState::Init).qkey(RDMA_UDP_QKEY))?;
-            pair.modify(&Modify::default().state(QpState::ReadyToReceive))?;
-            pair.modify(&Modify::default().state(QpState::ReadyToSend).sq_psn(Psn::new(0)))?;
+            pair.modify(&ModifyQp::default().state(QpState::ReadyToReceive))?;
+            pair.modify(&ModifyQp::default().state(QpState::ReadyToSend).sq_psn(Psn::new(0)))?;
         }
         _ => drop(pair.modify(&modify.state(QpState::Init).access_flags(plan.access))?),
     }
@@ -178,7 +178,7 @@ impl ConnectionManagers for RealTimeRun<'_> {
     fn disconnect(&mut self, qp: usize, id: u32) -> Result<(), Errno> {
         if let Some(pair) = &self.qps[qp].pair {
             // One that is in the error state already is as good.
-            let _ = pair.modify(&Modify::default().state(QpState::Error));
+            let _ = pair.modify(&ModifyQp::default().state(QpState::Error));
         }
         let id = self.connections.id(self.plan.qps[qp].host, id).ok_or(Errno::EINVAL)?;
         id.disconnect().map_err(to_errno)

@@ -5,7 +5,7 @@ use crate::address;
 use crate::{errno, queue_pair};
 use core::ffi::{c_int, c_uint};
 use core::mem::zeroed;
-use softhca::{AccessFlags, Modify, Mtu, Psn, QpAttributeMask, QpState, Qpn, QueueKey, RnrTimer};
+use softhca::{AccessFlags, ModifyQp, Mtu, Psn, QpAttributeMask, QpState, Qpn, QueueKey, RnrTimer};
 
 const IBV_MIG_MIGRATED: c_int = 0;
 
@@ -14,9 +14,9 @@ fn state_of(number: c_int) -> Option<QpState> {
 }
 
 /// What the caller asks for, or `None` if something of it makes no sense.
-fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<Modify> {
+fn change(attr: &ibv_qp_attr, mask: QpAttributeMask) -> Option<ModifyQp> {
     use QpAttributeMask as Mask;
-    let mut modify = Modify::default();
+    let mut modify = ModifyQp::default();
     let has = |flag| mask.contains(flag);
     if has(Mask::STATE) {
         modify.state = Some(state_of(attr.qp_state)?);

@@ -21,7 +21,7 @@ use orphaned_rings::{OrphanedRings, QueuePairRings};
 use parking_lot::Mutex;
 use softhca_engine::{
     AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, DeviceLimits, Instant, MemoryWindowType,
-    Modify, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, SrqAttributes, SrqId,
+    ModifyQp, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, SrqAttributes, SrqId,
     SrqInitAttributes, XrcdId,
 };
 use softhca_fabric::{Flow, Rule, RuleCounters};
@@ -459,7 +459,7 @@ impl Backend for DaemonBackend {
         })
     }
 
-    fn modify_queue_pair(&self, number: Qpn, modify: &Modify) -> Result<QpState> {
+    fn modify_queue_pair(&self, number: Qpn, modify: &ModifyQp) -> Result<QpState> {
         let call = Request::ModifyQueuePair { qpn: number, modify: *modify };
         expect!(self.call(&call)?, Response::QpState(state) => state)
     }

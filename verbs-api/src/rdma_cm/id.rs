@@ -4,7 +4,7 @@ use super::{
     CmOption, ConnectionParameters, Event, EventChannel, EventType, IdSnapshot, PortSpace, RDMA_UDP_QKEY,
     RejectReason, resolve,
 };
-use crate::{Context, Error, Gid, Modify, QpState, QpType, QueuePair};
+use crate::{Context, Error, Gid, ModifyQp, QpState, QpType, QueuePair};
 use parking_lot::Mutex;
 use softhca_engine::CmId;
 use softhca_queue::cm::{Command, FollowUp, QpTransition, Reply};
@@ -183,7 +183,7 @@ impl Id {
     }
 
     /// What takes the queue pair of this connection to a state, for callers who change it themselves.
-    pub fn qp_attributes(&self, state: QpState) -> Result<Modify, Error> {
+    pub fn qp_attributes(&self, state: QpState) -> Result<ModifyQp, Error> {
         match self.call(Command::InitQpAttributes { id: self.inner.id, state })? {
             Reply::QpAttributes(modify) => Ok(modify),
             _ => unreachable!("the card answers with attributes"),
@@ -282,7 +282,7 @@ impl Id {
     pub(super) fn stop_queue_pair(&self) {
         if let Some(pair) = self.connected_queue_pair() {
             // One that is in RESET or in the error state already is as good.
-            let _ = pair.modify(&Modify::default().state(QpState::Error));
+            let _ = pair.modify(&ModifyQp::default().state(QpState::Error));
         }
     }
 

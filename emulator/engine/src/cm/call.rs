@@ -1,36 +1,17 @@
 //! The calls of applications.
 
 use super::identifier::CmIdentifier;
-use super::{CmState, ConnectionManager, EventParameters, EventType, words};
+use super::{CmState, ConnectionManager, EventParameters, EventType, api};
 use crate::hca_state::HcaState;
-use crate::{AddressVector, ClientId, CmId, Context, DeviceLimits, Hca, Resource, VerbsError};
+use crate::{AddressVector, ClientId, CmId, Context, DeviceLimits, Resource, VerbsError};
 use alloc::vec::Vec;
+use api::{Command, ConnectionParameters, Reply, UdParameters};
 use core::net::IpAddr;
 use softhca_wire::cm::{RejectReason, ServiceId};
 use softhca_wire::{Gid, Qpn};
-use words::{Command, ConnectionParameters, Reply, UdParameters};
-
-impl Hca {
-    /// Carries out a call of an application to the connection manager.
-    pub fn execute_cm(
-        &mut self,
-        ctx: &mut Context<'_>,
-        client: ClientId,
-        call: Command,
-    ) -> Result<Reply, VerbsError> {
-        self.check_client(client)?;
-        self.cm.call(&mut self.state, ctx, client, call)
-    }
-
-    /// How many identifiers and channels the connection manager has, and how many ended connections it
-    /// remembers.
-    pub fn cm_resource_counts(&self) -> [usize; 3] {
-        self.cm.resource_counts()
-    }
-}
 
 impl ConnectionManager {
-    fn call(
+    pub(crate) fn call(
         &mut self,
         card: &mut HcaState,
         ctx: &mut Context<'_>,
@@ -103,7 +84,7 @@ impl ConnectionManager {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
         }
         let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("it is resolved"));
-        let room = if datagram { words::MAX_SIDR_REQ_PRIVATE_DATA } else { words::MAX_REQ_PRIVATE_DATA };
+        let room = if datagram { api::MAX_SIDR_REQ_PRIVATE_DATA } else { api::MAX_REQ_PRIVATE_DATA };
         check_private_data(&parameters.private_data, room)?;
         check_queue_pair(datagram, parameters)?;
         identifier.apply_parameters(parameters);
@@ -132,7 +113,7 @@ impl ConnectionManager {
         let state = identifier.state;
         match state {
             CmState::ReqReceived => {
-                check_private_data(&parameters.private_data, words::MAX_REP_PRIVATE_DATA)?;
+                check_private_data(&parameters.private_data, api::MAX_REP_PRIVATE_DATA)?;
                 check_queue_pair(false, parameters)?;
                 identifier.qpn = parameters.qpn;
                 // Neither side does more than both can (IBA 12.7.29, 12.7.30).
@@ -144,10 +125,10 @@ impl ConnectionManager {
                 self.send_rep(card, ctx, id, parameters);
             }
             CmState::SidrReqReceived => {
-                check_private_data(&parameters.private_data, words::MAX_SIDR_REP_PRIVATE_DATA)?;
+                check_private_data(&parameters.private_data, api::MAX_SIDR_REP_PRIVATE_DATA)?;
                 check_queue_pair(true, parameters)?;
                 identifier.qpn = parameters.qpn;
-                identifier.queue_key = parameters.qkey.unwrap_or(words::RDMA_UDP_QKEY);
+                identifier.queue_key = parameters.qkey.unwrap_or(api::RDMA_UDP_QKEY);
                 self.release_backlog(id);
                 self.send_sidr_rep(card, ctx, id, &parameters.private_data);
             }
@@ -166,11 +147,8 @@ impl ConnectionManager {
         private_data: &[u8],
     ) -> Result<(), VerbsError> {
         let identifier = self.identifier(client, id)?;
-        let room = if identifier.is_datagram() {
-            words::MAX_SIDR_REP_PRIVATE_DATA
-        } else {
-            words::MAX_REJ_PRIVATE_DATA
-        };
+        let room =
+            if identifier.is_datagram() { api::MAX_SIDR_REP_PRIVATE_DATA } else { api::MAX_REJ_PRIVATE_DATA };
         check_private_data(private_data, room)?;
         match identifier.state {
             CmState::ReqReceived | CmState::SidrReqReceived => {
@@ -235,14 +213,7 @@ impl ConnectionManager {
         let (kind, private_data) = (EventType::MulticastJoin, Vec::new());
         self.raise_event(
             ctx,
-            words::Event {
-                id,
-                listener: None,
-                event_type: kind,
-                status: 0,
-                private_data,
-                parameters: detail,
-            },
+            api::Event { id, listener: None, event_type: kind, status: 0, private_data, parameters: detail },
         );
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Channels, in which events wait until the application takes them.
 
-use super::{Channel, ConnectionManager, MAX_CHANNELS_PER_CLIENT, words};
+use super::{Channel, ConnectionManager, MAX_CHANNELS_PER_CLIENT, api};
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Resource, VerbsError};
 use alloc::collections::VecDeque;
-use words::Reply;
+use api::Reply;
 
 impl ConnectionManager {
     pub(super) fn create_channel(&mut self, client: ClientId) -> Result<CmChannelId, VerbsError> {

@@ -4,11 +4,12 @@ use super::identifier::CmIdentifier;
 use super::mad_queue::SOURCE_PORT;
 use super::{
     CmDropReason, CmFailure, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType,
-    MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, find_gid, words,
+    MAX_MRA_TIMEOUT, TARGET_ACK_DELAY, api, find_gid,
 };
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, DeviceLimits, Event, QpType};
 use alloc::vec::Vec;
+use api::{ConnectionParameters, PeerParameters};
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use softhca_wire::cm::{
@@ -16,7 +17,6 @@ use softhca_wire::cm::{
     SidrStatus,
 };
 use softhca_wire::{AddressHeaders, Gid, PartitionKey, Psn};
-use words::{ConnectionParameters, PeerParameters};
 
 /// The header of the RDMA CM, and the application's data behind it.
 pub(super) fn private_data_with_addresses<const N: usize>(
@@ -186,7 +186,7 @@ impl ConnectionManager {
         let private_data = req.private_data.0[RdmaCmHeader::LEN..].to_vec();
         self.raise_event(
             ctx,
-            words::Event {
+            api::Event {
                 id,
                 listener: Some(listener),
                 event_type: EventType::ConnectRequest,
@@ -369,14 +369,7 @@ impl ConnectionManager {
         let (private_data, detail) = (rep.private_data.0.to_vec(), EventParameters::Connection(offer));
         self.raise_event(
             ctx,
-            words::Event {
-                id,
-                listener: None,
-                event_type: kind,
-                status: 0,
-                private_data,
-                parameters: detail,
-            },
+            api::Event { id, listener: None, event_type: kind, status: 0, private_data, parameters: detail },
         );
     }
 
@@ -532,7 +525,7 @@ impl ConnectionManager {
                 let detail = EventParameters::None;
                 self.raise_event(
                     ctx,
-                    words::Event {
+                    api::Event {
                         id,
                         listener: None,
                         event_type: kind,

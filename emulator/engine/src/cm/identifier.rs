@@ -2,13 +2,16 @@
 
 use super::mad_queue::SOURCE_PORT;
 use super::ports::Scope;
-use super::{CmState, DEFAULT_ACK_TIMEOUT, words};
-use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, Modify, QpState, QpType, VerbsError};
+use crate::{AddressVector, ClientId, CmChannelId, CmId, Instant, ModifyQp, QpState, QpType, VerbsError};
 use alloc::boxed::Box;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use softhca_queue::AccessFlags;
+use softhca_queue::cm::{self as api, CmState};
 use softhca_wire::cm::{CommunicationId, Datagram, PortSpace, ServiceId};
 use softhca_wire::{AddressHeaders, Gid, Mtu, Psn, Qpn, QueueKey, RnrTimer};
+
+/// The exponent of the time that an acknowledgement may take, if the application does not say.
+const DEFAULT_ACK_TIMEOUT: u8 = 19;
 
 /// A message as it was sent.
 pub(super) struct SentMad {
@@ -102,7 +105,7 @@ impl CmIdentifier {
             flow_label: 0,
             mtu: Mtu::B1024,
             qpn: Qpn::default(),
-            queue_key: words::RDMA_UDP_QKEY,
+            queue_key: api::RDMA_UDP_QKEY,
             remote_qpn: Qpn::default(),
             rq_psn: Psn::default(),
             sq_psn: Psn::default(),
@@ -160,8 +163,8 @@ impl CmIdentifier {
         }
     }
 
-    pub fn view(&self, source_gid: Gid) -> words::IdSnapshot {
-        words::IdSnapshot {
+    pub fn view(&self, source_gid: Gid) -> api::IdSnapshot {
+        api::IdSnapshot {
             state: self.state,
             port_space: self.port_space,
             qp_type: self.kind,
@@ -175,8 +178,8 @@ impl CmIdentifier {
     }
 
     /// What takes its queue pair to a state.
-    pub fn attributes(&self, id: CmId, state: QpState) -> Result<Modify, VerbsError> {
-        let modify = Modify::default().state(state);
+    pub fn attributes(&self, id: CmId, state: QpState) -> Result<ModifyQp, VerbsError> {
+        let modify = ModifyQp::default().state(state);
         let connected = !matches!(
             self.state,
             CmState::Idle

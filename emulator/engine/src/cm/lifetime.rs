@@ -2,13 +2,13 @@
 
 use super::identifier::CmIdentifier;
 use super::{
-    CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, time_wait_duration, words,
+    CmState, ConnectionManager, MAX_IDENTIFIERS, MAX_IDENTIFIERS_PER_CLIENT, api, time_wait_duration,
 };
 use crate::hca_state::HcaState;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, QpType, Resource, VerbsError};
 use alloc::vec::Vec;
+use api::CmOption;
 use softhca_wire::cm::{PortSpace, RejectReason};
-use words::CmOption;
 
 impl ConnectionManager {
     pub(super) fn create(

@@ -1,6 +1,6 @@
 //! Messages on their way to QP1 of other ports: built when the port asks for them.
 
-use crate::cm::{CmDropReason, CmMessageKind};
+use super::event::{CmDropReason, CmMessageKind};
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event, PacketBatch, PacketSummary, TransmitGate};
 use alloc::collections::{BTreeMap, VecDeque};

@@ -10,6 +10,7 @@ mod call;
 mod channel;
 mod connect;
 mod disconnect;
+mod event;
 mod identifier;
 mod lifetime;
 mod mad_queue;
@@ -17,16 +18,17 @@ mod ports;
 mod receive;
 mod sidr;
 
+pub use event::{CmDropReason, CmFailure, CmMessageKind};
+
 use crate::hca_state::HcaState;
 use crate::{ClientId, CmChannelId, CmId, Context, Event, Instant};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use core::fmt;
 use core::net::IpAddr;
 use core::time::Duration;
 use identifier::{AwaitedReply, CmIdentifier, SentMad};
 use mad_queue::MadQueue;
 use ports::Ports;
-use softhca_queue::cm::{self as words, CmState, EventParameters, EventType};
+use softhca_queue::cm::{self as api, CmState, EventParameters, EventType};
 use softhca_wire::cm::{CommunicationId, Message};
 use softhca_wire::{Gid, Qpn};
 
@@ -38,8 +40,6 @@ const MAX_IDENTIFIERS_PER_CLIENT: usize = 32_768;
 const MAX_CHANNELS_PER_CLIENT: usize = 4_096;
 /// Connections of gone identifiers that are remembered; the oldest are forgotten first.
 const MAX_TIME_WAITS: usize = 65_536;
-/// The exponent of the time that an acknowledgement may take, if the application does not say.
-const DEFAULT_ACK_TIMEOUT: u8 = 19;
 /// How long a card may take to acknowledge, as an exponent.
 const TARGET_ACK_DELAY: u8 = 15;
 /// The exponent of the longest time that an MRA is granted.
@@ -48,68 +48,9 @@ const MAX_MRA_TIMEOUT: u8 = 24;
 const ETIMEDOUT: i32 = 110;
 const EHOSTUNREACH: i32 = 113;
 
-/// A kind of message, for events: one of [`Message`]'s names.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct CmMessageKind(&'static str);
-
-impl CmMessageKind {
-    pub(crate) fn new(message: &Message) -> CmMessageKind {
-        CmMessageKind(message.name())
-    }
-
-    /// The name that the specification gives it.
-    pub const fn name(self) -> &'static str {
-        self.0
-    }
-}
-
-impl fmt::Debug for CmMessageKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-/// Why a message of the connection manager was not acted on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
-pub enum CmDropReason {
-    NoSuchConnection,
-    UnexpectedInState(CmState),
-    BacklogFull { limit: u32 },
-    TooManyIdentifiers,
-    Duplicate,
-    PeerMismatch,
-    SendQueueFull,
-}
-
-impl fmt::Display for CmDropReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CmDropReason::NoSuchConnection => f.write_str("there is no such connection"),
-            CmDropReason::UnexpectedInState(state) => write!(f, "the connection is in state {state}"),
-            CmDropReason::BacklogFull { limit } => {
-                write!(f, "{limit} requests wait already: the backlog of the listener is full")
-            }
-            CmDropReason::TooManyIdentifiers => f.write_str("the card has no identifier left"),
-            CmDropReason::Duplicate => f.write_str("a duplicate"),
-            CmDropReason::PeerMismatch => f.write_str("it comes from another host than the connection's"),
-            CmDropReason::SendQueueFull => f.write_str("too many messages wait to be sent"),
-        }
-    }
-}
-
-/// Why a connection was given up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CmFailure {
-    /// No answer came, in every try.
-    TimedOut,
-    /// The peer's port is gone.
-    PeerUnreachable,
-}
-
 struct Channel {
     client: ClientId,
-    events: VecDeque<words::Event>,
+    events: VecDeque<api::Event>,
     users: usize,
 }
 
@@ -194,7 +135,7 @@ impl ConnectionManager {
     }
 
     /// Puts an event into the channel of its identifier.
-    fn raise_event(&mut self, ctx: &mut Context<'_>, event: words::Event) {
+    fn raise_event(&mut self, ctx: &mut Context<'_>, event: api::Event) {
         let Some(identifier) = self.identifiers.get(&event.id) else { return };
         let (client, number) = (identifier.client, identifier.channel);
         let Some(channel) = self.channels.get_mut(&number) else { return };
@@ -207,7 +148,7 @@ impl ConnectionManager {
         let private_data = alloc::vec::Vec::new();
         self.raise_event(
             ctx,
-            words::Event {
+            api::Event {
                 id,
                 listener: None,
                 event_type: kind,

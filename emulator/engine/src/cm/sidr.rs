@@ -3,14 +3,14 @@
 use super::connect::{emit_cm_dropped, private_data_with_addresses, reply_addressing};
 use super::identifier::SentMad;
 use super::{
-    CmDropReason, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType, find_gid, words,
+    CmDropReason, CmMessageKind, CmState, ConnectionManager, EventParameters, EventType, api, find_gid,
 };
 use crate::hca_state::HcaState;
 use crate::{CmId, Context, Event};
+use api::UdParameters;
 use core::net::IpAddr;
 use softhca_wire::cm::{CommunicationId, Datagram, PrivateData, RdmaCmHeader, SidrRep, SidrReq, SidrStatus};
 use softhca_wire::{AddressHeaders, PartitionKey};
-use words::UdParameters;
 
 impl ConnectionManager {
     /// Sends the SIDR_REQ of an identifier that `connect` prepared.
@@ -94,7 +94,7 @@ impl ConnectionManager {
         let (listener, kind) = (Some(listener), EventType::ConnectRequest);
         self.raise_event(
             ctx,
-            words::Event { id, listener, event_type: kind, status: 0, private_data, parameters: detail },
+            api::Event { id, listener, event_type: kind, status: 0, private_data, parameters: detail },
         );
     }
 
@@ -172,7 +172,7 @@ impl ConnectionManager {
         let status = i32::from(rep.status.0);
         self.raise_event(
             ctx,
-            words::Event { id, listener: None, event_type: kind, status, private_data, parameters: detail },
+            api::Event { id, listener: None, event_type: kind, status, private_data, parameters: detail },
         );
     }
 }

@@ -1,6 +1,7 @@
 //! The control verbs: creating, changing and destroying resources. Here are those of applications as a whole.
 
 mod address;
+mod cm;
 mod memory;
 mod queue_pair;
 mod queues;

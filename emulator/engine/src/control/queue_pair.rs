@@ -1,12 +1,11 @@
 //! Control verbs of queue pairs.
 
 use super::{check_limit, check_receive_ring};
-use crate::queue_pair::QueuePair;
-use crate::requester_state::RequesterState;
-use crate::responder_state::ResponderState;
+use crate::addressing::address_headers;
+use crate::queue_pair::{QueuePair, RequesterState, ResponderState, check_modify};
 use crate::{
-    ClientId, Context, Event, Hca, Modify, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
-    Reason, Resource, VerbsError, address, transition,
+    ClientId, Context, Event, Hca, ModifyQp, QpAttributes, QpInitAttributes, QpSnapshot, QpState, QpType,
+    Reason, Resource, VerbsError,
 };
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_queue::{ReceiveConsumer, SendConsumer};
@@ -156,11 +155,11 @@ impl Hca {
         ctx: &mut Context<'_>,
         client: ClientId,
         number: Qpn,
-        modify: &Modify,
+        modify: &ModifyQp,
     ) -> Result<QpState, VerbsError> {
         let qp = self.queue_pair(client, number)?;
         let (kind, from) = (qp.kind, qp.state);
-        let to = transition::check_modify(number, kind, from, modify)?;
+        let to = check_modify(number, kind, from, modify)?;
         if let Some(path) = &modify.address_vector {
             self.check_address_vector(path)?;
         }
@@ -189,7 +188,7 @@ impl Hca {
         qp.attributes.apply(modify);
         if let Some(path) = &modify.address_vector {
             let source = gids[usize::from(path.sgid_index)];
-            qp.addressing = address::address_headers(path, source, number, qp.attributes.dest_qpn);
+            qp.addressing = address_headers(path, source, number, qp.attributes.dest_qpn);
         }
         if let Some(psn) = modify.rq_psn {
             qp.discard_orphaned_acks(card);

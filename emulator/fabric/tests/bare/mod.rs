@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "not everybody needs all of it")]
 
 use softhca_engine::{
-    AddressVector, ClientId, Context, CqId, Hca, Modify, PdId, QpInitAttributes, QpState, QpType,
+    AddressVector, ClientId, Context, CqId, Hca, ModifyQp, PdId, QpInitAttributes, QpState, QpType,
 };
 use softhca_queue::AccessFlags;
 use softhca_wire::{Gid, Mtu, Psn, Qpn, RnrTimer};
@@ -25,8 +25,8 @@ pub fn reliable(domain: PdId, queue: CqId) -> QpInitAttributes {
 }
 
 /// The steps to a queue pair that is ready to send to its peer, with the same first PSN both ways.
-pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [Modify; 3] {
-    let modify = Modify::default();
+pub fn steps((gid, destination): (Gid, Qpn), mtu: Mtu, first: Psn) -> [ModifyQp; 3] {
+    let modify = ModifyQp::default();
     [
         modify.state(QpState::Init).pkey_index(0).port(1).access_flags(RIGHTS),
         modify

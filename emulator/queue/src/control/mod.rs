@@ -12,8 +12,8 @@ pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
     AccessFlags, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, Modify, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType, SrqAttributes,
-    SrqId, SrqInitAttributes, XrcdId, cm,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType,
+    SrqAttributes, SrqId, SrqInitAttributes, XrcdId, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -250,7 +250,7 @@ pub enum Request {
     },
     ModifyQueuePair {
         qpn: Qpn,
-        modify: Modify,
+        modify: ModifyQp,
     },
     QueryQueuePair(Qpn),
     DestroyQueuePair(Qpn),
@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_call_survives_the_journey() {
-        let modify = Modify::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
+        let modify = ModifyQp::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
         let call = Request::ModifyQueuePair { qpn: Qpn::new(7), modify };
         assert_eq!(decode(&encode(&call)), Ok(call));
     }

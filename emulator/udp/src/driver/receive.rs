@@ -1,95 +1,110 @@
-//! The receiving half: batches of the sockets, frames of the backbone, in the order of their PSNs.
+//! Receive: packets from the sockets, from the host network and from the HCA itself, in PSN order.
 
-use super::{Driver, DriverSink, EngineEvents, IcrcCheck, PortDirection};
+use super::engine::{Engine, frame_event};
+use super::link::Port;
+use super::{Driver, IcrcCheck};
 use crate::host_network::HostPort;
+use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
-use crate::{Chunk, LinkControl, PeerState};
-use softhca_engine::{Context, Hca, Instant, Memory, PacketBatch};
-use softhca_fabric::{ExternalPortUpdate, Frame, Origin};
+use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerState, ReceiveBatch};
+use softhca_engine::{Context, Hca, Instant, Memory};
+use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{AddressHeaders, Bth, Icrc};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::num::NonZeroU64;
 
-/// Hands frames to the card in the order of their PSNs.
-struct InOrderReceiver<'a, 'c> {
-    hca: &'a mut Hca,
-    reorder_buffer: &'a mut ReorderBuffer,
-    ctx: Context<'c>,
-    now: u64,
+/// Reads the sockets of the host and of its multicast groups.
+pub(super) struct Receiver {
+    batch: ReceiveBatch,
+    pub multicast: MulticastGroups,
+    pub packets: PacketReceiver,
 }
 
-/// The identifications of the datagrams of a chunk, each found when it is first asked for; none if an ICRC is wrong.
+/// Verifies packets and hands them to the HCA.
+pub(super) struct PacketReceiver {
+    pub icrc_check: IcrcCheck,
+    /// The identifications of the current chunk, kept to reuse their memory.
+    identifications: Vec<Option<u16>>,
+    reorder_buffer: ReorderBuffer,
+}
+
+/// A chunk that arrived at an address of the host or at a multicast group.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival<'a> {
+    pub chunk: Chunk<'a>,
+    pub destination: IpAddr,
+    pub check: IcrcCheck,
+}
+
+/// Verifies the ICRC of each datagram of a chunk when it is first asked for. A datagram with a bad ICRC has no
+/// identification.
 struct IcrcVerifier<'a, 'b> {
-    chunk: Chunk<'b>,
-    address: IpAddr,
-    check: IcrcCheck,
+    arrival: Arrival<'b>,
     identification_limit: u32,
     identifications: &'a mut Vec<Option<u16>>,
 }
 
 impl<'b> IcrcVerifier<'_, 'b> {
-    /// The envelope of a datagram, and the packet in it if its ICRC is right.
+    /// The addressing of a datagram, and its transport packet if the ICRC is correct.
     fn verify(&mut self, index: usize, bytes: &'b [u8]) -> (AddressHeaders, Option<&'b [u8]>) {
-        let mut envelope = AddressHeaders::between(self.chunk.source.ip(), self.address);
-        envelope.source_port = self.chunk.source.port();
-        envelope.traffic_class = self.chunk.traffic_class;
+        let Arrival { chunk, destination, check } = self.arrival;
+        let mut addressing = AddressHeaders::between(chunk.source.ip(), destination);
+        addressing.source_port = chunk.source.port();
+        addressing.traffic_class = chunk.traffic_class;
         if index == self.identifications.len() {
-            // The most likely: that of a run that was kept together.
-            envelope.identification = index as u16;
-            self.identifications.push(match self.check {
+            // The most likely one: the kernel numbers the segments of a GSO send from zero.
+            addressing.identification = index as u16;
+            self.identifications.push(match check {
                 IcrcCheck::Ignore => Some(index as u16),
-                _ => Icrc::recover_identification(&envelope, bytes, self.identification_limit),
+                _ => Icrc::recover_identification(&addressing, bytes, self.identification_limit),
             });
         }
         let identification = self.identifications[index];
-        envelope.identification = identification.unwrap_or(0);
+        addressing.identification = identification.unwrap_or(0);
         let transport = Icrc::split(bytes).ok().filter(|_| identification.is_some());
-        (envelope, transport.map(|(transport, _)| transport))
+        (addressing, transport.map(|(transport, _)| transport))
     }
 }
 
-impl InOrderReceiver<'_, '_> {
-    fn receive(mut self, envelope: &AddressHeaders, transport: &[u8]) {
-        let Ok(bth) = Bth::parse(transport) else {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
+impl Receiver {
+    pub fn new(icrc_check: IcrcCheck) -> Receiver {
+        let packets = PacketReceiver {
+            icrc_check,
+            identifications: Vec::new(),
+            reorder_buffer: ReorderBuffer::default(),
         };
-        let is_early = self.hca.is_out_of_sequence(&bth);
-        if !is_early && self.reorder_buffer.is_empty() {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
-        }
-        let key = FlowKey::of(envelope.source, &bth);
-        if !is_early && !self.reorder_buffer.contains(key) {
-            return self.hca.receive(&mut self.ctx, envelope, transport);
-        }
-        let frame = EarlyFrame { bth, envelope: *envelope, transport: transport.to_vec(), is_early };
-        self.reorder_buffer.insert(key, frame, self.now);
-        self.release(key);
+        Receiver { batch: ReceiveBatch::new(), multicast: MulticastGroups::default(), packets }
     }
 
-    fn release(mut self, key: FlowKey) {
-        while let Some((frame, in_order)) =
-            self.reorder_buffer.pop_ready(key, self.now, |bth| self.hca.is_out_of_sequence(bth))
-        {
-            self.hca.count_reordered(in_order.into());
-            self.hca.receive(&mut self.ctx, &frame.envelope, &frame.transport);
-        }
+    pub fn next_timeout(&self) -> Option<u64> {
+        self.packets.reorder_buffer.next_timeout()
     }
-}
 
-impl<M: Memory> Driver<M> {
-    /// Takes one batch; more if a frame came before its turn, until those before it came or nothing is left.
-    pub(super) fn receive(&mut self, now: Instant) -> io::Result<bool> {
-        let mut moved = self.receive_batches(now)?;
-        while !self.reorder_buffer.is_empty() {
-            if let Some(plug) = &self.host_port {
-                self.reorder_buffer
-                    .restart_timeout(self.now().nanos(), |peer| plug.has_external_in_flight(peer));
+    /// Drops the early frames of a dead peer.
+    pub fn remove_peer(&mut self, peer: IpAddr) {
+        self.packets.reorder_buffer.remove_peer(peer);
+    }
+
+    /// Receives one batch. After an early frame it receives more, until the missing frames arrive or the sockets are
+    /// empty. Returns whether any packet moved.
+    pub fn poll<M: Memory>(
+        &mut self,
+        now: Instant,
+        clock: impl Fn() -> Instant,
+        engine: &mut Engine<M>,
+        port: &mut Port,
+    ) -> io::Result<bool> {
+        let mut moved = self.receive_batches(now, engine, port)?;
+        while !self.packets.reorder_buffer.is_empty() {
+            let reorder_buffer = &mut self.packets.reorder_buffer;
+            if let Some(network) = &port.network {
+                reorder_buffer.restart_timeout(clock().nanos(), |peer| network.has_external_in_flight(peer));
             }
-            if let Some(key) = self.reorder_buffer.expired_flow(self.now().nanos()) {
-                self.release(now, key);
-            } else if self.receive_batches(now)? {
+            if let Some(key) = reorder_buffer.expired_flow(clock().nanos()) {
+                engine.call(now, |hca, ctx| release(reorder_buffer, key, clock().nanos(), hca, ctx));
+            } else if self.receive_batches(now, engine, port)? {
                 moved = true;
             } else {
                 break;
@@ -98,201 +113,165 @@ impl<M: Memory> Driver<M> {
         Ok(moved)
     }
 
-    /// Takes one batch of each socket.
-    fn receive_batches(&mut self, now: Instant) -> io::Result<bool> {
-        let (mut received, mut drained) = (false, true);
-        let Driver { hca, memory, links, sink: witness, batch, sockets, multicast: memberships, .. } = self;
-        let Driver {
-            icrc_check: icrc,
-            reorder_buffer: held,
-            host_port: plug,
-            identifications: identified,
-            ..
-        } = self;
-        let ports = sockets.by_address().map(|port| (port.address(), &port.roce));
-        for (address, socket) in ports.chain(memberships.sockets()) {
+    /// Receives one batch from each socket.
+    fn receive_batches<M: Memory>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<M>,
+        port: &mut Port,
+    ) -> io::Result<bool> {
+        let (mut received, mut is_drained) = (false, true);
+        let Receiver { batch, multicast, packets } = self;
+        let Port { sockets, links, network, .. } = port;
+        let check = packets.icrc_check;
+        let unicast = sockets.by_address().map(|sockets| (sockets.address(), &sockets.roce));
+        for (destination, socket) in unicast.chain(multicast.sockets()) {
             socket.receive(batch)?;
-            let granted = !address.is_multicast();
             received |= !batch.is_empty();
-            drained &= !batch.is_full() || !granted;
-            let plug = plug.as_ref();
+            is_drained &= !batch.is_full() || destination.is_multicast();
             for chunk in batch.chunks() {
-                receive_chunk(
-                    now,
-                    chunk,
-                    address,
-                    hca,
-                    memory,
-                    links,
-                    held,
-                    plug,
-                    &mut **witness,
-                    *icrc,
-                    identified,
-                );
+                let arrival = Arrival { chunk, destination, check };
+                packets.receive_chunk(now, arrival, engine, links, network.as_ref());
             }
         }
-        if drained {
-            self.links.on_socket_empty(now.nanos());
+        if is_drained {
+            links.on_socket_empty(now.nanos());
         }
         Ok(received)
     }
+}
 
-    /// Takes the run in the buffer, which this card sent to itself.
-    pub(super) fn receive_loopback(&mut self, now: Instant, run: &PacketBatch, check: IcrcCheck) {
-        let Driver {
-            hca,
-            memory,
-            links,
-            reorder_buffer: held,
-            host_port: plug,
-            sink: witness,
-            identifications: identified,
-            transmit_buffer: buffer,
-            ..
-        } = self;
-        let AddressHeaders { source, source_port, destination, traffic_class, .. } = run.addressing;
-        let source = SocketAddr::new(source, source_port);
-        let chunk =
-            Chunk { source, traffic_class, segment_size: run.segment_size, bytes: &buffer[..run.bytes] };
-        let plug = plug.as_ref();
-        receive_chunk(
-            now,
-            chunk,
-            destination,
-            hca,
-            memory,
-            links,
-            held,
-            plug,
-            &mut **witness,
-            check,
-            identified,
-        );
-    }
-
-    /// Hands frames of a flow to the card whose turn has come, or that waited for too long.
-    fn release(&mut self, now: Instant, key: FlowKey) {
-        let mut events = EngineEvents(&mut *self.sink);
-        let wall_ns = self.started.elapsed().as_nanos() as u64;
-        let ctx = Context { now, memory: &mut self.memory, events: &mut events };
-        InOrderReceiver { hca: &mut self.hca, reorder_buffer: &mut self.reorder_buffer, ctx, now: wall_ns }
-            .release(key);
-    }
-
-    /// Takes what the backbone has for this host. Says whether that is anything.
-    pub(super) fn poll_host_network(&mut self, now: Instant) -> bool {
-        let Some(glance) = self.host_port.as_ref().map(HostPort::poll) else { return false };
-        let before = core::mem::replace(&mut self.network_pause_frames, glance.pause_frames);
-        self.hca.count_pause_frames(glance.pause_frames - before);
-        self.hca.set_paused_priorities(glance.paused);
-        for ExternalPortUpdate { peer, queued_bytes: waiting, pause } in &glance.external_updates {
-            self.links.limit_buffered(*peer, *waiting);
-            if let Some(pause) = pause {
-                let rate = self.host_port.as_ref().and_then(HostPort::line_rate).map_or(0, NonZeroU64::get);
-                self.pause_peer(*peer, Pause::from_pfc(pause, rate));
+impl PacketReceiver {
+    /// Receives a chunk. Multicast is exempt from grants.
+    pub fn receive_chunk<M: Memory>(
+        &mut self,
+        now: Instant,
+        arrival: Arrival<'_>,
+        engine: &mut Engine<M>,
+        links: &mut LinkControl,
+        network: Option<&HostPort>,
+    ) {
+        let Arrival { chunk, destination, check } = arrival;
+        let peer = chunk.source.ip();
+        let is_unicast = !destination.is_multicast();
+        let mut granted =
+            if is_unicast { links.record_received(peer, chunk.charge(), now.nanos()) } else { 0 };
+        // Only packets of native peers pass the switch of this host: a foreign peer cannot be paused.
+        let network = network.filter(|_| is_unicast && links.is_established(peer));
+        let identification_limit = match (check, links.state(peer)) {
+            (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
+            _ => MAX_BATCH_SEGMENTS as u32,
+        };
+        let in_order = links.transmits_in_order(peer);
+        let PacketReceiver { identifications, reorder_buffer, .. } = self;
+        identifications.clear();
+        let mut verifier = IcrcVerifier { arrival, identification_limit, identifications };
+        // How many packets, from the current one on, already have their payload in memory.
+        let (mut placed, segments) = (0, chunk.segments());
+        for (index, datagram) in chunk.datagrams().enumerate() {
+            let (addressing, transport) = verifier.verify(index, datagram.bytes);
+            if let (Some(network), Some(_)) = (network, transport) {
+                let frame = Frame::new(addressing, datagram.bytes.to_vec());
+                if network.inject_external(frame, links.grant_issuer().budget()).is_ok() {
+                    // The packet occupies granted buffer space until it has entered the network.
+                    links.add_buffered(peer, std::mem::take(&mut granted));
+                    continue;
+                }
             }
-        }
-        let Driver {
-            hca, memory, links, reorder_buffer: held, sink: witness, blocked_on_link: at_line, ..
-        } = self;
-        if glance.is_link_idle {
-            let mut events = EngineEvents(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            core::mem::take(at_line).into_iter().for_each(|destination| hca.unblock(&mut ctx, destination));
-        }
-        for (frame, origin) in &glance.frames {
-            witness.on_frame(now, PortDirection::Received, &frame.addressing, &frame.bytes);
-            let mut events = EngineEvents(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            match Icrc::split(&frame.bytes) {
-                // What came from outside was checked when it came; its host may have mixed it up.
-                Ok((transport, _)) if *origin == Origin::External => {
-                    if links.transmits_in_order(frame.addressing.source) {
-                        let taker = InOrderReceiver { hca, reorder_buffer: held, ctx, now: now.nanos() };
-                        taker.receive(&frame.addressing, transport);
-                    } else {
-                        hca.receive(&mut ctx, &frame.addressing, transport);
+            engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
+            engine.call(now, |hca, ctx| {
+                let may_batch = placed == 0 && network.is_none() && index + 1 < segments;
+                if may_batch && ctx.memory.prefers_batches() && reorder_buffer.is_empty() {
+                    let following = (index..).zip(chunk.skip_to(index).datagrams());
+                    let mut packets =
+                        following.map_while(|(index, datagram)| verifier.verify(index, datagram.bytes).1);
+                    placed = hca.place_batch(ctx, &addressing, &mut packets);
+                }
+                match transport {
+                    Some(transport) if placed > 0 => {
+                        placed -= 1;
+                        hca.receive_placed(ctx, &addressing, transport);
                     }
+                    Some(transport) if in_order => {
+                        receive_in_order(reorder_buffer, &addressing, transport, hca, ctx);
+                    }
+                    Some(transport) => hca.receive(ctx, &addressing, transport),
+                    None if Icrc::split(datagram.bytes).is_ok() => hca.drop_bad_icrc(ctx),
+                    None => hca.receive(ctx, &addressing, datagram.bytes),
                 }
-                Ok((transport, icrc)) if Icrc::compute(&frame.addressing, transport) == icrc => {
-                    hca.receive(&mut ctx, &frame.addressing, transport);
-                }
-                Ok(_) => hca.drop_bad_icrc(&mut ctx),
-                Err(_) => hca.receive(&mut ctx, &frame.addressing, &frame.bytes),
-            }
+            });
         }
-        !glance.frames.is_empty()
     }
 }
 
-/// Takes a chunk that came to `address`, which may be a multicast group: that is exempt from grants.
-fn receive_chunk<M: Memory>(
-    now: Instant,
-    chunk: Chunk<'_>,
-    address: IpAddr,
+/// Hands a packet to the HCA in PSN order: early packets wait in the reorder buffer.
+fn receive_in_order(
+    reorder_buffer: &mut ReorderBuffer,
+    addressing: &AddressHeaders,
+    transport: &[u8],
     hca: &mut Hca,
-    memory: &mut M,
-    links: &mut LinkControl,
-    held: &mut ReorderBuffer,
-    plug: Option<&HostPort>,
-    witness: &mut dyn DriverSink,
-    check: IcrcCheck,
-    found: &mut Vec<Option<u16>>,
+    ctx: &mut Context<'_>,
 ) {
-    let peer = chunk.source.ip();
-    let mut granted = 0;
-    if !address.is_multicast() {
-        granted = links.record_received(peer, chunk.charge(), now.nanos());
+    let Ok(bth) = Bth::parse(transport) else { return hca.receive(ctx, addressing, transport) };
+    let is_early = hca.is_out_of_sequence(&bth);
+    if !is_early && reorder_buffer.is_empty() {
+        return hca.receive(ctx, addressing, transport);
     }
-    // What a port like ours sends passes the switch of this host, if there is one; others could not be paused.
-    let plug = plug.filter(|_| !address.is_multicast() && links.is_established(peer));
-    let limit = match (check, links.state(peer)) {
-        (IcrcCheck::Auto, Some(PeerState::Foreign) | None) if !links.is_internal(peer) => 65_536,
-        _ => crate::MAX_RUN_SEGMENTS as u32,
-    };
-    let keeps_order = links.transmits_in_order(peer);
-    found.clear();
-    let mut identified =
-        IcrcVerifier { chunk, address, check, identification_limit: limit, identifications: found };
-    // Packets, from the present one on, whose payload is in its place already.
-    let (mut placed, segments) = (0, chunk.segments());
-    for (index, datagram) in chunk.datagrams().enumerate() {
-        let (envelope, transport) = identified.verify(index, datagram.bytes);
-        if let (Some(plug), Some(_)) = (plug, transport) {
-            let frame = Frame::new(envelope, datagram.bytes.to_vec());
-            if plug.inject_external(frame, links.grant_issuer().budget()).is_ok() {
-                // Until it is in the network it takes room that was granted.
-                links.add_buffered(peer, std::mem::take(&mut granted));
-                continue;
+    let key = FlowKey::of(addressing.source, &bth);
+    if !is_early && !reorder_buffer.contains(key) {
+        return hca.receive(ctx, addressing, transport);
+    }
+    let now = ctx.now.nanos();
+    let frame = EarlyFrame { bth, addressing: *addressing, transport: transport.to_vec(), is_early };
+    reorder_buffer.insert(key, frame, now);
+    release(reorder_buffer, key, now, hca, ctx);
+}
+
+/// Hands the frames of a flow to the HCA that are next in PSN order or have waited too long.
+fn release(reorder_buffer: &mut ReorderBuffer, key: FlowKey, now: u64, hca: &mut Hca, ctx: &mut Context<'_>) {
+    while let Some((frame, was_reordered)) =
+        reorder_buffer.pop_ready(key, now, |bth| hca.is_out_of_sequence(bth))
+    {
+        hca.count_reordered(was_reordered.into());
+        hca.receive(ctx, &frame.addressing, &frame.transport);
+    }
+}
+
+impl<M: Memory> Driver<M> {
+    /// Receives what the host network has for this host. Returns whether it had a frame.
+    pub(super) fn poll_host_network(&mut self, now: Instant) -> bool {
+        let Some(network) = &mut self.port.network else { return false };
+        let (poll, rate) = (network.poll(), network.line_rate().map_or(0, NonZeroU64::get));
+        self.engine.hca.count_pause_frames(poll.new_pause_frames);
+        self.engine.hca.set_paused_priorities(poll.paused_priorities);
+        for ExternalPortUpdate { peer, queued_bytes, pause } in &poll.external_updates {
+            self.port.links.limit_buffered(*peer, *queued_bytes);
+            if let Some(pause) = pause {
+                self.pause_peer(*peer, Pause::from_pfc(pause, rate));
             }
         }
-        witness.on_frame(now, PortDirection::Received, &envelope, datagram.bytes);
-        let mut events = EngineEvents(witness);
-        let mut ctx = Context { now, memory, events: &mut events };
-        if placed == 0
-            && plug.is_none()
-            && ctx.memory.prefers_batches()
-            && index + 1 < segments
-            && held.is_empty()
-        {
-            let following = (index..).zip(chunk.skip_to(index).datagrams());
-            let mut packets =
-                following.map_while(|(index, datagram)| identified.verify(index, datagram.bytes).1);
-            placed = hca.place_batch(&mut ctx, &envelope, &mut packets);
+        let Driver { engine, port, receiver, .. } = self;
+        for destination in poll.unblocked {
+            engine.call(now, |hca, ctx| hca.unblock(ctx, destination));
         }
-        match transport {
-            Some(transport) if placed > 0 => {
-                placed -= 1;
-                hca.receive_placed(&mut ctx, &envelope, transport);
-            }
-            Some(transport) if keeps_order => {
-                let taker = InOrderReceiver { hca, reorder_buffer: held, ctx, now: now.nanos() };
-                taker.receive(&envelope, transport);
-            }
-            Some(transport) => hca.receive(&mut ctx, &envelope, transport),
-            None if Icrc::split(datagram.bytes).is_ok() => hca.drop_bad_icrc(&mut ctx),
-            None => hca.receive(&mut ctx, &envelope, datagram.bytes),
+        for (frame, origin) in &poll.frames {
+            engine.sink.on_event(now, &frame_event(Stage::Delivered, &frame.addressing, &frame.bytes));
+            let in_order = port.links.transmits_in_order(frame.addressing.source);
+            let reorder_buffer = &mut receiver.packets.reorder_buffer;
+            engine.call(now, |hca, ctx| match Icrc::split(&frame.bytes) {
+                // The ICRC of an external packet was verified on arrival; its machine may have reordered it.
+                Ok((transport, _)) if *origin == Origin::External && in_order => {
+                    receive_in_order(reorder_buffer, &frame.addressing, transport, hca, ctx);
+                }
+                Ok((transport, icrc))
+                    if *origin == Origin::External || Icrc::compute(&frame.addressing, transport) == icrc =>
+                {
+                    hca.receive(ctx, &frame.addressing, transport);
+                }
+                Ok(_) => hca.drop_bad_icrc(ctx),
+                Err(_) => hca.receive(ctx, &frame.addressing, &frame.bytes),
+            });
         }
+        !poll.frames.is_empty()
     }
 }

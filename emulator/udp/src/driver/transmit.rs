@@ -1,301 +1,257 @@
-//! The sending half: permission, ports, seals, and what the kernel does not take at once.
+//! Transmit: packets from the HCA, through fault rules if there are any, to the sockets, to the host network or back to
+//! the HCA. Keeps what the kernel does not accept at once.
 
-use super::{Driver, EngineEvents, IcrcCheck, MAX_RUNS_PER_POLL, PendingRun, PortDirection, is_peer_error};
-use crate::entropy::FlowSockets;
-use crate::host_network::HostPort;
-use crate::pauses::PeerPauses;
-use crate::{HostSockets, LinkControl, SendError, charge};
-use softhca_engine::{Context, Instant, Memory, PacketBatch, TransmitGate};
-use softhca_fabric::Frame;
-use softhca_wire::{AddressHeaders, Icrc, ROCE_PORT};
-use std::collections::{BTreeMap, BTreeSet};
+use super::engine::{Engine, frame_event};
+use super::link::{Port, PortGate, is_peer_error};
+use super::receive::{Arrival, PacketReceiver};
+use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
+use crate::fault_injector::FaultInjector;
+use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, SendError, charge};
+use softhca_engine::{Instant, Memory, PacketBatch};
+use softhca_fabric::{EventSink, Frame, Stage};
+use softhca_wire::{AddressHeaders, Icrc, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-/// Asks the links before anything is sent.
-struct LinkGate<'a> {
-    sockets: &'a HostSockets,
-    links: &'a mut LinkControl,
-    blocked_on_grant: &'a mut BTreeMap<IpAddr, u64>,
-    peer_pauses: &'a PeerPauses,
-    blocked_on_pause: &'a mut BTreeSet<IpAddr>,
-    host_port: Option<&'a HostPort>,
-    /// Priorities that the card knows to be paused.
-    known_paused: u8,
-    blocked_on_link: &'a mut BTreeSet<IpAddr>,
-    now: u64,
+pub(super) struct Transmitter {
+    buffer: Box<[u8]>,
+    /// The batch in the buffer, complete but for the bytes that the kernel has accepted.
+    pending: Option<PendingBatch>,
+    pub fault_injector: Option<FaultInjector>,
 }
 
-impl TransmitGate for LinkGate<'_> {
-    fn allowed_packets(&mut self, envelope: &AddressHeaders, size: usize) -> usize {
-        let destination = envelope.destination;
-        if destination.is_multicast() {
-            return usize::MAX;
-        }
-        if let Some(plug) = self.host_port.filter(|plug| plug.routes_to(destination)) {
-            if plug.can_send(self.known_paused) {
-                return 1;
-            }
-            self.blocked_on_link.insert(destination);
-            return 0;
-        }
-        // A service level does not travel: to a peer, the priority of a packet is that of its DSCP.
-        if self.peer_pauses.mask(destination) >> (envelope.traffic_class >> 5) & 1 == 1 {
-            self.blocked_on_pause.insert(destination);
-            return 0;
-        }
-        if self.links.is_internal(destination) {
-            return usize::MAX;
-        }
-        let price = charge(size, 1);
-        if !self.links.may_send(destination, price, self.now) {
-            block_on_grant(self.blocked_on_grant, destination, price);
-            return 0;
-        }
-        let allowance = self.links.allowance(destination, self.now);
-        self.sockets.for_destination(destination).roce.max_segments_within(destination, size, allowance)
+struct PendingBatch {
+    batch: PacketBatch,
+    sent_bytes: usize,
+}
+
+impl Transmitter {
+    pub fn new() -> Transmitter {
+        let buffer = vec![0; MAX_BATCH_BYTES].into_boxed_slice();
+        Transmitter { buffer, pending: None, fault_injector: None }
     }
-}
 
-/// Takes note that `destination` is to be tried again when `price` is granted.
-fn block_on_grant(waiting: &mut BTreeMap<IpAddr, u64>, destination: IpAddr, price: u64) {
-    waiting.entry(destination).and_modify(|least| *least = price.min(*least)).or_insert(price);
-}
+    /// The batch that waits for the kernel, if any.
+    pub fn pending(&self) -> Option<&PacketBatch> {
+        self.pending.as_ref().map(|pending| &pending.batch)
+    }
 
-impl<M: Memory> Driver<M> {
-    /// Sends what the card has, as far as it may. Says whether anything moved.
-    pub(super) fn transmit(&mut self, now: Instant) -> io::Result<bool> {
-        if !self.send_pending_run(now)? {
+    /// Drops the pending batch if its destination is a dead peer.
+    pub fn remove_peer(&mut self, peer: IpAddr) {
+        self.pending.take_if(|pending| pending.batch.addressing.destination == peer);
+    }
+
+    /// Sends a few batches, as far as the port admits them. Returns whether any packet moved.
+    pub fn poll<M: Memory>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<M>,
+        port: &mut Port,
+        receiver: &mut PacketReceiver,
+    ) -> io::Result<bool> {
+        if !self.send_pending(now, port, &mut *engine.sink)? {
             return Ok(false);
         }
         if self.fault_injector.take_if(|faults| faults.is_idle()).is_some() {
-            self.links.announce_in_order();
+            port.links.announce_in_order();
         }
         if self.fault_injector.is_some() {
-            return self.transmit_with_faults(now);
+            return self.poll_with_faults(now, engine, port, receiver);
         }
         let mut moved = false;
-        for _ in 0..MAX_RUNS_PER_POLL {
-            let Driver {
-                hca,
-                memory,
-                links,
-                blocked_on_grant: waiting,
-                peer_pauses: pauses,
-                blocked_on_pause: at_pause,
-                host_port: plug,
-                blocked_on_link: at_line,
-                ..
-            } = self;
-            let Driver { sink: witness, transmit_buffer: buffer, sockets, .. } = self;
-            let mut events = EngineEvents(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, paused, now_ns) = (plug.as_ref(), hca.paused_priorities(), now.nanos());
-            let mut gate = LinkGate {
-                sockets,
-                links,
-                blocked_on_grant: waiting,
-                peer_pauses: pauses,
-                blocked_on_pause: at_pause,
-                host_port: plug,
-                known_paused: paused,
-                blocked_on_link: at_line,
-                now: now_ns,
-            };
-            let most = crate::MAX_RUN_SEGMENTS;
-            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, most) else { break };
+        for _ in 0..MAX_BATCHES_PER_POLL {
+            let Some(mut batch) = self.next_batch(now, engine, port, MAX_BATCH_SEGMENTS) else { break };
             moved = true;
-            if self.send_to_host_network(now, &run) {
+            if self.send_to_host_network(now, &batch, port, &mut *engine.sink) {
                 continue;
             }
-            self.assign_source_port(&mut run.addressing);
-            self.write_icrcs(now, &run, 0);
-            if self.links.is_internal(run.addressing.destination) {
-                // Nothing could happen to it since.
-                self.receive_loopback(now, &run, IcrcCheck::Ignore);
+            assign_source_port(&mut batch.addressing, port);
+            self.write_icrcs(now, &batch, 0, port, &mut *engine.sink);
+            if port.links.is_internal(batch.addressing.destination) {
+                // Nothing can have changed the packets since.
+                let arrival = self.loopback_arrival(&batch, IcrcCheck::Ignore);
+                receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            self.pending_run = Some(PendingRun { run, sent_bytes: 0 });
-            if !self.send_pending_run(now)? {
+            self.pending = Some(PendingBatch { batch, sent_bytes: 0 });
+            if !self.send_pending(now, port, &mut *engine.sink)? {
                 break;
             }
         }
         Ok(moved)
     }
 
-    /// The source port that a run will have: 4791, or with entropy that of its flow.
-    fn assign_source_port(&mut self, envelope: &mut AddressHeaders) {
-        envelope.source_port = match &mut self.flow_sockets {
-            Some(sockets) => sockets.source_port_for(envelope.source, envelope.source_port),
-            None => ROCE_PORT,
-        };
+    /// Lets the HCA build its next batch in the buffer.
+    fn next_batch<M: Memory>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<M>,
+        port: &mut Port,
+        max_packets: usize,
+    ) -> Option<PacketBatch> {
+        engine.call(now, |hca, ctx| {
+            let paused_priorities = hca.paused_priorities();
+            let mut gate = PortGate { port, paused_priorities, now: now.nanos() };
+            hca.transmit(ctx, &mut gate, &mut self.buffer, max_packets)
+        })
     }
 
-    /// Seals the packets of a run in the buffer, as the kernel will number them. One that it never sees is numbered as
-    /// runs that stay together are.
-    fn write_icrcs(&mut self, now: Instant, run: &PacketBatch, from: usize) {
-        let mut envelope = run.addressing;
-        let is_own = self.links.is_internal(envelope.destination);
-        let socket = egress_socket(&mut self.sockets, &mut self.flow_sockets, &envelope);
-        for (index, packet) in self.transmit_buffer[from..run.bytes].chunks_mut(run.segment_size).enumerate()
-        {
-            envelope.identification = if is_own { index as u16 } else { socket.identification(index) };
-            Icrc::write(&envelope, packet);
+    /// The batch in the buffer as a chunk that arrives at this host.
+    fn loopback_arrival(&self, batch: &PacketBatch, check: IcrcCheck) -> Arrival<'_> {
+        let AddressHeaders { source, source_port, destination, traffic_class, .. } = batch.addressing;
+        let source = SocketAddr::new(source, source_port);
+        let (segment_size, bytes) = (batch.segment_size, &self.buffer[..batch.bytes]);
+        Arrival { chunk: Chunk { source, traffic_class, segment_size, bytes }, destination, check }
+    }
+
+    /// Writes the ICRC of each packet from byte `from` on, with the IPv4 identification that the kernel will use.
+    /// Internal packets get the identifications of one GSO send.
+    fn write_icrcs(
+        &mut self,
+        now: Instant,
+        batch: &PacketBatch,
+        from: usize,
+        port: &mut Port,
+        sink: &mut dyn EventSink,
+    ) {
+        let mut addressing = batch.addressing;
+        let is_internal = port.links.is_internal(addressing.destination);
+        let socket = port.egress_socket(&addressing);
+        for (index, packet) in self.buffer[from..batch.bytes].chunks_mut(batch.segment_size).enumerate() {
+            addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
+            Icrc::write(&addressing, packet);
             if from == 0 {
-                self.sink.on_frame(now, PortDirection::Sent, &envelope, packet);
+                sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
             }
         }
     }
 
-    /// Hands the run in the buffer to the kernel. False if it did not take all of it.
-    fn send_pending_run(&mut self, now: Instant) -> io::Result<bool> {
-        while let Some(PendingRun { run, sent_bytes: done }) = &mut self.pending_run {
-            let run = *run;
-            let destination = run.addressing.destination;
-            let socket = egress_socket(&mut self.sockets, &mut self.flow_sockets, &run.addressing);
-            let mut bytes = &self.transmit_buffer[*done..run.bytes];
+    /// Hands the pending batch to the kernel. Returns whether nothing of it is left.
+    fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn EventSink) -> io::Result<bool> {
+        while let Some(PendingBatch { batch, sent_bytes }) = &mut self.pending {
+            let PacketBatch { addressing, segment_size, .. } = *batch;
+            let destination = addressing.destination;
+            let mut bytes = &self.buffer[*sent_bytes..batch.bytes];
             if !destination.is_multicast() {
-                // A run that waited, or that the path does not cut, may have lost its permission.
-                let allowance = self.links.allowance(destination, now.nanos());
-                let allowed = socket.max_segments_within(destination, run.segment_size, allowance);
+                // The grant may be gone by now, or too small for a path without segmentation offload.
+                let allowance = port.links.allowance(destination, now.nanos());
+                let socket = port.egress_socket(&addressing);
+                let allowed = socket.max_segments_within(destination, segment_size, allowance);
                 if allowed == 0 {
-                    self.links.may_send(destination, charge(run.segment_size, 1), now.nanos());
+                    port.links.may_send(destination, charge(segment_size, 1), now.nanos());
                     return Ok(false);
                 }
-                bytes = &bytes[..bytes.len().min(allowed * run.segment_size)];
+                bytes = &bytes[..bytes.len().min(allowed * segment_size)];
             }
+            let socket = port.egress_socket(&addressing);
             let to = SocketAddr::new(destination, ROCE_PORT);
-            match socket.send_run_to(to, run.addressing.traffic_class, run.segment_size, bytes) {
+            match socket.send_batch_to(to, addressing.traffic_class, segment_size, bytes) {
                 Ok(count) => {
                     if !destination.is_multicast() {
-                        let price = socket.run_charge(destination, run.segment_size, count);
-                        self.links.record_sent(destination, price, now.nanos());
+                        let charge = socket.batch_charge(destination, segment_size, count);
+                        port.links.record_sent(destination, charge, now.nanos());
                     }
-                    *done = (*done + count * run.segment_size).min(run.bytes);
-                    if *done == run.bytes {
-                        self.pending_run = None;
+                    *sent_bytes = (*sent_bytes + count * segment_size).min(batch.bytes);
+                    if *sent_bytes == batch.bytes {
+                        self.pending = None;
                     }
                 }
                 Err(SendError::WouldBlock | SendError::NoBuffers) => return Ok(false),
                 Err(SendError::SegmentationUnsupported) => {
-                    let from = *done;
-                    self.write_icrcs(now, &run, from);
+                    let (batch, from) = (*batch, *sent_bytes);
+                    self.write_icrcs(now, &batch, from, port, sink);
                 }
-                // A packet that the path cannot carry is lost, as on any network; the peer will miss it.
-                Err(SendError::TooLarge) => self.pending_run = None,
-                Err(SendError::Other(error)) if is_peer_error(&error) => self.pending_run = None,
+                // A packet that exceeds the path MTU is lost, as on any network; the peer detects the gap.
+                Err(SendError::TooLarge) => self.pending = None,
+                Err(SendError::Other(error)) if is_peer_error(&error) => self.pending = None,
                 Err(SendError::Other(error)) => return Err(error),
             }
         }
         Ok(true)
     }
 
-    /// The same one packet at a time, through the rules of the cable.
-    fn transmit_with_faults(&mut self, now: Instant) -> io::Result<bool> {
+    /// Sends packets one at a time through the fault rules.
+    fn poll_with_faults<M: Memory>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<M>,
+        port: &mut Port,
+        receiver: &mut PacketReceiver,
+    ) -> io::Result<bool> {
         let mut moved = false;
-        for _ in 0..crate::MAX_RUN_SEGMENTS {
-            let Driver {
-                hca,
-                memory,
-                links,
-                blocked_on_grant: waiting,
-                peer_pauses: pauses,
-                blocked_on_pause: at_pause,
-                host_port: plug,
-                blocked_on_link: at_line,
-                ..
-            } = self;
-            let Driver { sink: witness, transmit_buffer: buffer, sockets, .. } = self;
-            let mut events = EngineEvents(&mut **witness);
-            let mut ctx = Context { now, memory, events: &mut events };
-            let (plug, paused, now_ns) = (plug.as_ref(), hca.paused_priorities(), now.nanos());
-            let mut gate = LinkGate {
-                sockets,
-                links,
-                blocked_on_grant: waiting,
-                peer_pauses: pauses,
-                blocked_on_pause: at_pause,
-                host_port: plug,
-                known_paused: paused,
-                blocked_on_link: at_line,
-                now: now_ns,
-            };
-            let Some(mut run) = hca.transmit(&mut ctx, &mut gate, buffer, 1) else { break };
+        for _ in 0..MAX_BATCH_SEGMENTS {
+            let Some(mut batch) = self.next_batch(now, engine, port, 1) else { break };
             moved = true;
-            self.assign_source_port(&mut run.addressing);
-            self.write_icrcs(now, &run, 0);
+            assign_source_port(&mut batch.addressing, port);
+            self.write_icrcs(now, &batch, 0, port, &mut *engine.sink);
             let frame = Frame {
-                service_level: run.service_level,
-                ..Frame::new(run.addressing, self.transmit_buffer[..run.bytes].to_vec())
+                service_level: batch.service_level,
+                ..Frame::new(batch.addressing, self.buffer[..batch.bytes].to_vec())
             };
-            let Driver { fault_injector: faults, sink: witness, .. } = self;
-            if let Some(faults) = faults {
-                faults.admit(now, frame, &mut **witness);
+            if let Some(faults) = &mut self.fault_injector {
+                faults.admit(now, frame, &mut *engine.sink);
             }
         }
-        loop {
-            let Driver { fault_injector: faults, sink: witness, .. } = self;
-            let Some(faults) = faults else { break };
-            faults.expire(now, &mut **witness);
+        while let Some(faults) = &mut self.fault_injector {
+            faults.expire(now, &mut *engine.sink);
             let Some(frame) = faults.pop_due(now.nanos()) else { break };
             let (destination, length) = (frame.addressing.destination, frame.bytes.len());
-            if let Some(plug) = self.host_port.as_ref().filter(|plug| plug.routes_to(destination)) {
-                plug.send(frame);
+            if let Some(network) = port.network_to(destination) {
+                network.send(frame);
                 moved = true;
                 continue;
             }
-            let price = charge(length, 1);
-            let is_own = self.links.is_internal(destination);
-            let is_exempt = is_own || destination.is_multicast();
-            let allowed = is_exempt || self.links.may_send(destination, price, now.nanos());
-            if !allowed {
-                block_on_grant(&mut self.blocked_on_grant, destination, price);
+            let is_internal = port.links.is_internal(destination);
+            let is_exempt = is_internal || destination.is_multicast();
+            if !is_exempt && !port.request_grant(destination, charge(length, 1), now.nanos()) {
                 faults.requeue(now.nanos(), frame);
                 break;
             }
             moved = true;
-            self.transmit_buffer[..length].copy_from_slice(&frame.bytes);
-            let run = PacketBatch {
+            self.buffer[..length].copy_from_slice(&frame.bytes);
+            let batch = PacketBatch {
                 addressing: frame.addressing,
                 segment_size: length,
                 packets: 1,
                 bytes: length,
-                qpn: softhca_wire::Qpn::default(),
+                qpn: Qpn::default(),
                 service_level: frame.service_level,
                 elided_payload: 0,
             };
-            if is_own {
-                self.receive_loopback(now, &run, self.icrc_check);
+            if is_internal {
+                let arrival = self.loopback_arrival(&batch, receiver.icrc_check);
+                receiver.receive_chunk(now, arrival, engine, &mut port.links, port.network.as_ref());
                 continue;
             }
-            self.pending_run = Some(PendingRun { run, sent_bytes: 0 });
-            if !self.send_pending_run(now)? {
+            self.pending = Some(PendingBatch { batch, sent_bytes: 0 });
+            if !self.send_pending(now, port, &mut *engine.sink)? {
                 break;
             }
         }
         Ok(moved)
     }
 
-    /// Hands a packet in the buffer to the backbone, if that leads to its destination.
-    fn send_to_host_network(&mut self, now: Instant, run: &PacketBatch) -> bool {
-        let Some(plug) = self.host_port.as_ref().filter(|plug| plug.routes_to(run.addressing.destination))
-        else {
-            return false;
-        };
-        let mut bytes = self.transmit_buffer[..run.bytes].to_vec();
-        Icrc::write(&run.addressing, &mut bytes);
-        self.sink.on_frame(now, PortDirection::Sent, &run.addressing, &bytes);
-        plug.send(Frame { service_level: run.service_level, ..Frame::new(run.addressing, bytes) });
+    /// Hands the packet in the buffer to the host network, if that leads to its destination.
+    fn send_to_host_network(
+        &mut self,
+        now: Instant,
+        batch: &PacketBatch,
+        port: &Port,
+        sink: &mut dyn EventSink,
+    ) -> bool {
+        let Some(network) = port.network_to(batch.addressing.destination) else { return false };
+        let mut bytes = self.buffer[..batch.bytes].to_vec();
+        Icrc::write(&batch.addressing, &mut bytes);
+        sink.on_event(now, &frame_event(Stage::Admitted, &batch.addressing, &bytes));
+        network.send(Frame { service_level: batch.service_level, ..Frame::new(batch.addressing, bytes) });
         true
     }
 }
 
-/// The socket that a run leaves from.
-fn egress_socket<'a>(
-    sockets: &'a mut HostSockets,
-    flows: &'a mut Option<FlowSockets>,
-    envelope: &AddressHeaders,
-) -> &'a mut crate::RoceSocket {
-    let own = flows.as_mut().and_then(|flows| flows.socket(envelope.source, envelope.source_port));
-    own.unwrap_or_else(|| &mut sockets.for_destination_mut(envelope.destination).roce)
+/// Sets the source port: that of the flow with entropy, 4791 without.
+fn assign_source_port(addressing: &mut AddressHeaders, port: &mut Port) {
+    addressing.source_port = match &mut port.flow_sockets {
+        Some(sockets) => sockets.source_port_for(addressing.source, addressing.source_port),
+        None => ROCE_PORT,
+    };
 }

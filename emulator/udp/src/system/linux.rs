@@ -1,7 +1,7 @@
 //! Linux: segmentation offload both ways, control messages, the error queue, memory figures.
 
 use crate::batch::{BATCH_SLOTS, ReceiveBatch, SLOT_BYTES, Slot};
-use crate::socket::{MAX_RUN_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
+use crate::socket::{MAX_BATCH_SEGMENTS, NetworkError, NetworkErrorCause, ReceiveMemory};
 use socket2::{SockAddr, SockAddrStorage, Socket};
 use std::io;
 use std::mem::{MaybeUninit, size_of, size_of_val, zeroed};
@@ -136,7 +136,7 @@ fn iovec_of(bytes: &[u8]) -> libc::iovec {
 }
 
 /// Sends a run in one call.
-pub(crate) fn send_run(
+pub(crate) fn send_batch(
     socket: &Socket,
     destination: SocketAddr,
     traffic_class: u8,
@@ -168,9 +168,9 @@ pub(crate) fn send_datagrams(
     let name = SockAddr::from(destination);
     let mut control = ControlBuffer::EMPTY;
     let control_len = push_traffic_class(&mut control, destination, traffic_class);
-    let mut parts = [iovec_of(&[]); MAX_RUN_SEGMENTS];
+    let mut parts = [iovec_of(&[]); MAX_BATCH_SEGMENTS];
     // SAFETY: message headers are pointers, which may be null, and integers.
-    let mut headers: [libc::mmsghdr; MAX_RUN_SEGMENTS] = unsafe { zeroed() };
+    let mut headers: [libc::mmsghdr; MAX_BATCH_SEGMENTS] = unsafe { zeroed() };
     let mut count = 0;
     for ((header, part), segment) in headers.iter_mut().zip(&mut parts).zip(bytes.chunks(segment_size)) {
         *part = iovec_of(segment);

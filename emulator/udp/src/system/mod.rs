@@ -20,9 +20,9 @@ mod linux;
 pub(crate) use linux::*;
 
 #[cfg(not(target_os = "linux"))]
-mod plain;
+mod fallback;
 #[cfg(not(target_os = "linux"))]
-pub(crate) use plain::*;
+pub(crate) use fallback::*;
 
 /// Whether an error number tells of an earlier datagram's fate, not of this call.
 pub(crate) fn is_deferred_network_error(number: i32) -> bool {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use softhca::rdma_cm::{
     CmOption, ConnectionParameters, EventChannel, EventType, Id, PeerParameters, PortSpace,
 };
-use softhca::{Error, Modify, QpAttributeMask, QpState, QpType, Qpn};
+use softhca::{Error, ModifyQp, QpAttributeMask, QpState, QpType, Qpn};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -565,7 +565,7 @@ pub unsafe extern "C" fn init_qp_attr(
     }
 }
 
-fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &Modify) {
+fn fill_qp_attr(attr: &mut ibv_qp_attr, modify: &ModifyQp) {
     let mask = modify.mask();
     if let Some(state) = modify.state {
         attr.qp_state = state as c_int;

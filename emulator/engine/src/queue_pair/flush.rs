@@ -1,8 +1,8 @@
 //! How a queue pair stops: the request to blame completes first, then everything else is flushed in order.
 
+use super::QueuePair;
+use super::responder_state::ReceiveWqe;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::responder_state::ReceiveWqe;
 use crate::{AsyncEvent, Context, Event, QpState, QpType, Reason};
 use softhca_queue::{Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CorruptRing};
 use softhca_wire::Qpn;
@@ -73,9 +73,9 @@ impl QueuePair {
                     ring.retire();
                     let (id, operation) = match request {
                         Ok(request) => (request.wr_id, request.operation),
-                        Err(_) => (0, crate::requester_state::WqeOperation::default().0),
+                        Err(_) => (0, super::requester_state::WqeOperation::default().0),
                     };
-                    (work.wr_id, work.operation) = (id, crate::requester_state::WqeOperation(operation));
+                    (work.wr_id, work.operation) = (id, super::requester_state::WqeOperation(operation));
                     work.length = 0;
                     self.complete_send(card, ctx, &work, CompletionStatus::WrFlushError, Reason::Flushed);
                     self.requester.spare_wqes.push(work);

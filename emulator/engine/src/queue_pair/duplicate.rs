@@ -1,9 +1,9 @@
 //! Duplicate requests: answered, not executed again.
 
+use super::QueuePair;
+use super::responder::MAX_PENDING_RESPONSES;
+use super::responder_state::PendingResponse;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::responder::MAX_PENDING_RESPONSES;
-use crate::responder_state::PendingResponse;
 use crate::{Context, DropReason, Event, PacketSummary, PdId};
 use softhca_queue::AccessFlags;
 use softhca_wire::{Operation, Psn, Reth, Syndrome, TransportPacket};

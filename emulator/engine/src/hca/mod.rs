@@ -1,12 +1,16 @@
 //! The card: packets in and out, timers, doorbells.
 
+mod congestion;
+mod receive_batch;
+mod transmit;
+
 use crate::cm::ConnectionManager;
 use crate::hca_state::HcaState;
 use crate::queue_pair::QueuePair;
 use crate::table::Table;
 use crate::{
-    AsyncEvent, ClientId, Counters, DeviceLimits, DropReason, Event, EventSink, Instant, Memory, PacketBatch,
-    PacketSummary, PortState, QpState, QpType, Reason, Settings, TransmitGate,
+    AsyncEvent, ClientId, Context, Counters, DeviceLimits, DropReason, Event, Instant, PacketSummary,
+    PortState, QpState, QpType, Reason, Settings,
 };
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,23 +19,6 @@ use softhca_queue::DoorbellConsumer;
 use softhca_wire::{
     AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, TransportHeader, TransportPacket,
 };
-
-/// What a call to the card is given: the time, the memory behind regions, and who hears events.
-pub struct Context<'a> {
-    /// The time.
-    pub now: Instant,
-    /// The memory behind regions.
-    pub memory: &'a mut dyn Memory,
-    /// Hears what happens.
-    pub events: &'a mut dyn EventSink,
-}
-
-impl Context<'_> {
-    #[inline]
-    pub(crate) fn emit(&mut self, event: Event) {
-        self.events.on_event(self.now, &event);
-    }
-}
 
 /// The card.
 #[repr(C)]
@@ -247,56 +234,6 @@ impl Hca {
                 qp.emit_dropped(card, ctx, packet, DropReason::WrongService { expected: "XRC initiator" });
             }
         }
-    }
-
-    /// Builds the next packets in `buffer`: at most `most`, of one queue pair. `None` if there is nothing
-    /// that may be sent now.
-    pub fn transmit(
-        &mut self,
-        ctx: &mut Context<'_>,
-        gate: &mut dyn TransmitGate,
-        buffer: &mut [u8],
-        most: usize,
-    ) -> Option<PacketBatch> {
-        if !self.state.control_packets.is_empty()
-            && let Some(run) = self.transmit_control_packet(ctx, gate, buffer)
-        {
-            return Some(run);
-        }
-        while let Some(number) = self.state.transmit_queue.pop_front() {
-            let run = if number == Qpn::GSI {
-                self.cm.mad_queue.fill_batch(&mut self.state, ctx, gate, buffer, most)
-            } else {
-                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
-                qp.is_scheduled = false;
-                qp.fill_batch(&mut self.state, ctx, gate, buffer, most)
-            };
-            self.handle_cq_overflows(ctx);
-            if run.is_some() {
-                return run;
-            }
-        }
-        None
-    }
-
-    /// Whether a call of [`Hca::transmit`] may have something to send.
-    pub fn has_pending_transmit(&self) -> bool {
-        !self.state.transmit_queue.is_empty() || !self.state.control_packets.is_empty()
-    }
-
-    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
-    pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
-        for number in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
-            if number == Qpn::GSI {
-                self.cm.mad_queue.unblock(&mut self.state, destination);
-            }
-            if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
-                qp.is_blocked = false;
-                qp.restart_ack_timer(&mut self.state, ctx);
-                qp.schedule_transmit(&mut self.state);
-            }
-        }
-        self.unblock_control_packets();
     }
 
     /// The port at `destination` does not answer: timers towards it stand still.

@@ -1,4 +1,4 @@
-//! The envelope that takes a packet to a peer.
+//! Addressing of packets: the headers that carry a packet to its peer, and its priority.
 
 use crate::AddressVector;
 use softhca_wire::{AddressHeaders, Gid, Qpn};
@@ -34,4 +34,12 @@ fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
         label => label,
     };
     0xc000 | ((label & 0x3fff) ^ (label >> 14)) as u16
+}
+
+/// The priority of a packet: the upper three bits of its DSCP or, if it has none, its service level.
+pub(crate) const fn priority(envelope: &AddressHeaders, service_level: u8) -> u8 {
+    match envelope.traffic_class >> 2 {
+        0 => service_level & 7,
+        dscp => dscp >> 3,
+    }
 }

@@ -1,10 +1,10 @@
 //! The requester: takes work from the send queue and turns it into packets.
 
-use crate::congestion::set_ecn_capable;
+use super::QueuePair;
+use super::pacing::set_ecn_capable;
+use super::planned_packet::PlannedPacket;
+use super::requester_state::{SendWqe, WqeOperation};
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::requester_state::{SendWqe, WqeOperation};
-use crate::transmit::PlannedPacket;
 use crate::{AsyncEvent, Context, DeviceLimits, EndToEndCredits, Event, QpState, QpType, Reason};
 use softhca_queue::{
     AccessFlags, CompletionStatus, Operation, Payload, RemoteAddress, SendFlags, SendImmOrInvalidate,
@@ -410,7 +410,7 @@ impl QueuePair {
             header.deth = Some(Deth { qkey: queue_key, source_qp: self.qpn });
             header.bth.destination_qp = work.datagram.remote_qpn;
             header.bth.ack_request = self.kind == QpType::Gsi;
-            envelope = crate::address::address_headers(
+            envelope = crate::addressing::address_headers(
                 &vector,
                 card.gid(vector.sgid_index),
                 self.qpn,
@@ -476,7 +476,7 @@ impl QueuePair {
             true => 0,
             false => self.requester.packets_since_ack_request + 1,
         };
-        self.record_paced_send(card, ctx, plan);
+        self.record_paced_send(ctx, plan);
         self.emit_sent(card, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {
             if self.requester.ack_deadline.is_none() {

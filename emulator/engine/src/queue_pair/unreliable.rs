@@ -1,7 +1,7 @@
 //! Receiving on unreliable services: UC drops broken messages silently, UD has no sequence.
 
+use super::QueuePair;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
 use crate::{Context, DropReason, Event, PacketSummary, Reason, RequestError};
 use softhca_queue::{CompletionFlags, CompletionOpcode, CompletionStatus};
 use softhca_wire::{AddressHeaders, Grh, ICRC_LEN, Operation, QueueKey, TransportPacket};

@@ -1,8 +1,8 @@
 //! The responder: checks a request in the specification's order, executes it, owes a reply.
 
+use super::QueuePair;
+use super::responder_state::{InProgressMessage, PendingResponse};
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::responder_state::{InProgressMessage, PendingResponse};
 use crate::{
     AccessError, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event, PacketSummary,
     PdId, QpType,
@@ -143,22 +143,21 @@ impl QueuePair {
             None => self.srq,
         };
         self.srq = shared;
-        let taken = match shared {
-            Some(number) => card.pop_srq_wqe(ctx, number, &mut buffer),
+        let popped = match shared {
+            Some(srq) => card.pop_srq_wqe(ctx, srq, &mut buffer.sges),
             None => match &mut self.responder.ring {
-                Some(ring) => {
-                    ring.dequeue(&mut buffer.sges).map(|id| id.inspect(|id| buffer.wr_id = *id).is_some())
-                }
-                None => Ok(false),
+                Some(ring) => ring.dequeue(&mut buffer.sges),
+                None => Ok(None),
             },
         };
-        match taken {
-            Ok(true) => {
+        match popped {
+            Ok(Some(wr_id)) => {
+                buffer.wr_id = wr_id;
                 buffer.capacity = buffer.sges.iter().map(|entry| u64::from(entry.length)).sum();
                 self.responder.receive_wqe = Some(buffer);
                 Ok(())
             }
-            Ok(false) => {
+            Ok(None) => {
                 self.responder.spare_receive_wqes.push(buffer);
                 card.counters.out_of_buffer += 1;
                 Err(RequestError::ReceiverNotReady)

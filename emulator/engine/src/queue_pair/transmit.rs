@@ -1,57 +1,15 @@
 //! Packets out: what is sent next, and the runs that a driver sends at once.
 
-use crate::batch_copy::ReadAhead;
-use crate::congestion::priority;
+use super::QueuePair;
+use super::batch_copy::ReadAhead;
+use super::planned_packet::PlannedPacket;
+use crate::addressing::priority;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::{Context, DropReason, Event, PacketSummary, PayloadMode, ResponseOrder};
+use crate::{
+    Context, DropReason, Event, PacketBatch, PacketSummary, PayloadMode, ResponseOrder, TransmitGate,
+};
 use core::net::IpAddr;
-use softhca_wire::{AddressHeaders, ICRC_LEN, Qpn, TransportHeader};
-
-/// Says whether the driver may send to a destination now. A queue pair that may not is parked until
-/// [`crate::Hca::unpark`].
-pub trait TransmitGate {
-    /// How many packets of up to `size` bytes, IP headers excluded, may go in this envelope now; zero parks.
-    fn allowed_packets(&mut self, envelope: &AddressHeaders, size: usize) -> usize;
-}
-
-/// Lets everything through.
-impl TransmitGate for () {
-    fn allowed_packets(&mut self, _: &AddressHeaders, _: usize) -> usize {
-        usize::MAX
-    }
-}
-
-/// Packets of one destination and one size (the last may be shorter), one behind the other in the lent
-/// buffer. Each ends with four bytes of room for its ICRC, which whoever knows the IP identification seals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketBatch {
-    /// Where they go, and how they are marked.
-    pub addressing: AddressHeaders,
-    /// Bytes of each packet.
-    pub segment_size: usize,
-    /// How many packets.
-    pub packets: usize,
-    /// Bytes of all packets.
-    pub bytes: usize,
-    /// The queue pair that sends them.
-    pub qpn: Qpn,
-    /// The service level of its path: their priority where their DSCP is zero.
-    pub service_level: u8,
-    /// Bytes of payload and pad of each packet that are not in the buffer, if payloads are elided.
-    pub elided_payload: usize,
-}
-
-/// A packet that may be sent next.
-pub(crate) struct PlannedPacket {
-    pub header: TransportHeader,
-    pub payload_length: u32,
-    pub addressing: AddressHeaders,
-    pub service_level: u8,
-    /// Where in its message the payload begins.
-    pub offset: u64,
-    pub is_response: bool,
-}
+use softhca_wire::{ICRC_LEN, TransportHeader};
 
 impl QueuePair {
     /// Fills `buffer` with packets of one size, and says whether the queue pair has more.

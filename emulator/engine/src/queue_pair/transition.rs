@@ -1,6 +1,6 @@
 //! Which attributes each state transition of a queue pair needs and allows.
 
-use crate::{Modify, QpAttributeMask, QpState, QpType, VerbsError};
+use crate::{ModifyQp, QpAttributeMask, QpState, QpType, VerbsError};
 use softhca_wire::Qpn;
 
 /// What a transition needs and what it allows besides.
@@ -93,7 +93,7 @@ pub(crate) fn check_modify(
     queue_pair: Qpn,
     kind: QpType,
     from: QpState,
-    modify: &Modify,
+    modify: &ModifyQp,
 ) -> Result<QpState, VerbsError> {
     if let Some(believed) = modify.current_state
         && believed != from

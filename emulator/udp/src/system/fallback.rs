@@ -1,6 +1,6 @@
 //! Elsewhere: a datagram per call, one traffic class per socket at a time, no error queue.
 
-use crate::batch::{Batch, SLOT_BYTES, Slot};
+use crate::batch::{ReceiveBatch, SLOT_BYTES, Slot};
 use crate::socket::{NetworkError, ReceiveMemory};
 use socket2::Socket;
 use std::io::{self, Read};
@@ -16,19 +16,19 @@ pub(crate) fn configure(socket: &Socket, _ipv6: bool, receive_buffer: usize) -> 
 }
 
 /// Elsewhere the bound address does this.
-pub(crate) fn refuse_other_groups(_: &Socket, _: bool) {}
+pub(crate) fn disable_multicast_all(_: &Socket, _: bool) {}
 
-pub(crate) fn send_run(
+pub(crate) fn send_batch(
     socket: &Socket,
     destination: SocketAddr,
     traffic_class: u8,
     segment_size: usize,
     bytes: &[u8],
 ) -> io::Result<()> {
-    send_each(socket, destination, traffic_class, segment_size, bytes).map(drop)
+    send_datagrams(socket, destination, traffic_class, segment_size, bytes).map(drop)
 }
 
-pub(crate) fn send_each(
+pub(crate) fn send_datagrams(
     socket: &Socket,
     destination: SocketAddr,
     traffic_class: u8,
@@ -49,7 +49,7 @@ pub(crate) fn send_each(
     Ok(sent)
 }
 
-pub(crate) fn receive(socket: &Socket, batch: &mut Batch) -> io::Result<()> {
+pub(crate) fn receive(socket: &Socket, batch: &mut ReceiveBatch) -> io::Result<()> {
     let slots = batch.slots.iter_mut().zip(batch.bytes.chunks_exact_mut(SLOT_BYTES));
     for (slot, bytes) in slots.take(batch.offered) {
         let mut parts = [io::IoSliceMut::new(bytes)];
@@ -78,7 +78,7 @@ fn recv_from(socket: &Socket, parts: &mut [io::IoSliceMut<'_>]) -> io::Result<(u
     source.map(|source| (len, source)).ok_or_else(|| io::Error::other("a datagram without a source"))
 }
 
-pub(crate) fn take_error(_socket: &Socket) -> io::Result<Option<NetworkError>> {
+pub(crate) fn poll_error(_socket: &Socket) -> io::Result<Option<NetworkError>> {
     Ok(None)
 }
 
@@ -88,11 +88,11 @@ pub(crate) fn receive_memory(_socket: &Socket) -> io::Result<ReceiveMemory> {
 
 /// Only a daemon has bells, and daemons run on Linux: never readable.
 #[derive(Debug)]
-pub(crate) struct Bells(super::Waker);
+pub(crate) struct WakeSet(super::Waker);
 
-impl Bells {
-    pub fn new() -> std::io::Result<Bells> {
-        super::Waker::new().map(Bells)
+impl WakeSet {
+    pub fn new() -> std::io::Result<WakeSet> {
+        super::Waker::new().map(WakeSet)
     }
 
     pub fn add(&self, _: std::os::fd::BorrowedFd<'_>) -> std::io::Result<()> {
@@ -102,7 +102,7 @@ impl Bells {
     pub fn clear(&self) {}
 }
 
-impl std::os::fd::AsFd for Bells {
+impl std::os::fd::AsFd for WakeSet {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,10 +1,11 @@
 //! Replies that are owed, turned into packets in the order of the requests.
 
-use crate::congestion::set_ecn_capable;
+use super::QueuePair;
+use super::pacing::set_ecn_capable;
+use super::planned_packet::PlannedPacket;
+use super::responder_state::PendingResponse;
+use crate::control_packets::ControlPacket;
 use crate::hca_state::HcaState;
-use crate::queue_pair::QueuePair;
-use crate::responder_state::PendingResponse;
-use crate::transmit::PlannedPacket;
 use crate::{Context, EndToEndCredits, RequestError};
 use softhca_queue::AccessFlags;
 use softhca_wire::{
@@ -134,7 +135,7 @@ impl QueuePair {
                 false
             }
         };
-        self.record_paced_send(card, ctx, plan);
+        self.record_paced_send(ctx, plan);
         self.emit_sent(card, ctx, plan, None, again);
     }
 
@@ -148,5 +149,33 @@ impl QueuePair {
     ) {
         self.responder.pending_responses.clear();
         self.reject_request(card, ctx, plan.header.bth.psn, why);
+    }
+
+    /// Hands the queued ACKs to the HCA, because the application may destroy the queue pair before the port can send:
+    /// it has already seen the data. Responses from the first READ on are discarded.
+    pub(crate) fn detach_acks(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+        while let Some(PendingResponse::Ack { .. } | PendingResponse::AtomicResponse { .. }) =
+            self.responder.pending_responses.front()
+            && let Some(plan) = self.plan_response(card, ctx)
+        {
+            let retransmission = matches!(
+                self.responder.pending_responses.pop_front(),
+                Some(PendingResponse::AtomicResponse { is_duplicate: true, .. })
+            );
+            let (qpn, body_length) = (self.qpn, 0);
+            let PlannedPacket { header, addressing, service_level, .. } = plan;
+            let packet =
+                ControlPacket { qpn, addressing, service_level, header, body_length, retransmission };
+            card.control_packets.push(ctx, packet);
+        }
+        self.responder.pending_responses.clear();
+    }
+
+    /// A new connection starts: its peer must not receive the orphaned ACKs of an earlier one.
+    pub(crate) fn discard_orphaned_acks(&self, card: &mut HcaState) {
+        let (port, peer) = (self.addressing.destination, self.attributes.dest_qpn);
+        card.control_packets.discard(|packet| {
+            packet.addressing.destination == port && packet.header.bth.destination_qp == peer
+        });
     }
 }

@@ -1,9 +1,28 @@
 //! A queue pair: its attributes, its state and its two halves.
 
-use crate::dcqcn::Dcqcn;
+pub(crate) mod batch_copy;
+mod completer;
+mod duplicate;
+mod flush;
+mod pacing;
+mod pending_responses;
+mod planned_packet;
+mod request_error;
+mod requester;
+mod requester_state;
+mod responder;
+mod responder_state;
+mod transition;
+mod transmit;
+mod unreliable;
+
+pub(crate) use requester_state::RequesterState;
+pub(crate) use responder_state::ResponderState;
+pub(crate) use transition::check_modify;
+pub use transition::{Transition, transition};
+
 use crate::hca_state::HcaState;
-use crate::requester_state::RequesterState;
-use crate::responder_state::ResponderState;
+use crate::rate_control::RateControl;
 use crate::{
     ClientId, CqId, Event, Instant, PdId, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
     SrqId, XrcdId,
@@ -32,7 +51,7 @@ pub(crate) struct QueuePair {
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
     /// Its rate, from the first congestion notification on.
-    pub rate_control: Option<Box<Dcqcn>>,
+    pub rate_control: Option<Box<dyn RateControl>>,
     /// The entry in the pacers' heap that counts.
     pub pacing_timer_at: Option<Instant>,
     /// When it last owed a congestion notification.

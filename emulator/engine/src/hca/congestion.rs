@@ -1,0 +1,61 @@
+//! Priority flow control of the port, and the send rates of its queue pairs.
+
+use crate::{Context, Hca, RateCause};
+use softhca_wire::Qpn;
+
+impl Hca {
+    /// Pauses the priorities in this mask and resumes all others, as a PFC pause frame demands.
+    pub fn set_paused_priorities(&mut self, priorities: u8) {
+        let resumed = self.state.paused_priorities & !priorities;
+        self.state.paused_priorities = priorities;
+        if resumed == 0 {
+            return;
+        }
+        for priority in (0..8).filter(|priority| resumed >> priority & 1 == 1) {
+            for number in core::mem::take(&mut self.state.paused_qps[priority]) {
+                if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+                    qp.is_paused = false;
+                    qp.schedule_transmit(&mut self.state);
+                }
+            }
+        }
+        self.state.control_packets.unblock();
+    }
+
+    /// Counts received pause frames.
+    pub fn count_pause_frames(&mut self, frames: u64) {
+        self.state.counters.rx_pause_frames += frames;
+    }
+
+    /// The mask of paused priorities.
+    pub fn paused_priorities(&self) -> u8 {
+        self.state.paused_priorities
+    }
+
+    /// Sets the rate of the port.
+    pub fn set_line_rate(&mut self, bits_per_second: u64) {
+        let Some(settings) = &mut self.state.settings.congestion.rate_control else { return };
+        settings.set_line_rate(bits_per_second);
+        for qpn in self.queue_pairs.numbers(|qp| qp.rate_control.is_some()) {
+            let qp = self.queue_pairs.get_mut(qpn);
+            if let Some(rate_control) = qp.and_then(|qp| qp.rate_control.as_mut()) {
+                rate_control.set_line_rate(bits_per_second);
+            }
+        }
+    }
+
+    /// Limits a queue pair to a rate, from which its rate control continues. False if rate control is off, or if the
+    /// queue pair does not exist.
+    pub fn set_rate(&mut self, ctx: &mut Context<'_>, qpn: Qpn, bits_per_second: u64) -> bool {
+        let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { return false };
+        let Some(settings) = &self.state.settings.congestion.rate_control else { return false };
+        qp.rate_control.get_or_insert_with(|| settings.start(ctx.now)).set_rate(ctx.now, bits_per_second);
+        qp.emit_rate_change(ctx, Some(RateCause::Requested));
+        true
+    }
+
+    /// The rate to which rate control limits a queue pair; `None` if it does not.
+    pub fn rate(&self, qpn: Qpn) -> Option<u64> {
+        self.queue_pairs.get(qpn.value())?.rate_control.as_ref()?.limit()
+    }
+}

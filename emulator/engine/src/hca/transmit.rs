@@ -1,0 +1,106 @@
+//! Packets out: the order in which control packets, MADs and queue pairs send.
+
+use super::Hca;
+use crate::addressing::priority;
+use crate::control_packets::ControlPacket;
+use crate::{Context, Event, PacketBatch, PacketSummary, TransmitGate};
+use core::net::IpAddr;
+use softhca_wire::{ICRC_LEN, Opcode, Qpn};
+
+impl Hca {
+    /// Builds the next packets in `buffer`: at most `most`, of one queue pair. `None` if there is nothing
+    /// that may be sent now.
+    pub fn transmit(
+        &mut self,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn TransmitGate,
+        buffer: &mut [u8],
+        most: usize,
+    ) -> Option<PacketBatch> {
+        if self.state.control_packets.has_ready()
+            && let Some(run) = self.transmit_control_packet(ctx, gate, buffer)
+        {
+            return Some(run);
+        }
+        while let Some(number) = self.state.transmit_queue.pop_front() {
+            let run = if number == Qpn::GSI {
+                self.cm.mad_queue.fill_batch(&mut self.state, ctx, gate, buffer, most)
+            } else {
+                let Some(qp) = self.queue_pairs.get_mut(number.value()) else { continue };
+                qp.is_scheduled = false;
+                qp.fill_batch(&mut self.state, ctx, gate, buffer, most)
+            };
+            self.handle_cq_overflows(ctx);
+            if run.is_some() {
+                return run;
+            }
+        }
+        None
+    }
+
+    /// Whether a call of [`Hca::transmit`] may have something to send.
+    pub fn has_pending_transmit(&self) -> bool {
+        !self.state.transmit_queue.is_empty() || self.state.control_packets.has_ready()
+    }
+
+    /// The driver may send to `destination` again. Who waited for that gets the whole time for its answers.
+    pub fn unblock(&mut self, ctx: &mut Context<'_>, destination: IpAddr) {
+        for number in self.state.blocked_qps.remove(&destination).unwrap_or_default() {
+            if number == Qpn::GSI {
+                self.cm.mad_queue.unblock(&mut self.state, destination);
+            }
+            if let Some(qp) = self.queue_pairs.get_mut(number.value()) {
+                qp.is_blocked = false;
+                qp.restart_ack_timer(&mut self.state, ctx);
+                qp.schedule_transmit(&mut self.state);
+            }
+        }
+        self.state.control_packets.unblock();
+    }
+
+    /// Whether ACKs, CNPs or MADs that no queue pair would send again are still waiting for transmission.
+    pub fn has_orphaned_acks(&self) -> bool {
+        !self.state.control_packets.is_empty() || !self.cm.mad_queue.is_empty()
+    }
+
+    /// Discards the control packets to a port that is dead or has restarted.
+    pub fn discard_orphaned_acks(&mut self, destination: IpAddr) {
+        self.state.control_packets.discard(|packet| packet.addressing.destination == destination);
+    }
+
+    /// Builds the next control packet that the port may send.
+    fn transmit_control_packet(
+        &mut self,
+        ctx: &mut Context<'_>,
+        gate: &mut dyn TransmitGate,
+        buffer: &mut [u8],
+    ) -> Option<PacketBatch> {
+        while let Some(packet) = self.state.control_packets.pop() {
+            let ControlPacket { qpn, addressing, service_level, header, body_length, retransmission } =
+                packet;
+            let paused = self.state.paused_priorities >> priority(&addressing, service_level) & 1 == 1;
+            let size = header.bth.opcode.header_length() + body_length + ICRC_LEN;
+            if paused || gate.allowed_packets(&addressing, size) == 0 {
+                self.state.control_packets.block(packet);
+                continue;
+            }
+            let at = header.emit(buffer);
+            let bytes = at + body_length + ICRC_LEN;
+            buffer[at..bytes].fill(0);
+            self.state.counters.np_cnp_sent += u64::from(header.bth.opcode == Opcode::CNP);
+            self.state.counters.sent_pkts += 1;
+            let packet = PacketSummary::new(&header, 0, addressing.destination);
+            ctx.emit(Event::PacketSent { qp: qpn, packet, wr_id: None, retransmission });
+            return Some(PacketBatch {
+                addressing,
+                segment_size: bytes,
+                packets: 1,
+                bytes,
+                qpn,
+                service_level,
+                elided_payload: 0,
+            });
+        }
+        None
+    }
+}
