@@ -93,7 +93,7 @@ fn priorities_are_those_of_a_packet() {
 fn what_carries_nothing_is_refused() {
     refused(
         "[[fault]]\nlink = \"alice - bob\"\naction = { set-mtu = 0 }\n",
-        &["a cable with MTU 0 carries nothing", "use down"],
+        &["a cable with MTU 0 carries nothing", "use link-down"],
     );
 }
 

@@ -66,7 +66,7 @@ fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
     read(&step("attach-mcast = \"239.1.2.3\"")).expect("this is right");
     refused(
         "[[step]]\nqp = \"alice.1\"\nattach-mcast = \"239.1.2.3\"\n",
-        &["s.toml:16:8", "only UD", "transport = \"ud\""],
+        &["s.toml:16:16", "only UD", "transport = \"ud\""],
     );
     refused(&step("attach-mcast = \"10.0.0.1\""), &["10.0.0.1 is no multicast address", "239.255.255.255"]);
     refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other family"]);
