@@ -1,4 +1,4 @@
-//! The errors of control verbs.
+//! What a caller can do wrong.
 
 use crate::{CmId, QpAttributeMask, QpState};
 use core::net::IpAddr;
@@ -7,7 +7,7 @@ use softhca_queue::cm::CmState;
 use softhca_wire::Qpn;
 use thiserror::Error;
 
-/// A kind of resource.
+/// A kind of resource, for messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each variant is the resource of its name")]
 pub enum Resource {
@@ -27,7 +27,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// The name in messages.
+    /// What to call it in a sentence.
     pub const fn name(self) -> &'static str {
         match self {
             Resource::Client => "client",
@@ -47,29 +47,29 @@ impl Resource {
     }
 }
 
-/// The reason for the failure of a control verb.
+/// Why a control verb was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// The resource does not exist, or belongs to another client.
+    /// No such resource, or it belongs to another client.
     #[error("there is no {} {number:#x}", .resource.name())]
     NotFound {
-        /// The kind.
+        /// Its kind.
         resource: Resource,
-        /// The given number.
+        /// The number given.
         number: u32,
     },
-    /// Another resource uses it.
+    /// Something still uses it.
     #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
     Busy {
-        /// The kind.
+        /// Its kind.
         resource: Resource,
-        /// The number.
+        /// Its number.
         number: u32,
-        /// The kind of the user.
+        /// What uses it.
         user: Resource,
     },
-    /// The limit of the HCA or of this client is reached.
+    /// The card, or this client, has no more of them.
     #[error("no more than {limit} {}s", .resource.name())]
     Exhausted {
         /// The kind.
@@ -77,52 +77,52 @@ pub enum VerbsError {
         /// The limit.
         limit: usize,
     },
-    /// A number exceeds a limit of the HCA.
+    /// A number outside of what the card offers.
     #[error("{what} is {value}, the card allows {limit}")]
     TooLarge {
-        /// The name of the number.
+        /// Which number.
         what: &'static str,
-        /// The requested value.
+        /// What was asked for.
         value: u64,
-        /// The maximum.
+        /// The most.
         limit: u64,
     },
-    /// A value is invalid.
+    /// A value that makes no sense.
     #[error("{what}: {why}")]
     Invalid {
-        /// The name of the value.
+        /// Which value.
         what: &'static str,
-        /// The reason.
+        /// Why not.
         why: &'static str,
     },
     /// The state machine has no such transition.
     #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
     InvalidTransition {
-        /// The queue pair.
+        /// Which queue pair.
         queue_pair: Qpn,
-        /// The current state.
+        /// The state it is in.
         from: QpState,
-        /// The requested state.
+        /// The state asked for.
         to: QpState,
     },
-    /// A transition lacks required attributes, or has attributes that it does not allow.
+    /// A transition lacks attributes or has ones that it does not allow.
     #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
     InvalidAttributes {
-        /// The queue pair.
+        /// Which queue pair.
         queue_pair: Qpn,
-        /// The current state.
+        /// The state it is in.
         from: QpState,
-        /// The requested state.
+        /// The state asked for.
         to: QpState,
-        /// The missing attributes.
+        /// What it needs besides.
         missing: QpAttributeMask,
-        /// The attributes that are not allowed.
+        /// What it does not take.
         forbidden: QpAttributeMask,
     },
-    /// The client's ring is corrupt.
+    /// The client's ring is broken.
     #[error("the client's ring is broken: {0}")]
     CorruptRing(#[from] CorruptRing),
-    /// The port is in use.
+    /// Somebody else has the port.
     #[error("port {port} of the {space} port space is in use on this host")]
     AddressInUse {
         /// The name of the port space.
@@ -136,32 +136,32 @@ pub enum VerbsError {
         /// The address.
         address: IpAddr,
     },
-    /// The host has no address of this IP version.
+    /// The host has no address of that IP version.
     #[error("{address} cannot be reached: the host has no address of that IP version")]
     NetworkUnreachable {
         /// The destination.
         address: IpAddr,
     },
-    /// The state of a connection identifier does not allow the command.
+    /// A call that the state of a connection does not allow.
     #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
     InvalidCmState {
-        /// The identifier.
+        /// Which identifier.
         id: CmId,
-        /// The current state.
+        /// The state that it is in.
         state: CmState,
-        /// The command.
+        /// What was asked for.
         call: &'static str,
     },
-    /// The HCA does not support a feature.
+    /// The card does not have this.
     #[error("{what} is not supported")]
     Unsupported {
-        /// The feature.
+        /// What.
         what: &'static str,
     },
 }
 
 impl VerbsError {
-    /// The errno for C callers.
+    /// The errno that C callers get.
     pub const fn errno(&self) -> i32 {
         const ENOENT: i32 = 2;
         const ENOMEM: i32 = 12;
