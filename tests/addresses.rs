@@ -2,8 +2,8 @@
 //! GID, the source port of flows.
 
 use softhca::{
-    AccessFlags, AddressVector, ConnectOptions, Context, Device, DriverSink, EmbeddedOptions, Entropy, Mtu,
-    PortDirection, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, EventSink, Mtu,
+    NetworkEvent, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest, Stage,
 };
 use softhca_engine::Instant;
 use softhca_tests::tools;
@@ -56,10 +56,10 @@ type SharedAddressing = Arc<Mutex<Vec<AddressHeaders>>>;
 /// Records the address headers of sent packets.
 struct AddressingSink(SharedAddressing);
 
-impl DriverSink for AddressingSink {
-    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, _: &[u8]) {
-        if passage == PortDirection::Sent {
-            self.0.lock().unwrap().push(*envelope);
+impl EventSink for AddressingSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Frame { stage: Stage::Admitted, addressing, .. } = *event {
+            self.0.lock().unwrap().push(*addressing);
         }
     }
 }

@@ -97,7 +97,7 @@ fn stats_include_the_ports_of_the_switch() {
     assert_eq!(stats.len(), 6, "two hosts, two ports of the switch, two ports of hosts: {stats:?}");
     let [switch, port] = [&stats[2], &stats[4]];
     assert_eq!((&port["port"], &port["to"]), (&switch["to"], &switch["port"]), "both ends of one link");
-    assert_eq!((&port["port"], &switch["deepest"]), (&"alice".into(), &0.into()));
+    assert_eq!((&port["port"], &switch["max_queue_bytes"]), (&"alice".into(), &0.into()));
     assert_eq!(switch["pauses_sent"].as_array().unwrap().len(), 8);
     assert!(port.get("marked").is_none(), "hosts do not mark");
     assert_eq!(daemon.lines(&["stats", "--json", "--host", "bob"]).len(), 3);

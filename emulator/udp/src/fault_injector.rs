@@ -1,9 +1,9 @@
 //! The cable before a socket: the fabric's fault rules in real time.
 
-use crate::DriverSink;
 use softhca_engine::Instant;
 use softhca_fabric::{
-    Direction, Fault, FlowTable, Frame, Link, LinkOutput, LinkSettings, LinkState, Rule, Seed,
+    Direction, EventSink, Fault, FlowTable, Frame, Link, LinkId, LinkOutput, LinkSettings, LinkState,
+    NetworkEvent, Rule, Seed,
 };
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ struct OutputQueue<'a> {
     out: &'a mut BTreeMap<(u64, u64), Frame>,
     serial: &'a mut u64,
     now: Instant,
-    witness: &'a mut dyn DriverSink,
+    sink: &'a mut dyn EventSink,
 }
 
 impl LinkOutput for OutputQueue<'_> {
@@ -35,7 +35,7 @@ impl LinkOutput for OutputQueue<'_> {
     }
 
     fn report(&mut self, fault: Fault) {
-        self.witness.on_fault(self.now, &fault);
+        self.sink.on_event(self.now, &NetworkEvent::Fault { link: LinkId(0), fault: &fault });
     }
 }
 
@@ -79,15 +79,15 @@ impl FaultInjector {
         idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
     }
 
-    pub fn admit(&mut self, now: Instant, frame: Frame, witness: &mut dyn DriverSink) {
+    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) {
         let FaultInjector { link: cable, flows, direction, output: out, serial, .. } = self;
-        cable.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { out, serial, now, witness });
+        cable.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { out, serial, now, sink });
     }
 
-    pub fn expire(&mut self, now: Instant, witness: &mut dyn DriverSink) {
+    pub fn expire(&mut self, now: Instant, sink: &mut dyn EventSink) {
         let FaultInjector { link: cable, output: out, serial, .. } = self;
         if cable.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            cable.expire(now.nanos(), &mut OutputQueue { out, serial, now, witness });
+            cable.expire(now.nanos(), &mut OutputQueue { out, serial, now, sink });
         }
     }
 

@@ -7,8 +7,8 @@
 use crate::Waker;
 use parking_lot::Mutex;
 use softhca_fabric::{
-    BuiltTopology, ExternalPortUpdate, Fabric, FabricSink, Frame, FrameCounters, HostId, LinkSettings,
-    Origin, ReceiverSettings, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, EventSink, ExternalPortUpdate, Fabric, Frame, FrameCounters, HostId, LinkSettings, Origin,
+    ReceiverSettings, SwitchSettings, Topology, TopologyError,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -44,7 +44,7 @@ pub struct HostNetwork {
 
 struct Inner {
     fabric: Fabric,
-    observer: Box<dyn FabricSink + Send>,
+    sink: Box<dyn EventSink + Send>,
     /// Hosts that let something happen for themselves and did not look since: nobody else wakes them.
     unpolled: BTreeSet<HostId>,
 }
@@ -61,26 +61,26 @@ impl HostNetwork {
         HostNetwork::with_sink(seed, addresses, topology, line, settings, Box::new(()))
     }
 
-    /// The same, and shows everything that happens to `observer`, while nothing else can happen in the network.
+    /// The same, and shows everything that happens to `sink`, while nothing else can happen in the network.
     pub fn with_sink(
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
         line: LinkSettings,
         settings: SwitchSettings,
-        observer: Box<dyn FabricSink + Send>,
+        sink: Box<dyn EventSink + Send>,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
         let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
-        let inner = Mutex::new(Inner { fabric, observer, unpolled: BTreeSet::new() });
+        let inner = Mutex::new(Inner { fabric, sink, unpolled: BTreeSet::new() });
         Ok(Arc::new(HostNetwork { inner, topology: laid, line, started: Instant::now(), wakers }))
     }
 
     /// Changes how fast the port of a host takes what arrives. False if the network has no such host.
     pub fn set_receiver(&self, address: IpAddr, receiver: ReceiverSettings) -> bool {
-        let Inner { fabric, observer, .. } = &mut *self.inner.lock();
+        let Inner { fabric, sink, .. } = &mut *self.inner.lock();
         let Some(host) = fabric.host_with_address(address) else { return false };
-        fabric.set_receiver(self.now(), host, receiver, &mut **observer);
+        fabric.set_receiver(self.now(), host, receiver, &mut **sink);
         true
     }
 
@@ -92,7 +92,7 @@ impl HostNetwork {
     /// Lets everything happen that was to happen by now, and wakes the hosts that have something to look at.
     fn advance_to_now(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
         let now = self.now();
-        inner.fabric.advance(now, &mut *inner.observer);
+        inner.fabric.advance(now, &mut *inner.sink);
         while let Some(host) = inner.fabric.next_ready_host() {
             if host == except {
                 inner.unpolled.insert(host);
@@ -177,8 +177,8 @@ impl HostPort {
     }
 
     pub fn send(&self, frame: Frame) {
-        let Inner { fabric, observer, .. } = &mut *self.network.inner.lock();
-        fabric.send(self.network.now(), self.host, frame, &mut **observer);
+        let Inner { fabric, sink, .. } = &mut *self.network.inner.lock();
+        fabric.send(self.network.now(), self.host, frame, &mut **sink);
     }
 
     /// Takes a frame that came from another machine, behind at most `most` bytes of the same one. Gives it back if the
@@ -189,8 +189,8 @@ impl HostPort {
             return Err(frame);
         }
         let now = self.network.advance_to_now(&mut inner, self.host);
-        let Inner { fabric, observer, .. } = &mut *inner;
-        fabric.inject_external(now, self.host, frame, most, &mut **observer)
+        let Inner { fabric, sink, .. } = &mut *inner;
+        fabric.inject_external(now, self.host, frame, most, &mut **sink)
     }
 
     /// Whether frames of another machine are on their way to the host.
