@@ -94,7 +94,7 @@ fn binding_a_type_1_window_again_makes_the_old_key_stale() {
         softhca_engine::Event::RequestRejected { error: refusal, .. } => Some(*refusal),
         _ => None,
     });
-    let stale = AccessError::StaleKey { key: first.0, present: second.0 };
+    let stale = AccessError::StaleKey { key: first.0, current: second.0 };
     assert_eq!(refused, Some(RequestError::Access(stale)), "the event names both keys");
     assert_eq!(pair.state(b).name(), "ERR");
 }

@@ -319,16 +319,19 @@ impl QueuePair {
         hca: &HcaState,
         header: &TransportHeader,
         Reth { virtual_address: address, rkey: key, dma_length: length }: Reth,
-        needs: AccessFlags,
+        required: AccessFlags,
     ) -> Result<crate::protection::TranslatedAddress, RequestError> {
-        if !self.attributes.access_flags.contains(needs) {
-            let error =
-                AccessError::InsufficientAccess { key: key.0, has: self.attributes.access_flags, needs };
+        if !self.attributes.access_flags.contains(required) {
+            let error = AccessError::InsufficientAccess {
+                key: key.0,
+                granted: self.attributes.access_flags,
+                required,
+            };
             return Err(RequestError::Access(error));
         }
         let pd = self.remote_access_pd(hca, header)?;
         hca.protection
-            .check_remote_access(pd, self.qpn, key, address, length, needs)
+            .check_remote_access(pd, self.qpn, key, address, length, required)
             .map_err(RequestError::Access)
     }
 
