@@ -4,8 +4,8 @@ use super::QueuePair;
 use super::responder_state::{InProgressMessage, PendingResponse};
 use crate::hca_state::HcaState;
 use crate::{
-    AccessError, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event, PacketSummary,
-    PdId, QpType,
+    AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
+    PacketSummary, PdId, QpType,
 };
 use crate::{QpState, Reason, RequestError, SrqId};
 use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
@@ -56,7 +56,7 @@ impl QueuePair {
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
                 if header.bth.ack_request && !answers_itself {
-                    self.queue_ack(hca, psn, Syndrome::ACK);
+                    self.queue_ack(hca, psn);
                 }
                 if !self.responder.pending_responses.is_empty() {
                     self.schedule_transmit(hca);
@@ -483,22 +483,11 @@ impl QueuePair {
     }
 
     /// Queues an ACK. It replaces an ACK that is already pending if the settings allow coalescing.
-    pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn, syndrome: Syndrome) {
-        let coalesce = hca.settings.ack_policy == crate::AckPolicy::Coalesce
-            || self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
-        if coalesce
-            && let Some(PendingResponse::Ack { psn: last, syndrome: Syndrome::Ack(_), msn }) =
-                self.responder.pending_responses.back_mut()
+    pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn) {
+        let is_full = self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
+        if !((hca.settings.ack_policy == AckPolicy::Coalesce || is_full) && self.responder.coalesce_ack(psn))
         {
-            (*last, *msn) = (psn, self.responder.msn);
-            return;
+            self.responder.queue_ack(psn, Syndrome::ACK);
         }
-        self.queue_separate_ack(psn, syndrome);
-    }
-
-    /// Queues an ACK or NAK of its own.
-    pub(crate) fn queue_separate_ack(&mut self, psn: Psn, syndrome: Syndrome) {
-        let msn = self.responder.msn;
-        self.responder.pending_responses.push_back(PendingResponse::Ack { psn, syndrome, msn });
     }
 }
