@@ -1,6 +1,6 @@
-//! The priorities that the port may not send to each peer now, because the peer paused them.
+//! The priorities that each peer has paused.
 //!
-//! A link is a cable of its own: what a peer asks for stops what goes to that peer, and nothing else.
+//! Each link is paused on its own: a pause stops traffic to the peer that sent it, and no other.
 
 use softhca_fabric::{FabricEvent, HostId, LinkId, Node, PauseChange, PauseEndReason, PauseState, pause_ns};
 use softhca_wire::link_control::Pause;
@@ -8,18 +8,18 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::num::NonZeroU64;
 
-/// The one host and the one cable of a driver, as its events know them.
+/// The one host and the one link of a driver in its events.
 const NODE: Node = Node::Host(HostId(0));
 const LINK: LinkId = LinkId(0);
 
-/// Who paused which priorities, and until when.
+/// The paused priorities of each peer, and until when.
 #[derive(Debug, Default)]
 pub(crate) struct PeerPauses {
     peers: BTreeMap<IpAddr, PauseState>,
 }
 
 impl PeerPauses {
-    /// Heeds a pause of a peer, and tells what it changed. True if something may go on.
+    /// Applies a pause of a peer and emits the changes. Returns whether a priority resumed.
     pub fn apply(
         &mut self,
         peer: IpAddr,
@@ -46,12 +46,12 @@ impl PeerPauses {
         resumed
     }
 
-    /// Forgets the pauses of a peer that is gone. True if there were any.
+    /// Removes the pauses of a dead peer. Returns whether one was active.
     pub fn remove_peer(&mut self, peer: IpAddr) -> bool {
         self.peers.remove(&peer).is_some_and(|pauses| pauses.mask() != 0)
     }
 
-    /// Ends the pauses whose time is over, and tells of them. Returns whom something may go to again.
+    /// Ends the pauses whose time is over and emits that. Returns the peers that may be sent to again.
     pub fn expire(&mut self, now: u64, mut tell: impl FnMut(FabricEvent)) -> Vec<IpAddr> {
         let mut resumed = Vec::new();
         for (peer, pauses) in &mut self.peers {
@@ -71,12 +71,12 @@ impl PeerPauses {
         resumed
     }
 
-    /// The priorities that may not go to a peer now, as a mask.
+    /// The priorities that a peer has paused, as a mask.
     pub fn mask(&self, peer: IpAddr) -> u8 {
         self.peers.get(&peer).map_or(0, PauseState::mask)
     }
 
-    /// When the first pause is over.
+    /// When the first pause ends.
     pub fn next_timeout(&self) -> Option<u64> {
         self.peers.values().filter_map(PauseState::next_end).min()
     }

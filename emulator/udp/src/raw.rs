@@ -1,7 +1,7 @@
-//! What bare sockets can do on this machine: the reference beside which the card is measured.
+//! The throughput and latency of plain UDP sockets on this machine: the reference for benchmarks.
 //!
-//! Two threads over loopback, with the same calls that the card uses and nothing else: no ICRC, no copies, no
-//! protocol. Each function is one short measurement, so that it can take turns with others.
+//! Two threads over loopback, with the same system calls as the driver but without ICRC, copies or protocol. Each
+//! function is one short measurement, so that it can be interleaved with others.
 
 use crate::{BindError, ReceiveBatch, RoceSocket, SendError, SocketOptions, charge, wait_readable};
 use std::io;
@@ -12,50 +12,50 @@ use std::thread;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RawError {
-    /// No socket.
+    /// A socket could not be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A send that should have worked.
+    /// A send failed.
     #[error(transparent)]
     Send(#[from] SendError),
-    /// Any other call.
+    /// Another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What a stream achieved.
+/// The result of a stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StreamResult {
-    /// Payload bytes that arrived.
+    /// Payload bytes received.
     pub bytes: u64,
-    /// Datagrams that arrived.
+    /// Datagrams received.
     pub datagrams: u64,
-    /// Chunks in which they arrived.
+    /// Chunks received.
     pub chunks: u64,
     /// From the first to the last arrival.
     pub elapsed: Duration,
-    /// Datagrams or chunks that the receive buffer dropped: none, as the sender keeps to its budget.
+    /// Datagrams or chunks that the receive buffer dropped: none, because the sender respects its budget.
     pub dropped: u32,
 }
 
 impl StreamResult {
-    /// Bytes a second, in units of 10^9.
+    /// Throughput in 10^9 bytes per second.
     pub fn gigabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.elapsed.as_nanos().max(1) as f64
     }
 
-    /// Datagrams a second, in units of 10^6.
+    /// Rate in 10^6 datagrams per second.
     pub fn million_datagrams_per_second(&self) -> f64 {
         self.datagrams as f64 * 1e3 / self.elapsed.as_nanos().max(1) as f64
     }
 }
 
-/// Streams full runs of `datagram_len` bytes from `source` to `destination` for `duration`. The receiver spins;
-/// the sender keeps inside of the receiver's budget by looking at its counter, which costs nearly nothing.
+/// Streams full batches of `datagram_len` bytes from `source` to `destination` for `duration`. The receiver spins.
+/// The sender stays within the receiver's budget by reading its counter, which costs almost nothing.
 pub fn stream(
     source: IpAddr,
     destination: IpAddr,
@@ -67,7 +67,7 @@ pub fn stream(
     let segments = RoceSocket::max_batch_segments(datagram_len);
     let run = vec![0x5a; segments * datagram_len];
     let batch_charge = charge(datagram_len, segments);
-    // More than a megabyte on the way only leaves the cache.
+    // More than a megabyte in flight only leaves the cache.
     let window = crate::grant_budget(receiver.receive_buffer()).min(1 << 20);
     let (drained, finished) = (AtomicU64::new(0), AtomicBool::new(false));
     let to = receiver.local_address();
@@ -84,7 +84,7 @@ pub fn stream(
             }
             patience = Backoff(0);
             match sender.send_batch_to(to, 0, datagram_len, &run) {
-                // A run may be sent in part only where it is sent datagram by datagram.
+                // Only per-datagram segmentation sends a part of a batch.
                 Ok(taken) if taken == segments => sent += batch_charge,
                 Ok(taken) => sent += charge(datagram_len, 1) * taken as u64,
                 Err(SendError::WouldBlock) => thread::yield_now(),
@@ -98,11 +98,11 @@ pub fn stream(
     })
 }
 
-/// How often a stream, and a ping-pong, spins before it lets others have the processor.
+/// How often a stream, and a ping-pong, spins before it yields the processor.
 const STREAM_SPINS: u32 = 64;
 const PING_PONG_SPINS: u32 = 4096;
 
-/// Spins for a while, then yields: there may be fewer processors than threads.
+/// Spins for a while, then yields: the machine may have fewer processors than threads.
 struct Backoff(u32);
 
 impl Backoff {
@@ -148,16 +148,16 @@ fn receive_stream(
     }
 }
 
-/// What a ping-pong took.
+/// The result of a ping-pong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatencyResult {
-    /// How many round trips were counted.
+    /// The number of round trips measured.
     pub round_trips: usize,
-    /// The shortest.
+    /// The shortest round trip.
     pub min: Duration,
-    /// Half of them took less.
+    /// The median.
     pub median: Duration,
-    /// One in a hundred took more.
+    /// The 99th percentile.
     pub percentile_99: Duration,
 }
 
@@ -168,7 +168,7 @@ enum WaitMode {
     Sleep,
 }
 
-/// Bounces a datagram `round_trips` times between two threads that spin.
+/// Sends a datagram back and forth `round_trips` times between two spinning threads.
 pub fn ping_pong(
     here: IpAddr,
     there: IpAddr,
@@ -178,7 +178,7 @@ pub fn ping_pong(
     run_ping_pong(here, there, datagram_len, round_trips, WaitMode::Spin)
 }
 
-/// Bounces a datagram `round_trips` times between two threads that sleep until it comes.
+/// Sends a datagram back and forth `round_trips` times between two threads that sleep until it arrives.
 pub fn ping_pong_blocking(
     here: IpAddr,
     there: IpAddr,
@@ -209,7 +209,7 @@ fn run_ping_pong(
     })
 }
 
-/// Sends back whatever comes.
+/// Sends every datagram back.
 fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: WaitMode) -> Result<(), RawError> {
     let mut batch = ReceiveBatch::new();
     let mut patience = Backoff(0);
@@ -270,7 +270,7 @@ fn measure_round_trips(
     })
 }
 
-/// What the kernel really charges a receive buffer for one run, to check [`charge`] against.
+/// The charge of one batch as the kernel reports it, to compare with [`charge`].
 pub fn measure_charge(host: IpAddr, datagram_len: usize, segments: usize) -> Result<u64, RawError> {
     let mut sender = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(host, 0), SocketOptions::default())?;

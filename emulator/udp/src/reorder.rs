@@ -1,19 +1,19 @@
-//! Holding frames back that a host mixed up.
+//! The reorder buffer: undoes reordering by the network stacks of two machines.
 //!
-//! A sender whose turns run on several processors, or a receive path that is spread over them, lets a frame
-//! overtake another. A card would take that for a loss. So the driver keeps a frame that comes early until the
-//! ones before it have come, for at most a millisecond or 64 frames; after that it is a loss. No I/O, no clock.
+//! A sender that is polled on several processors, or a receive path spread over them, lets a frame overtake another.
+//! An HCA would treat that as a loss. The driver therefore holds an early frame until the missing frames arrive, for
+//! at most a millisecond or 64 frames. No I/O, no clock.
 
 use softhca_wire::{AddressHeaders, Bth, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-/// How long a frame waits for those before it.
+/// How long a frame waits for its predecessors.
 const REORDER_TIMEOUT: u64 = 1_000_000;
-/// How many frames of a flow wait.
+/// The most frames of a flow that wait.
 const MAX_FRAMES_PER_FLOW: usize = 64;
 
-/// Frames of one peer to one queue pair, requests and responses apart: what has an order.
+/// The unit of ordering: frames of one peer to one queue pair, requests and responses apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FlowKey {
     pub peer: IpAddr,
@@ -28,25 +28,25 @@ impl FlowKey {
     }
 }
 
-/// A frame that waits.
+/// A frame in the buffer.
 #[derive(Debug)]
 pub(crate) struct EarlyFrame {
     pub bth: Bth,
     pub addressing: AddressHeaders,
     /// From the BTH to the pad bytes.
     pub transport: Vec<u8>,
-    /// It came before its turn.
+    /// It arrived before its predecessors.
     pub is_early: bool,
 }
 
 #[derive(Debug)]
 struct FlowQueue {
-    /// In the order of PSNs, equal ones as they came.
+    /// In PSN order, equal PSNs in order of arrival.
     frames: VecDeque<EarlyFrame>,
     waiting_since: u64,
 }
 
-/// The frames that wait, by flow.
+/// The waiting frames, by flow.
 #[derive(Debug, Default)]
 pub(crate) struct ReorderBuffer {
     flows: BTreeMap<FlowKey, FlowQueue>,
@@ -57,20 +57,20 @@ impl ReorderBuffer {
         self.flows.is_empty()
     }
 
-    /// Whether frames of this flow wait: those that come now go behind or before them.
+    /// Whether frames of this flow wait, so that a new frame has to be ordered among them.
     pub fn contains(&self, key: FlowKey) -> bool {
         self.flows.contains_key(&key)
     }
 
-    /// Keeps a frame.
+    /// Inserts a frame in PSN order.
     pub fn insert(&mut self, key: FlowKey, frame: EarlyFrame, now: u64) {
         let flow = self.flows.entry(key).or_insert(FlowQueue { frames: VecDeque::new(), waiting_since: now });
         let place = flow.frames.iter().rposition(|other| !frame.bth.psn.is_before(other.bth.psn));
         flow.frames.insert(place.map_or(0, |place| place + 1), frame);
     }
 
-    /// The next frame of a flow whose turn has come, or that has waited for too long, and whether it was put in
-    /// order. `skips` tells whether a frame still comes too early.
+    /// The next frame of a flow that is in sequence or has waited too long, and whether the buffer reordered it.
+    /// `is_out_of_sequence` reports whether a frame is still early.
     pub fn pop_ready(
         &mut self,
         key: FlowKey,
@@ -85,25 +85,25 @@ impl ReorderBuffer {
         }
         let frame = flow.frames.pop_front()?;
         if too_early {
-            // A frame is missing: what came behind it was in order.
+            // A frame is lost: its successors were in order.
             flow.frames.iter_mut().for_each(|frame| frame.is_early = false);
         }
         if flow.frames.is_empty() {
             self.flows.remove(&key);
         } else if !too_early {
-            // What waits now waits for another frame.
+            // The remaining frames wait for a different frame.
             flow.waiting_since = now;
         }
         let in_order = frame.is_early && !too_early;
         Some((frame, in_order))
     }
 
-    /// The flows that have waited for too long.
+    /// A flow that has waited too long.
     pub fn expired_flow(&self, now: u64) -> Option<FlowKey> {
         self.flows.iter().find(|(_, flow)| now >= flow.waiting_since + REORDER_TIMEOUT).map(|(key, _)| *key)
     }
 
-    /// Frames of some peers are still on their way, and those that are missing may be among them: the time starts anew.
+    /// Restarts the timeout of peers with frames in flight: the missing frames may be among them.
     pub fn restart_timeout(&mut self, now: u64, is_under_way: impl Fn(IpAddr) -> bool) {
         for (_, flow) in self.flows.iter_mut().filter(|(key, _)| is_under_way(key.peer)) {
             flow.waiting_since = now;
@@ -114,7 +114,7 @@ impl ReorderBuffer {
         self.flows.values().map(|flow| flow.waiting_since + REORDER_TIMEOUT).min()
     }
 
-    /// Forgets what waits of a peer: it is dead.
+    /// Drops the frames of a dead peer.
     pub fn remove_peer(&mut self, peer: IpAddr) {
         self.flows.retain(|key, _| key.peer != peer);
     }
@@ -146,7 +146,7 @@ mod tests {
         EarlyFrame { bth, addressing: AddressHeaders::between(PEER, PEER), transport: Vec::new(), is_early }
     }
 
-    /// A receiver that takes one PSN after the other, and holds what comes before its turn.
+    /// A receiver that accepts PSNs in sequence and holds early ones.
     #[derive(Default)]
     struct Receiver {
         reorder_buffer: ReorderBuffer,
