@@ -363,13 +363,11 @@ impl Config {
             config.loopback = Loopback::from_name(&name)
                 .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"card\" is expected"))?;
         }
-        config.congestion = match file.congestion.as_deref() {
-            None | Some("off") => CongestionSettings::default(),
-            Some("dcqcn") => CongestionSettings::DCQCN,
-            Some(name) => {
-                return Err(format!("congestion is {name:?}, one of \"off\", \"dcqcn\" is expected"));
-            }
-        };
+        if let Some(name) = file.congestion {
+            config.congestion = CongestionSettings::from_name(&name).ok_or_else(|| {
+                format!("congestion is {name:?}, one of {} is expected", CongestionSettings::NAMES.join(", "))
+            })?;
+        }
         if !file.hosts.is_empty() {
             config.hosts.clear();
             for (name, value) in file.hosts {

@@ -28,6 +28,7 @@ mod packet_batch;
 mod protection;
 mod queue_pair;
 mod rate_control;
+mod recovery;
 mod settings;
 mod shared_receive_queue;
 mod table;
@@ -45,8 +46,11 @@ pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
 pub use protection::{AccessError, MemoryRegion};
 pub use queue_pair::{Transition, transition};
-pub use rate_control::{CongestionSettings, DcqcnParameters, NotificationPoint, RateCause};
-pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, Recovery, ResponseOrder, Settings};
+pub use rate_control::{
+    CongestionSettings, DcqcnParameters, NotificationPoint, RateCause, RateControlSettings,
+};
+pub use recovery::Recovery;
+pub use settings::{AckPolicy, CmTimers, EndToEndCredits, PayloadMode, ResponseOrder, Settings};
 pub use time::Instant;
 
 pub use packet_batch::{PacketBatch, TransmitGate};

@@ -1,36 +1,8 @@
 //! What is set once per device.
 
-use crate::CongestionSettings;
+use crate::{CongestionSettings, Recovery};
 use core::time::Duration;
 use softhca_wire::Mtu;
-
-/// What a lost packet does to a reliable connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Recovery {
-    /// It ends the connection, as on a fabric that promised not to lose any.
-    #[default]
-    Fatal,
-    /// The requester sends everything since the loss again (the IBTA's behaviour).
-    GoBackN,
-    /// The requester sends the whole message again, and the responder forgets its part of it.
-    GoBack0,
-}
-
-impl Recovery {
-    /// The name in settings.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Recovery::Fatal => "fatal",
-            Recovery::GoBackN => "go-back-n",
-            Recovery::GoBack0 => "go-back-0",
-        }
-    }
-
-    /// The mode with this name.
-    pub fn from_name(name: &str) -> Option<Recovery> {
-        [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0].into_iter().find(|r| r.name() == name)
-    }
-}
 
 /// How many acknowledgements a responder sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]

@@ -146,7 +146,7 @@ impl<M: Memory> Driver<M> {
         let mut settings = options.settings;
         settings.mtu = settings.mtu.min(sockets.active_mtu());
         if let Some(control) = &mut settings.congestion.rate_control {
-            control.slack = control.slack.max(PACING_SLACK);
+            control.allow_slack(PACING_SLACK);
         }
         let mut links = LinkControl::new(incarnation, grant_budget(buffer), 0);
         if options.loopback == Loopback::Internal {

@@ -9,7 +9,7 @@ use crate::spec::{
 };
 use softhca_engine::{
     self as engine, AckPolicy, CmTimers, DcqcnParameters, EndToEndCredits, NotificationPoint, PayloadMode,
-    Recovery, Settings,
+    RateControlSettings, Recovery, Settings,
 };
 use softhca_fabric::{
     Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog, ReceiverSettings,
@@ -535,7 +535,10 @@ fn congestion_settings(
     };
     let interval = time(spec.cnp_interval, NotificationPoint::PAPER.min_cnp_interval);
     let notification = NotificationPoint { min_cnp_interval: interval, ..NotificationPoint::PAPER };
-    Ok(engine::CongestionSettings { notification_point: Some(notification), rate_control: Some(control) })
+    Ok(engine::CongestionSettings {
+        notification_point: Some(notification),
+        rate_control: Some(RateControlSettings::Dcqcn(control)),
+    })
 }
 
 fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {

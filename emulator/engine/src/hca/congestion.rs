@@ -1,11 +1,10 @@
 //! Priority flow control of the port, and the send rates of its queue pairs.
 
-use crate::rate_control::Dcqcn;
 use crate::{Context, Hca, RateCause};
 use softhca_wire::Qpn;
 
 impl Hca {
-    /// The priorities in this mask stop, all others go on: what a pause frame of the port asks for.
+    /// Pauses the priorities in this mask and resumes all others, as a PFC pause frame demands.
     pub fn set_paused_priorities(&mut self, priorities: u8) {
         let resumed = self.state.paused_priorities & !priorities;
         self.state.paused_priorities = priorities;
@@ -23,38 +22,40 @@ impl Hca {
         self.state.control_packets.unblock();
     }
 
-    /// Counts pause frames that reached the port.
+    /// Counts received pause frames.
     pub fn count_pause_frames(&mut self, frames: u64) {
         self.state.counters.rx_pause_frames += frames;
     }
 
-    /// The priorities that are stopped.
+    /// The mask of paused priorities.
     pub fn paused_priorities(&self) -> u8 {
         self.state.paused_priorities
     }
 
-    /// Tells the rate of the port.
+    /// Sets the rate of the port.
     pub fn set_line_rate(&mut self, bits_per_second: u64) {
-        if let Some(control) = &mut self.state.settings.congestion.rate_control {
-            control.line_rate = bits_per_second;
+        let Some(settings) = &mut self.state.settings.congestion.rate_control else { return };
+        settings.set_line_rate(bits_per_second);
+        for qpn in self.queue_pairs.numbers(|qp| qp.rate_control.is_some()) {
+            let qp = self.queue_pairs.get_mut(qpn);
+            if let Some(rate_control) = qp.and_then(|qp| qp.rate_control.as_mut()) {
+                rate_control.set_line_rate(bits_per_second);
+            }
         }
     }
 
-    /// Limits a queue pair to a rate, from which congestion control goes on. False if it is off, or if there
-    /// is no such queue pair.
-    pub fn set_rate(&mut self, ctx: &mut Context<'_>, queue_pair: Qpn, bits_per_second: u64) -> bool {
-        let Some(qp) = self.queue_pairs.get_mut(queue_pair.value()) else { return false };
+    /// Limits a queue pair to a rate, from which its rate control continues. False if rate control is off, or if the
+    /// queue pair does not exist.
+    pub fn set_rate(&mut self, ctx: &mut Context<'_>, qpn: Qpn, bits_per_second: u64) -> bool {
+        let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { return false };
         let Some(settings) = &self.state.settings.congestion.rate_control else { return false };
-        let limiter = qp.rate_control.get_or_insert_with(|| Dcqcn::new(settings, ctx.now).into());
-        limiter.set_rate(settings, ctx.now, bits_per_second);
-        ctx.emit(limiter.rate_changed_event(queue_pair, RateCause::Requested));
+        qp.rate_control.get_or_insert_with(|| settings.start(ctx.now)).set_rate(ctx.now, bits_per_second);
+        qp.emit_rate_change(ctx, Some(RateCause::Requested));
         true
     }
 
-    /// The rate that congestion control lets a queue pair send at; `None` if nothing limits it.
-    pub fn rate(&self, queue_pair: Qpn) -> Option<u64> {
-        let settings = self.state.settings.congestion.rate_control.as_ref()?;
-        let limiter = self.queue_pairs.get(queue_pair.value())?.rate_control.as_ref()?;
-        limiter.is_active(settings).then(|| limiter.rate())
+    /// The rate to which rate control limits a queue pair; `None` if it does not.
+    pub fn rate(&self, qpn: Qpn) -> Option<u64> {
+        self.queue_pairs.get(qpn.value())?.rate_control.as_ref()?.limit()
     }
 }

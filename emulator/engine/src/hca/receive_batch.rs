@@ -3,7 +3,8 @@
 use super::Hca;
 use crate::hca_state::HcaState;
 use crate::memory::MemoryLocation;
-use crate::queue_pair::{ContiguousRange, MAX_BATCH, NO_LOCATION, QueuePair};
+use crate::queue_pair::QueuePair;
+use crate::queue_pair::batch_copy::{ContiguousRange, MAX_BATCH, NO_LOCATION};
 use crate::{Context, PortState, QpType};
 use alloc::vec::Vec;
 use softhca_queue::Sge;

@@ -3,7 +3,7 @@
 use super::QueuePair;
 use super::requester_state::SendWqe;
 use crate::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, Recovery, RetransmitCause};
+use crate::{Context, DropReason, Event, PacketSummary, QpType, Reason, RetransmitCause};
 use softhca_queue::{Completion, CompletionFlags, CompletionStatus, SendFlags};
 use softhca_wire::{Aeth, Credits, NakCode, Operation, Psn, Qpn, RnrTimer, Syndrome, TransportPacket};
 
@@ -60,7 +60,7 @@ impl QueuePair {
 
     /// Whether a peer in `go-back-0` forgot its part of a message that it had acknowledged in part.
     fn peer_restarts_message(&self, card: &HcaState, packet: PacketSummary) -> bool {
-        card.settings.recovery == Recovery::GoBack0
+        card.settings.recovery.policy().peer_may_restart_message()
             && packet.syndrome == Some(Syndrome::Nak(NakCode::PsnSequenceError))
             && self
                 .requester
@@ -125,6 +125,7 @@ impl QueuePair {
 
     /// The peer answered something new: counts of tries and the ack timer start again.
     fn on_progress(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
+        self.update_rate(ctx, |rate_control, now| rate_control.on_ack(now));
         self.requester.implied_nak_handled = false;
         self.requester.retries_left = self.attributes.retry_count;
         self.requester.rnr_retries_left = self.attributes.rnr_retry;
@@ -142,13 +143,8 @@ impl QueuePair {
     /// How long the peer may be silent before something is done about it; none for ever.
     pub(crate) fn ack_timeout(&self, card: &HcaState) -> Option<core::time::Duration> {
         let timeout = self.attributes.ack_timeout()?;
-        Some(match card.settings.recovery {
-            // Nothing is sent again, so the peer has the time of all the tries.
-            Recovery::Fatal => {
-                timeout.max(card.settings.min_ack_timeout) * (u32::from(self.attributes.retry_count) + 1)
-            }
-            _ => timeout,
-        })
+        let (policy, min) = (card.settings.recovery.policy(), card.settings.min_ack_timeout);
+        Some(policy.ack_timeout(timeout, min, self.attributes.retry_count))
     }
 
     /// Starts the ack timer if something is outstanding, else stops it.
@@ -287,7 +283,7 @@ impl QueuePair {
         );
     }
 
-    /// Something was lost at `psn`: sends again, or gives up.
+    /// The packet `psn` is lost: retransmits, or fails the queue pair.
     fn recover(
         &mut self,
         card: &mut HcaState,
@@ -299,22 +295,17 @@ impl QueuePair {
         if !self.state.accepts_responses() {
             return;
         }
-        if card.settings.recovery == Recovery::Fatal || self.requester.retries_left == 0 {
+        let message = self.requester.find_wqe(psn).map_or(psn, |index| self.requester.wqes[index].first_psn);
+        let from_psn = card.settings.recovery.policy().retransmit_from(psn, message);
+        let Some(from_psn) = from_psn.filter(|_| self.requester.retries_left > 0) else {
             card.counters.retry_exceeded_err += 1;
             return self.fail_oldest_wqe(card, ctx, CompletionStatus::RetryExceededError, reason);
-        }
-        self.requester.retries_left -= 1;
-        let to = match card.settings.recovery {
-            Recovery::GoBack0 => {
-                let index = self.requester.find_wqe(psn);
-                index.map_or(psn, |index| self.requester.wqes[index].first_psn)
-            }
-            _ => psn,
         };
-        self.requester.rewind_to(to);
+        self.requester.retries_left -= 1;
+        self.requester.rewind_to(from_psn);
         self.restart_ack_timer(card, ctx);
         let retries_left = self.requester.retries_left;
-        ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn: to, cause, retries_left });
+        ctx.emit(Event::Retransmitted { qp: self.qpn, from_psn, cause, retries_left });
         self.schedule_transmit(card);
     }
 
@@ -466,6 +457,7 @@ impl QueuePair {
             card.counters.local_ack_timeout_err += 1;
             self.requester.ack_deadline = None;
             self.requester.implied_nak_handled = false;
+            self.update_rate(ctx, |rate_control, now| rate_control.on_timeout(now));
             ctx.emit(Event::AckTimedOut { qp: self.qpn, oldest_psn: psn });
             self.recover(card, ctx, psn, RetransmitCause::Timeout, Reason::AckTimeout { psn });
         }

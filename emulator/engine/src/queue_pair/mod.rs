@@ -1,6 +1,6 @@
 //! A queue pair: its attributes, its state and its two halves.
 
-mod batch_copy;
+pub(crate) mod batch_copy;
 mod completer;
 mod duplicate;
 mod flush;
@@ -16,14 +16,13 @@ mod transition;
 mod transmit;
 mod unreliable;
 
-pub(crate) use batch_copy::{ContiguousRange, MAX_BATCH, NO_LOCATION};
 pub(crate) use requester_state::RequesterState;
 pub(crate) use responder_state::ResponderState;
 pub(crate) use transition::check_modify;
 pub use transition::{Transition, transition};
 
 use crate::hca_state::HcaState;
-use crate::rate_control::Dcqcn;
+use crate::rate_control::RateControl;
 use crate::{
     ClientId, CqId, Event, Instant, PdId, QpAttributes, QpConfiguration, QpSnapshot, QpState, QpType, Reason,
     SrqId, XrcdId,
@@ -52,7 +51,7 @@ pub(crate) struct QueuePair {
     /// The earliest entry in the timer heap that counts.
     pub timer_at: Option<Instant>,
     /// Its rate, from the first congestion notification on.
-    pub rate_control: Option<Box<Dcqcn>>,
+    pub rate_control: Option<Box<dyn RateControl>>,
     /// The entry in the pacers' heap that counts.
     pub pacing_timer_at: Option<Instant>,
     /// When it last owed a congestion notification.

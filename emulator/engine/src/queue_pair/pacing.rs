@@ -4,8 +4,8 @@ use super::QueuePair;
 use super::planned_packet::PlannedPacket;
 use crate::control_packets::ControlPacket;
 use crate::hca_state::HcaState;
-use crate::rate_control::Dcqcn;
-use crate::{Context, Event, PacketSummary, QpState, RateCause};
+use crate::rate_control::{RateControl, RateSample};
+use crate::{Context, Event, Instant, PacketSummary, QpState, RateCause};
 use softhca_wire::{AddressHeaders, Bth, Ecn, ICRC_LEN, Opcode, Operation, Psn, TransportHeader};
 
 /// Bytes of a notification behind the BTH, all reserved.
@@ -45,33 +45,46 @@ impl QueuePair {
         ctx.emit(Event::EcnMarkReceived { qp: self.qpn, psn: packet.psn, cnp_queued: due });
     }
 
-    /// The peer was told of congestion on the way to it: sends slower.
+    /// The peer reports congestion on the path: reduces the rate.
     pub(crate) fn on_cnp(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) {
         card.counters.rp_cnp_handled += 1;
         let Some(settings) = &card.settings.congestion.rate_control else { return };
-        let limiter = self.rate_control.get_or_insert_with(|| Dcqcn::new(settings, ctx.now).into());
-        limiter.on_cnp(settings, ctx.now);
-        let event = limiter.rate_changed_event(self.qpn, RateCause::CnpReceived);
-        ctx.emit(event);
+        let rate_control = self.rate_control.get_or_insert_with(|| settings.start(ctx.now));
+        let cause = rate_control.on_cnp(ctx.now);
+        self.emit_rate_change(ctx, cause);
     }
 
-    /// Whether the rate lets a packet with payload go now. If not, a timer wakes the queue pair.
+    /// Passes a signal to the rate control, if there is one.
+    #[inline]
+    pub(crate) fn update_rate(
+        &mut self,
+        ctx: &mut Context<'_>,
+        signal: impl FnOnce(&mut dyn RateControl, Instant) -> Option<RateCause>,
+    ) {
+        if let Some(rate_control) = &mut self.rate_control {
+            let cause = signal(&mut **rate_control, ctx.now);
+            self.emit_rate_change(ctx, cause);
+        }
+    }
+
+    /// Emits the present rate, if `cause` says that it has changed.
+    pub(crate) fn emit_rate_change(&self, ctx: &mut Context<'_>, cause: Option<RateCause>) {
+        if let (Some(rate_control), Some(cause)) = (&self.rate_control, cause) {
+            let RateSample { bits_per_second, target, alpha_millionths } = rate_control.sample();
+            ctx.emit(Event::RateChanged { qp: self.qpn, bits_per_second, target, alpha_millionths, cause });
+        }
+    }
+
+    /// Whether the rate allows a packet with payload now. If not, a timer schedules the queue pair.
     #[inline]
     pub(crate) fn may_send_now(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
-        if self.rate_control.is_none() {
-            return true;
-        }
-        self.check_pacing(card, ctx)
+        self.rate_control.is_none() || self.check_pacing(card, ctx)
     }
 
     fn check_pacing(&mut self, card: &mut HcaState, ctx: &mut Context<'_>) -> bool {
-        let Some(settings) = &card.settings.congestion.rate_control else { return true };
-        let Some(limiter) = &mut self.rate_control else { return true };
-        if limiter.apply_elapsed_time(settings, ctx.now) {
-            let event = limiter.rate_changed_event(self.qpn, RateCause::RateTimer);
-            ctx.emit(event);
-        }
-        let at = limiter.next_send_at();
+        self.update_rate(ctx, |rate_control, now| rate_control.advance(now));
+        let Some(rate_control) = &self.rate_control else { return true };
+        let at = rate_control.next_send_at();
         if at <= ctx.now {
             return true;
         }
@@ -82,13 +95,13 @@ impl QueuePair {
         false
     }
 
-    /// Whether the next packet of a message under way waits for its turn: a timer wakes the queue pair, and to try
-    /// before changes nothing.
+    /// Whether the next packet of a message in progress waits for the pacing timer, so that an earlier attempt is
+    /// pointless.
     #[inline]
     pub(crate) fn is_pacing(&self, ctx: &Context<'_>) -> bool {
-        let Some(limiter) = &self.rate_control else { return false };
-        self.pacing_timer_at == Some(limiter.next_send_at())
-            && limiter.is_waiting(ctx.now)
+        let Some(rate_control) = &self.rate_control else { return false };
+        self.pacing_timer_at == Some(rate_control.next_send_at())
+            && rate_control.is_waiting(ctx.now)
             && self.state == QpState::ReadyToSend
             && self.responder.pending_responses.is_empty()
             && self.requester.wqes.get(self.requester.wqe_index).is_some_and(|work| {
@@ -98,26 +111,20 @@ impl QueuePair {
             })
     }
 
-    /// A packet left: the next one waits its time.
+    /// Accounts for a sent packet, which delays the next one.
     #[inline]
-    pub(crate) fn record_paced_send(&mut self, card: &HcaState, ctx: &mut Context<'_>, plan: &PlannedPacket) {
-        if plan.payload_length > 0
-            && let Some(limiter) = &mut self.rate_control
-            && let Some(settings) = &card.settings.congestion.rate_control
-        {
-            /// Ethernet header, check sequence, preamble and gap.
+    pub(crate) fn record_paced_send(&mut self, ctx: &mut Context<'_>, plan: &PlannedPacket) {
+        if plan.payload_length > 0 && self.rate_control.is_some() {
+            /// Ethernet header, frame check sequence, preamble and inter-frame gap.
             const ETHERNET: usize = 38;
             let header = plan.header.bth.opcode.header_length() + ICRC_LEN;
             let bytes = plan.addressing.header_length() + header + plan.payload_length as usize + ETHERNET;
-            if limiter.on_packet_sent(settings, ctx.now, bytes as u64) {
-                let event = limiter.rate_changed_event(self.qpn, RateCause::ByteCounter);
-                ctx.emit(event);
-            }
+            self.update_rate(ctx, |rate_control, now| rate_control.on_packet_sent(now, bytes as u64));
         }
     }
 }
 
-/// Says of a packet with payload that its sender reacts to marks.
+/// Marks a packet with payload as ECN-capable if its sender reacts to CNPs.
 pub(crate) fn set_ecn_capable(card: &HcaState, envelope: &mut AddressHeaders) {
     if card.settings.congestion.rate_control.is_some() && envelope.ecn() == Ecn::NotEct {
         envelope.traffic_class |= Ecn::Ect0 as u8;

@@ -135,7 +135,7 @@ impl QueuePair {
                 false
             }
         };
-        self.record_paced_send(card, ctx, plan);
+        self.record_paced_send(ctx, plan);
         self.emit_sent(card, ctx, plan, None, again);
     }
 

@@ -3,7 +3,8 @@
 use super::QueuePair;
 use super::responder_state::PendingResponse;
 use crate::hca_state::HcaState;
-use crate::{AsyncEvent, Context, Event, Reason, Recovery, RequestError};
+use crate::recovery::GapAction;
+use crate::{AsyncEvent, Context, Event, Reason, RequestError};
 use softhca_queue::CompletionStatus;
 use softhca_wire::{NakCode, Psn, Syndrome};
 
@@ -18,19 +19,19 @@ impl QueuePair {
     ) {
         ctx.emit(Event::RequestRejected { qp: self.qpn, psn, error: refusal });
         let number = self.qpn;
-        let mut at = self.responder.expected_psn;
+        let at = self.responder.expected_psn;
         let (syndrome, event, receive) = match refusal {
             RequestError::PsnOutOfSequence { .. } => {
-                if card.settings.recovery == Recovery::GoBack0
-                    && let Some(open) = self.responder.in_progress_message.take()
-                {
-                    at = open.first_psn;
-                    self.responder.expected_psn = at;
-                }
+                let in_progress = self.responder.in_progress_message.map(|message| message.first_psn);
                 let syndrome = Syndrome::Nak(NakCode::PsnSequenceError);
-                if card.settings.recovery != Recovery::Fatal {
+                let action = card.settings.recovery.policy().on_sequence_gap(at, in_progress);
+                if let GapAction::Nak { resume_at } = action {
+                    if resume_at != at {
+                        self.responder.in_progress_message = None;
+                        self.responder.expected_psn = resume_at;
+                    }
                     self.responder.nak_sent = true;
-                    self.queue_separate_ack(at, syndrome);
+                    self.queue_separate_ack(resume_at, syndrome);
                     return self.schedule_transmit(card);
                 }
                 (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)

@@ -476,7 +476,7 @@ impl QueuePair {
             true => 0,
             false => self.requester.packets_since_ack_request + 1,
         };
-        self.record_paced_send(card, ctx, plan);
+        self.record_paced_send(ctx, plan);
         self.emit_sent(card, ctx, plan, Some(id), again);
         if self.kind.is_reliable() {
             if self.requester.ack_deadline.is_none() {

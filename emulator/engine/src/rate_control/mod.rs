@@ -1,37 +1,54 @@
-//! Congestion control at the card: the notification point answers marks, the reaction point limits rates.
+//! Congestion control: the settings of both ends, and the algorithms that limit the send rate of a queue pair.
 //!
-//! What each side does is DCQCN's, as published by Zhu et al. at SIGCOMM 2015; numbers are integers, so that
-//! a run gives the same rates on every machine.
+//! The notification point answers ECN marks with CNPs, the reaction point limits rates. Both follow DCQCN (Zhu et al.,
+//! SIGCOMM 2015). All arithmetic is on integers, so that a run yields the same rates on every machine.
 
+mod algorithm;
 mod dcqcn;
 
-pub(crate) use dcqcn::Dcqcn;
+pub use algorithm::RateCause;
+pub(crate) use algorithm::{RateControl, RateSample};
+pub use dcqcn::DcqcnParameters;
 
+use crate::Instant;
+use alloc::boxed::Box;
 use core::time::Duration;
 
-/// The congestion settings of a device. Both halves are off unless asked for.
+/// The congestion settings of a device. Both halves are off by default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CongestionSettings {
-    /// Answers marked packets with notifications; `None` counts them only.
+    /// Answers ECN-marked packets with CNPs; `None` only counts the marks.
     pub notification_point: Option<NotificationPoint>,
-    /// Limits rates when notifications come; `None` counts them only.
-    pub rate_control: Option<DcqcnParameters>,
+    /// Limits rates when CNPs arrive; `None` only counts the CNPs.
+    pub rate_control: Option<RateControlSettings>,
 }
 
 impl CongestionSettings {
-    /// Both halves with the paper's parameters.
+    /// Both halves with the parameters of the DCQCN paper.
     pub const DCQCN: CongestionSettings = CongestionSettings {
         notification_point: Some(NotificationPoint::PAPER),
-        rate_control: Some(DcqcnParameters::PAPER),
+        rate_control: Some(RateControlSettings::Dcqcn(DcqcnParameters::PAPER)),
     };
+
+    /// The names that [`CongestionSettings::from_name`] accepts.
+    pub const NAMES: [&'static str; 2] = ["off", "dcqcn"];
+
+    /// The default settings of an algorithm by its name in configuration files and scenarios.
+    pub fn from_name(name: &str) -> Option<CongestionSettings> {
+        match name {
+            "off" => Some(CongestionSettings::default()),
+            "dcqcn" => Some(CongestionSettings::DCQCN),
+            _ => None,
+        }
+    }
 }
 
-/// The notification point: what a receiver of marked packets does.
+/// The notification point: the reaction of a receiver to ECN-marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotificationPoint {
-    /// The least time between two notifications of one queue pair.
+    /// The minimum time between two CNPs of one queue pair.
     pub min_cnp_interval: Duration,
-    /// The traffic class of notifications: DSCP in the upper six bits.
+    /// The traffic class of CNPs: DSCP in the upper six bits.
     pub traffic_class: u8,
 }
 
@@ -47,60 +64,45 @@ impl Default for NotificationPoint {
     }
 }
 
-/// The reaction point: how a sender changes the rate of a queue pair.
+/// The rate control algorithm of a device, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DcqcnParameters {
-    /// The rate of the port, at which every queue pair starts. A world sets it from the cable.
-    pub line_rate: u64,
-    /// The least rate, in bits per second.
-    pub min_rate: u64,
-    /// One part in so many of the distance is made up when `alpha` changes: 1/g.
-    pub gain_divisor: u32,
-    /// How long without a notification until `alpha` falls.
-    pub alpha_interval: Duration,
-    /// How long until the rate rises, again and again.
-    pub rate_increase_interval: Duration,
-    /// After how many bytes the rate rises, again and again.
-    pub byte_counter: u64,
-    /// Rises of each kind before the target itself rises: F.
-    pub fast_recovery_steps: u32,
-    /// By how much the target rises in additive increase, in bits per second: R_AI.
-    pub additive_increase: u64,
-    /// By how much more with each step in hyper increase, in bits per second: R_HAI.
-    pub hyper_increase: u64,
-    /// How far a sender that was late may catch up. Nothing in virtual time, where nobody is late.
-    pub slack: Duration,
+pub enum RateControlSettings {
+    /// DCQCN.
+    Dcqcn(DcqcnParameters),
 }
 
-impl DcqcnParameters {
-    /// The parameters of the paper at 100 Gb/s. It gives none for hyper increase: ten times the additive one
-    /// is the ratio that cards ship with.
-    pub const PAPER: DcqcnParameters = DcqcnParameters {
-        line_rate: 100_000_000_000,
-        min_rate: 10_000_000,
-        gain_divisor: 256,
-        alpha_interval: Duration::from_micros(55),
-        rate_increase_interval: Duration::from_micros(55),
-        byte_counter: 10_000_000,
-        fast_recovery_steps: 5,
-        additive_increase: 40_000_000,
-        hyper_increase: 400_000_000,
-        slack: Duration::ZERO,
-    };
-}
+impl RateControlSettings {
+    /// Sets the rate of the port, at which every queue pair starts.
+    pub fn set_line_rate(&mut self, bits_per_second: u64) {
+        match self {
+            RateControlSettings::Dcqcn(parameters) => parameters.line_rate = bits_per_second,
+        }
+    }
 
-impl Default for DcqcnParameters {
-    fn default() -> DcqcnParameters {
-        DcqcnParameters::PAPER
+    /// Lets a sender that runs late catch up by at least `slack`.
+    pub fn allow_slack(&mut self, slack: Duration) {
+        match self {
+            RateControlSettings::Dcqcn(parameters) => parameters.slack = parameters.slack.max(slack),
+        }
+    }
+
+    /// The algorithm for one queue pair, at the rate of the port.
+    pub(crate) fn start(&self, now: Instant) -> Box<dyn RateControl> {
+        match self {
+            RateControlSettings::Dcqcn(parameters) => Box::new(dcqcn::Dcqcn::new(*parameters, now)),
+        }
     }
 }
 
-/// Why the rate of a queue pair changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum RateCause {
-    CnpReceived,
-    RateTimer,
-    ByteCounter,
-    Requested,
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_algorithm_is_found_by_its_name() {
+        for name in CongestionSettings::NAMES {
+            assert!(CongestionSettings::from_name(name).is_some(), "{name}");
+        }
+        assert_eq!(CongestionSettings::from_name("swift"), None);
+    }
 }

@@ -1,0 +1,61 @@
+//! Loss recovery of reliable connections: the reaction of requester, completer and responder to a lost packet.
+//!
+//! Each mode is one file. A mode decides; `queue_pair` counts retries, rewinds the requester and queues the NAK.
+
+mod fatal;
+mod go_back_0;
+mod go_back_n;
+mod policy;
+
+pub(crate) use policy::{GapAction, RecoveryPolicy};
+
+/// The effect of a lost packet on a reliable connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Recovery {
+    /// The connection fails, as on a lossless fabric.
+    #[default]
+    Fatal,
+    /// The requester retransmits from the lost packet (IBA 9.7.5).
+    GoBackN,
+    /// The requester retransmits the whole message; the responder discards the part that it has received.
+    GoBack0,
+}
+
+impl Recovery {
+    const ALL: [Recovery; 3] = [Recovery::Fatal, Recovery::GoBackN, Recovery::GoBack0];
+
+    /// The name in settings, configuration files and scenarios.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Recovery::Fatal => "fatal",
+            Recovery::GoBackN => "go-back-n",
+            Recovery::GoBack0 => "go-back-0",
+        }
+    }
+
+    /// The mode with this name.
+    pub fn from_name(name: &str) -> Option<Recovery> {
+        Recovery::ALL.into_iter().find(|mode| mode.name() == name)
+    }
+
+    pub(crate) const fn policy(self) -> &'static dyn RecoveryPolicy {
+        match self {
+            Recovery::Fatal => &fatal::Fatal,
+            Recovery::GoBackN => &go_back_n::GoBackN,
+            Recovery::GoBack0 => &go_back_0::GoBack0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_is_found_by_its_name() {
+        for mode in Recovery::ALL {
+            assert_eq!(Recovery::from_name(mode.name()), Some(mode));
+        }
+        assert_eq!(Recovery::from_name("selective"), None);
+    }
+}
