@@ -27,7 +27,7 @@ fn the_names_are_those_of_the_mode() {
     let text = stderr_of(&["--mode", "programs", "--only", "rc-write-1MiB"]);
     assert!(text.contains("no benchmark of --mode programs"), "{text}");
     assert!(
-        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-card-loopback, ib_write_bw-1MiB-two-hosts"),
+        text.contains("ib_write_bw-1MiB, ib_write_bw-1MiB-internal-loopback, ib_write_bw-1MiB-two-hosts"),
         "{text}"
     );
     let text = stderr_of(&["--mode", "peer", "--only", "rc-write-1MiB"]);

@@ -25,7 +25,7 @@ struct Placement {
 /// As programs on one machine do that nobody places, the same without sockets, and as on two machines.
 static PLACEMENTS: [Placement; 3] = [
     Placement { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
-    Placement { suffix: "-card-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
+    Placement { suffix: "-internal-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
     Placement { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
 ];
 

@@ -28,16 +28,16 @@ pub(crate) struct FlowSockets {
 }
 
 impl FlowSockets {
-    /// The source port of a flow: `wanted` if it can be bound, otherwise 4791.
-    pub fn source_port_for(&mut self, source: IpAddr, wanted: u16) -> u16 {
-        let address = SocketAddr::new(source, wanted);
+    /// The source port of a flow: `port` if it can be bound, otherwise 4791.
+    pub fn source_port_for(&mut self, source: IpAddr, port: u16) -> u16 {
+        let address = SocketAddr::new(source, port);
         if self.sockets.len() >= MAX_FLOW_SOCKETS && !self.sockets.contains_key(&address) {
             return ROCE_PORT;
         }
         // No reader: the smallest buffer is sufficient.
         let options = SocketOptions { receive_buffer: 0, ..SocketOptions::default() };
         let socket = self.sockets.entry(address).or_insert_with(|| RoceSocket::bind(address, options).ok());
-        if socket.is_some() { wanted } else { ROCE_PORT }
+        if socket.is_some() { port } else { ROCE_PORT }
     }
 
     /// The socket that is bound to this source port, if the flow has one.

@@ -22,20 +22,20 @@ pub(crate) struct FaultInjector {
 }
 
 struct OutputQueue<'a> {
-    out: &'a mut BTreeMap<(u64, u64), Frame>,
+    output: &'a mut BTreeMap<(u64, u64), Frame>,
     serial: &'a mut u64,
     now: Instant,
-    witness: &'a mut dyn DriverSink,
+    sink: &'a mut dyn DriverSink,
 }
 
 impl LinkOutput for OutputQueue<'_> {
     fn deliver(&mut self, at_ns: u64, _: Direction, frame: Frame) {
         *self.serial += 1;
-        self.out.insert((at_ns, *self.serial), frame);
+        self.output.insert((at_ns, *self.serial), frame);
     }
 
     fn report(&mut self, fault: Fault) {
-        self.witness.on_fault(self.now, &fault);
+        self.sink.on_fault(self.now, &fault);
     }
 }
 
@@ -79,15 +79,15 @@ impl FaultInjector {
         idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
     }
 
-    pub fn admit(&mut self, now: Instant, frame: Frame, witness: &mut dyn DriverSink) {
-        let FaultInjector { link: cable, flows, direction, output: out, serial, .. } = self;
-        cable.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { out, serial, now, witness });
+    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn DriverSink) {
+        let FaultInjector { link, flows, direction, output, serial, .. } = self;
+        link.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { output, serial, now, sink });
     }
 
-    pub fn expire(&mut self, now: Instant, witness: &mut dyn DriverSink) {
-        let FaultInjector { link: cable, output: out, serial, .. } = self;
-        if cable.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            cable.expire(now.nanos(), &mut OutputQueue { out, serial, now, witness });
+    pub fn expire(&mut self, now: Instant, sink: &mut dyn DriverSink) {
+        let FaultInjector { link, output, serial, .. } = self;
+        if link.next_timeout().is_some_and(|at| at <= now.nanos()) {
+            link.expire(now.nanos(), &mut OutputQueue { output, serial, now, sink });
         }
     }
 
@@ -103,8 +103,8 @@ impl FaultInjector {
     }
 
     /// When the next frame leaves the link. A frame whose destination `is_blocked` has no time of its own.
-    pub fn next_timeout(&self, waits: impl Fn(IpAddr) -> bool) -> Option<u64> {
-        let first = self.output.iter().next().filter(|(_, frame)| !waits(frame.addressing.destination));
+    pub fn next_timeout(&self, is_blocked: impl Fn(IpAddr) -> bool) -> Option<u64> {
+        let first = self.output.iter().next().filter(|(_, frame)| !is_blocked(frame.addressing.destination));
         [first.map(|((at, _), _)| *at), self.link.next_timeout()].into_iter().flatten().min()
     }
 }

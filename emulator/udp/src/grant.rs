@@ -147,40 +147,40 @@ impl GrantIssuer {
 
     /// Releases what was received from a sender, except for at most `kept` bytes.
     pub fn limit_buffered(&mut self, from: IpAddr, kept: u64) {
-        if let Some(held) = self.buffered.get_mut(&from) {
-            self.changed |= kept < *held;
-            *held = kept.min(*held);
-            if *held == 0 {
+        if let Some(buffered) = self.buffered.get_mut(&from) {
+            self.changed |= kept < *buffered;
+            *buffered = kept.min(*buffered);
+            if *buffered == 0 {
                 self.buffered.remove(&from);
             }
         }
     }
 
     /// Processes a REQUEST.
-    pub fn on_request(&mut self, from: IpAddr, on_request: &GrantRequest, now: u64) {
+    pub fn on_request(&mut self, from: IpAddr, request: &GrantRequest, now: u64) {
         let sender = self.senders.entry(from).or_insert_with(|| {
             // Consumed before the first grant: an earlier incarnation of this port granted it, or the sender took
             // this port for a foreign one. The last of it may be in this socket.
-            let consumed = on_request.consumed;
-            let strays = consumed.min(self.budget);
-            self.ungranted += strays;
+            let consumed = request.consumed;
+            let ungranted = consumed.min(self.budget);
+            self.ungranted += ungranted;
             SenderGrants {
                 granted: consumed,
                 drained: consumed,
-                ungranted: strays,
+                ungranted,
                 ungranted_since: now,
                 ..SenderGrants::default()
             }
         });
-        let reached = on_request.consumed.saturating_add(on_request.returned);
+        let reached = request.consumed.saturating_add(request.returned);
         if reached < sender.last_position {
             return;
         }
         sender.last_position = reached;
-        let back = on_request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
-        sender.returned += back;
-        self.outstanding -= back;
-        let claim = on_request.consumed.min(sender.granted - sender.returned);
+        let returned = request.returned.min(sender.granted - sender.drained).saturating_sub(sender.returned);
+        sender.returned += returned;
+        self.outstanding -= returned;
+        let claim = request.consumed.min(sender.granted - sender.returned);
         if claim > sender.drained && sender.claimed <= sender.drained {
             (sender.claimed, sender.claimed_at) = (claim, now);
             self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
@@ -188,7 +188,7 @@ impl GrantIssuer {
         if sender.ungranted > 0 {
             self.next_settle_at.get_or_insert(now + SETTLE_DELAY);
         }
-        (sender.needed, sender.wanted) = (on_request.needed, on_request.wanted);
+        (sender.needed, sender.wanted) = (request.needed, request.wanted);
         if sender.needed > sender.granted && !sender.is_waiting {
             sender.is_waiting = true;
             self.waiting.push_back(from);
@@ -209,10 +209,10 @@ impl GrantIssuer {
             self.changed = true;
         }
         if let Some(sender) = self.senders.get_mut(&from) {
-            let stray = charge.min(sender.ungranted);
-            sender.ungranted -= stray;
-            self.ungranted -= stray;
-            let drained = (charge - stray).min(sender.outstanding());
+            let ungranted = charge.min(sender.ungranted);
+            sender.ungranted -= ungranted;
+            self.ungranted -= ungranted;
+            let drained = (charge - ungranted).min(sender.outstanding());
             sender.drained += drained;
             self.outstanding -= drained;
             granted += drained;
@@ -300,15 +300,17 @@ impl GrantIssuer {
         self.share = (self.budget / wanting).max(MAX_FRAME_CHARGE);
         let reserve = self.reserve();
         while let Some(address) = self.waiting.front() {
-            let free = self.available();
-            let sender = self.senders.get_mut(address).expect("who waits is known");
+            let available = self.available();
+            let sender = self.senders.get_mut(address).expect("a waiting sender is known");
             let need = sender.needed.saturating_sub(sender.granted).min(MAX_FRAME_CHARGE);
-            if need > free {
+            if need > available {
                 break;
             }
-            let held = self.buffered.get(address).copied().unwrap_or(0);
-            let room =
-                self.share.saturating_sub(sender.outstanding() + held).min(free.saturating_sub(reserve));
+            let buffered = self.buffered.get(address).copied().unwrap_or(0);
+            let room = self
+                .share
+                .saturating_sub(sender.outstanding() + buffered)
+                .min(available.saturating_sub(reserve));
             let amount = room.min(sender.wanted.saturating_sub(sender.granted)).max(need);
             sender.granted += amount;
             self.outstanding += amount;
@@ -322,21 +324,21 @@ impl GrantIssuer {
         } else {
             self.reclaim_unused(now);
         }
-        assert!(self.outstanding() <= self.budget, "more is granted than there is");
+        assert!(self.outstanding() <= self.budget, "the outstanding grants exceed the budget");
     }
 
     /// Raises every sender that wants more to the share.
     fn top_up(&mut self) {
         let worth_a_message = (self.share / 4).max(MAX_FRAME_CHARGE);
-        let mut free = self.available().saturating_sub(self.reserve());
+        let mut available = self.available().saturating_sub(self.reserve());
         for (address, sender) in self.senders.iter_mut().filter(|(_, sender)| sender.wants_more()) {
-            let held = self.buffered.get(address).copied().unwrap_or(0);
-            let room = self.share.saturating_sub(sender.outstanding() + held);
-            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(free);
+            let buffered = self.buffered.get(address).copied().unwrap_or(0);
+            let room = self.share.saturating_sub(sender.outstanding() + buffered);
+            let amount = room.min(sender.wanted.saturating_sub(sender.granted)).min(available);
             if amount >= worth_a_message {
                 sender.granted += amount;
                 self.outstanding += amount;
-                free -= amount;
+                available -= amount;
                 sender.grant_due = true;
             }
         }
@@ -363,45 +365,41 @@ mod tests {
     const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 
     /// The total grant of a sender that wants as much as possible.
-    fn granted(granter: &mut GrantIssuer, consumed: u64, now: u64) -> u64 {
+    fn granted(issuer: &mut GrantIssuer, consumed: u64, now: u64) -> u64 {
         let request = GrantRequest { consumed, returned: 0, needed: consumed + 1, wanted: u64::MAX };
-        granter.on_request(PEER, &request, now);
-        granter.transmit(now).expect("an answer").1.granted
+        issuer.on_request(PEER, &request, now);
+        issuer.transmit(now).expect("a grant").1.granted
     }
 
     #[test]
-    fn what_is_held_behind_the_socket_makes_no_room_for_more() {
+    fn buffered_bytes_make_no_room_for_new_grants() {
         const BUDGET: u64 = 100_000;
-        let mut granter = GrantIssuer::new(BUDGET);
-        let first = granted(&mut granter, 0, 0);
-        assert_eq!(granter.record_received(PEER, first), first);
-        granter.add_buffered(PEER, first);
-        assert_eq!(granter.outstanding(), first);
+        let mut issuer = GrantIssuer::new(BUDGET);
+        let first = granted(&mut issuer, 0, 0);
+        assert_eq!(issuer.record_received(PEER, first), first);
+        issuer.add_buffered(PEER, first);
+        assert_eq!(issuer.outstanding(), first);
         // The socket is empty, but no more room is available than before.
-        granter.on_socket_empty(0);
-        let second = granted(&mut granter, first, 0);
-        assert!(second <= BUDGET, "{second} in all, while {first} are held");
-        granter.limit_buffered(PEER, 0);
-        assert!(granted(&mut granter, first, 0) > BUDGET);
+        issuer.on_socket_empty(0);
+        let second = granted(&mut issuer, first, 0);
+        assert!(second <= BUDGET, "{second} in all, while {first} are buffered");
+        issuer.limit_buffered(PEER, 0);
+        assert!(granted(&mut issuer, first, 0) > BUDGET);
         let stranger = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
-        assert_eq!(
-            granter.record_received(stranger, BUDGET),
-            0,
-            "what nobody granted is held against nobody"
-        );
+        assert_eq!(issuer.record_received(stranger, BUDGET), 0, "bytes without a grant are not counted");
     }
 
     #[test]
-    fn the_first_leaves_room_for_the_next() {
+    fn first_sender_leaves_room_for_the_next() {
         const BUDGET: u64 = 1 << 20;
-        let mut granter = GrantIssuer::new(BUDGET);
-        let first = granted(&mut granter, 0, 0);
+        let mut issuer = GrantIssuer::new(BUDGET);
+        let first = granted(&mut issuer, 0, 0);
         assert_eq!(first, BUDGET - BUDGET / 8);
         // The share becomes available only after the socket has been empty for a while; a new sender does not starve
         // until then.
-        granter.remove_sender(PEER, 0);
+        issuer.remove_sender(PEER, 0);
         let request = GrantRequest { consumed: 0, returned: 0, needed: 1, wanted: u64::MAX };
-        granter.on_request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
-        assert!(granter.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
+        issuer.on_request(IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3)), &request, 0);
+        assert!(issuer.transmit(0).is_some_and(|(_, grant)| grant.granted > 0));
     }
 }

@@ -34,8 +34,10 @@ impl fmt::Display for PortOwner {
             PortOwner::Kernel => {
                 f.write_str("the kernel, most likely rxe (soft RoCE): `rdma link` lists its devices")
             }
-            PortOwner::Process { id, name } => write!(f, "process {id} ({name}), most likely another card"),
-            PortOwner::Unknown => f.write_str("somebody else, most likely another card"),
+            PortOwner::Process { id, name } => {
+                write!(f, "process {id} ({name}), most likely another SoftHCA device")
+            }
+            PortOwner::Unknown => f.write_str("an unknown process, most likely another SoftHCA device"),
         }
     }
 }
@@ -60,7 +62,7 @@ pub enum BindError {
     },
     /// `SOFTHCA_ADDRESS` is not an IP address.
     #[error(
-        "{ADDRESS_VARIABLE} is {value:?}: an IP address is expected, or an IPv4 and an IPv6 address with a comma"
+        "{ADDRESS_VARIABLE} is {value:?}: expected an IP address, or an IPv4 and an IPv6 address separated by a comma"
     )]
     BadVariable {
         /// The value of the variable.
@@ -79,7 +81,7 @@ pub enum BindError {
 /// The command that adds a loopback address, where the system needs one.
 fn alias_hint(address: IpAddr) -> String {
     if cfg!(target_os = "macos") && address.is_loopback() {
-        format!("; make it one: sudo ifconfig lo0 alias {address}")
+        format!("; add it with: sudo ifconfig lo0 alias {address}")
     } else {
         String::new()
     }
@@ -89,7 +91,7 @@ impl BindError {
     /// Interprets a failed bind.
     pub(crate) fn from_io(address: SocketAddr, source: io::Error) -> BindError {
         match source.kind() {
-            io::ErrorKind::AddrInUse => BindError::InUse { address, owner: owner_of(address) },
+            io::ErrorKind::AddrInUse => BindError::InUse { address, owner: find_owner(address) },
             io::ErrorKind::AddrNotAvailable => BindError::NotLocal { address },
             _ => BindError::Other { address, source },
         }
@@ -163,7 +165,7 @@ impl HostSockets {
 
     /// The GID table: one entry per address.
     pub fn gids(&self) -> Vec<Gid> {
-        self.by_address().map(|port| Gid::from(port.address())).collect()
+        self.by_address().map(|sockets| Gid::from(sockets.address())).collect()
     }
 
     /// The interface with the address.
@@ -173,8 +175,8 @@ impl HostSockets {
 
     /// The largest path MTU that fits the interfaces together with every header. Loopback fits all.
     pub fn active_mtu(&self) -> Mtu {
-        let carried = |port: &HostSockets| match &port.interface {
-            _ if port.address().is_loopback() => Mtu::B4096,
+        let carried = |sockets: &HostSockets| match &sockets.interface {
+            _ if sockets.address().is_loopback() => Mtu::B4096,
             Some(interface) => Mtu::fitting(interface.mtu).unwrap_or(Mtu::B256),
             None => Mtu::B1024,
         };
@@ -188,7 +190,7 @@ impl HostSockets {
 
     /// The sockets of the address with the same IP version as `other`.
     pub(crate) fn with_ip_version(&self, other: IpAddr) -> Option<&HostSockets> {
-        self.by_address().find(|port| port.address().is_ipv4() == other.is_ipv4())
+        self.by_address().find(|sockets| sockets.address().is_ipv4() == other.is_ipv4())
     }
 
     /// The sockets that send to `destination`.
@@ -201,7 +203,7 @@ impl HostSockets {
         if self.address().is_ipv4() == destination.is_ipv4() || self.ipv6.is_none() {
             return self;
         }
-        self.ipv6.as_mut().expect("it was just seen")
+        self.ipv6.as_mut().expect("it was just checked")
     }
 }
 
@@ -237,9 +239,9 @@ pub fn parse_addresses(text: &str) -> Option<(IpAddr, Option<Ipv6Addr>)> {
 /// Finds the socket that occupies `address`. The kernel returns its tables in pieces, and an entry may be missing if
 /// the table changes meanwhile: another attempt finds it.
 #[cfg(target_os = "linux")]
-fn owner_of(address: SocketAddr) -> PortOwner {
-    let mut looks = std::iter::repeat_with(|| scan_for_owner(address)).take(5);
-    looks.find(|owner| !matches!(owner, PortOwner::Unknown)).unwrap_or(PortOwner::Unknown)
+fn find_owner(address: SocketAddr) -> PortOwner {
+    let mut attempts = std::iter::repeat_with(|| scan_for_owner(address)).take(5);
+    attempts.find(|owner| !matches!(owner, PortOwner::Unknown)).unwrap_or(PortOwner::Unknown)
 }
 
 #[cfg(target_os = "linux")]
@@ -253,16 +255,16 @@ fn scan_for_owner(address: SocketAddr) -> PortOwner {
     let sockets = std::fs::read_to_string(table).unwrap_or_default();
     let found = sockets.lines().skip(1).find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        let (ip, its_port) = fields.get(1)?.split_once(':')?;
-        let everywhere = ip.bytes().all(|digit| digit == b'0');
-        let conflicts = its_port == port && (ip == wanted || everywhere);
-        conflicts.then_some((*fields.get(7)?, *fields.get(9)?, everywhere))
+        let (ip, bound_port) = fields.get(1)?.split_once(':')?;
+        let is_wildcard = ip.bytes().all(|digit| digit == b'0');
+        let conflicts = bound_port == port && (ip == wanted || is_wildcard);
+        conflicts.then_some((*fields.get(7)?, *fields.get(9)?, is_wildcard))
     });
-    let Some((user, inode, everywhere)) = found else { return PortOwner::Unknown };
+    let Some((user, inode, is_wildcard)) = found else { return PortOwner::Unknown };
     match process_with_socket(inode) {
         Some(owner) => owner,
         // rxe listens on every address, and no process has its socket.
-        None if everywhere && user == "0" => PortOwner::Kernel,
+        None if is_wildcard && user == "0" => PortOwner::Kernel,
         None => PortOwner::Unknown,
     }
 }
@@ -291,6 +293,6 @@ fn process_with_socket(inode: &str) -> Option<PortOwner> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn owner_of(_address: SocketAddr) -> PortOwner {
+fn find_owner(_address: SocketAddr) -> PortOwner {
     PortOwner::Unknown
 }

@@ -26,10 +26,10 @@ const MAX_FRAMES_PER_POLL: usize = 64;
 #[derive(Debug, Error)]
 pub enum HostNetworkError {
     /// The topology does not fit these hosts.
-    #[error("the topology: {0}")]
+    #[error("invalid topology: {0}")]
     Topology(#[from] TopologyError),
     /// The system did not create a wake descriptor.
-    #[error("a descriptor to wake hosts with: {0}")]
+    #[error("cannot create a wake descriptor: {0}")]
     Io(#[from] io::Error),
 }
 
@@ -37,14 +37,14 @@ pub enum HostNetworkError {
 pub struct HostNetwork {
     inner: Mutex<Inner>,
     topology: BuiltTopology,
-    line: LinkSettings,
+    link: LinkSettings,
     started: Instant,
     wakers: Vec<Waker>,
 }
 
 struct Inner {
     fabric: Fabric,
-    observer: Box<dyn FabricSink + Send>,
+    sink: Box<dyn FabricSink + Send>,
     /// Hosts that advanced the network, received something and have not polled since: no other host wakes them.
     unpolled: BTreeSet<HostId>,
 }
@@ -55,10 +55,10 @@ impl HostNetwork {
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: LinkSettings,
+        link: LinkSettings,
         settings: SwitchSettings,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
-        HostNetwork::with_sink(seed, addresses, topology, line, settings, Box::new(()))
+        HostNetwork::with_sink(seed, addresses, topology, link, settings, Box::new(()))
     }
 
     /// The same with an event sink, which is called under the lock of the network.
@@ -66,33 +66,33 @@ impl HostNetwork {
         seed: u64,
         addresses: &[IpAddr],
         topology: &Topology,
-        line: LinkSettings,
+        link: LinkSettings,
         settings: SwitchSettings,
-        observer: Box<dyn FabricSink + Send>,
+        sink: Box<dyn FabricSink + Send>,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
-        let (fabric, laid) = Fabric::new(seed, addresses, topology, line, settings)?;
+        let (fabric, built) = Fabric::new(seed, addresses, topology, link, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;
-        let inner = Mutex::new(Inner { fabric, observer, unpolled: BTreeSet::new() });
-        Ok(Arc::new(HostNetwork { inner, topology: laid, line, started: Instant::now(), wakers }))
+        let inner = Mutex::new(Inner { fabric, sink, unpolled: BTreeSet::new() });
+        Ok(Arc::new(HostNetwork { inner, topology: built, link, started: Instant::now(), wakers }))
     }
 
     /// Changes how fast the port of a host accepts frames. Returns false if the network has no such host.
     pub fn set_receiver(&self, address: IpAddr, receiver: ReceiverSettings) -> bool {
-        let Inner { fabric, observer, .. } = &mut *self.inner.lock();
+        let Inner { fabric, sink, .. } = &mut *self.inner.lock();
         let Some(host) = fabric.host_with_address(address) else { return false };
-        fabric.set_receiver(self.now(), host, receiver, &mut **observer);
+        fabric.set_receiver(self.now(), host, receiver, &mut **sink);
         true
     }
 
     /// The rate of every link.
     pub(crate) fn line_rate(&self) -> Option<NonZeroU64> {
-        self.line.bits_per_second
+        self.link.bits_per_second
     }
 
     /// Processes every event up to the current time and wakes the hosts that have something to poll.
     fn advance_to_now(&self, inner: &mut Inner, except: HostId) -> softhca_engine::Instant {
         let now = self.now();
-        inner.fabric.advance(now, &mut *inner.observer);
+        inner.fabric.advance(now, &mut *inner.sink);
         while let Some(host) = inner.fabric.next_ready_host() {
             if host == except {
                 inner.unpolled.insert(host);
@@ -120,7 +120,7 @@ impl HostNetwork {
     }
 
     /// The frame counters of the network.
-    pub fn census(&self) -> FrameCounters {
+    pub fn frame_counters(&self) -> FrameCounters {
         self.inner.lock().fabric.frame_counters()
     }
 
@@ -177,20 +177,20 @@ impl HostPort {
     }
 
     pub fn send(&self, frame: Frame) {
-        let Inner { fabric, observer, .. } = &mut *self.network.inner.lock();
-        fabric.send(self.network.now(), self.host, frame, &mut **observer);
+        let Inner { fabric, sink, .. } = &mut *self.network.inner.lock();
+        fabric.send(self.network.now(), self.host, frame, &mut **sink);
     }
 
     /// Injects a frame from another machine, behind at most `max_queued` bytes of that machine. Returns the frame if
     /// the network has no port for the machine.
-    pub fn inject_external(&self, frame: Frame, most: u64) -> Result<(), Frame> {
+    pub fn inject_external(&self, frame: Frame, max_queued: u64) -> Result<(), Frame> {
         let mut inner = self.network.inner.lock();
         if inner.fabric.host_with_address(frame.addressing.source).is_some() {
             return Err(frame);
         }
         let now = self.network.advance_to_now(&mut inner, self.host);
-        let Inner { fabric, observer, .. } = &mut *inner;
-        fabric.inject_external(now, self.host, frame, most, &mut **observer)
+        let Inner { fabric, sink, .. } = &mut *inner;
+        fabric.inject_external(now, self.host, frame, max_queued, &mut **sink)
     }
 
     /// Whether frames of another machine are in flight to the host.

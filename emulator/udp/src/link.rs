@@ -128,8 +128,8 @@ impl LinkControl {
     }
 
     /// Keeps traffic to these addresses, the port's own, inside the HCA: no link and no grants.
-    pub fn set_internal_addresses(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        self.internal_addresses.extend(own);
+    pub fn set_internal_addresses(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.internal_addresses.extend(addresses);
     }
 
     /// Whether traffic to an address stays inside the HCA.
@@ -177,9 +177,9 @@ impl LinkControl {
         if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&address) {
             let (dead, _) = self.peers.iter().find(|(_, peer)| peer.state == PeerState::Dead)?;
             let dead = *dead;
-            let forgotten = self.peers.remove(&dead).expect("the peer was just found");
+            let removed = self.peers.remove(&dead).expect("the peer was just found");
             // Neither this peer nor its successor may see an earlier incarnation of this port again.
-            self.incarnation = self.incarnation.max(forgotten.local_incarnation.next());
+            self.incarnation = self.incarnation.max(removed.local_incarnation.next());
         }
         self.has_pending_messages = true;
         let ours = self.incarnation;
@@ -236,7 +236,7 @@ impl LinkControl {
     /// # Panics
     /// If the allowance does not cover it.
     pub fn record_sent(&mut self, peer: IpAddr, charge: u64, now: u64) {
-        let peer = self.peers.get_mut(&peer).expect("nothing is sent to an unknown peer");
+        let peer = self.peers.get_mut(&peer).expect("the peer is known");
         peer.last_used_at = now;
         if peer.state == PeerState::Foreign {
             if peer.foreign_window_used == 0 || now >= peer.foreign_window_opened_at + FOREIGN_WINDOW_PERIOD {
@@ -252,11 +252,11 @@ impl LinkControl {
 
     /// Sends a priority flow control frame once, merged with one that is still pending. A frame to the port itself
     /// takes effect at once.
-    pub fn send_pause(&mut self, peer: IpAddr, send_pause: Pause, now: u64) {
+    pub fn send_pause(&mut self, peer: IpAddr, pause: Pause, now: u64) {
         if self.is_internal(peer) {
-            self.emit(peer, LinkChange::PauseReceived(send_pause));
+            self.emit(peer, LinkChange::PauseReceived(pause));
         } else if let Some(peer) = self.peer_or_insert(peer, now) {
-            peer.pending_pause.get_or_insert_default().merge(&send_pause);
+            peer.pending_pause.get_or_insert_default().merge(&pause);
         }
     }
 
@@ -312,11 +312,11 @@ impl LinkControl {
     /// Processes a link control message.
     pub fn on_message(&mut self, from: IpAddr, message: &Message, now: u64) {
         let Some(peer) = self.peer_or_insert(from, now) else { return };
-        let for_us = message.receiver == Some(peer.local_incarnation);
+        let is_current = message.receiver == Some(peer.local_incarnation);
         if let Body::Hello(exchange) = message.body {
-            let old = peer.remote_incarnation.is_some_and(|known| message.sender < known);
+            let is_stale = peer.remote_incarnation.is_some_and(|known| message.sender < known);
             // A reply to an earlier incarnation of this port is void.
-            if !old && (exchange == ExchangeKind::Query || for_us) {
+            if !is_stale && (exchange == ExchangeKind::Query || is_current) {
                 self.on_hello(from, message.sender, exchange, now);
                 if let Some(peer) = self.peers.get_mut(&from) {
                     peer.remote_order = message.frame_order;
@@ -324,7 +324,7 @@ impl LinkControl {
             }
             return;
         }
-        if !for_us || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
+        if !is_current || !peer.is_established() || peer.remote_incarnation != Some(message.sender) {
             // One side does not know the other's current incarnation.
             peer.pending_hello = Some(ExchangeKind::Query);
             return;
@@ -407,7 +407,7 @@ impl LinkControl {
         self.expired_at = now;
         self.has_pending_messages = true;
         let dead_after = self.dead_after;
-        let mut fallen = Vec::new();
+        let mut lost_peers = Vec::new();
         for (address, peer) in &mut self.peers {
             match peer.state {
                 PeerState::Probing => {
@@ -418,9 +418,9 @@ impl LinkControl {
                         peer.hello_interval = (peer.hello_interval * 2).min(MAX_HELLO_INTERVAL);
                     }
                     if !peer.supports_link_control && peer.silent_for >= FOREIGN_AFTER {
-                        fallen.push((*address, PeerState::Foreign));
+                        lost_peers.push((*address, PeerState::Foreign));
                     } else if peer.silent_for >= dead_after {
-                        fallen.push((*address, PeerState::Dead));
+                        lost_peers.push((*address, PeerState::Dead));
                     }
                 }
                 PeerState::Alive | PeerState::Stalled => {
@@ -428,16 +428,16 @@ impl LinkControl {
                         peer.silent_for += step;
                     }
                     if now >= peer.next_heartbeat_at {
-                        let quiet = now >= peer.last_used_at + IDLE_AFTER && !peer.awaiting_heartbeat_reply;
+                        let is_idle = now >= peer.last_used_at + IDLE_AFTER && !peer.awaiting_heartbeat_reply;
                         peer.heartbeat_due = true;
                         peer.next_heartbeat_at =
-                            now + if quiet { IDLE_HEARTBEAT_INTERVAL } else { HEARTBEAT_INTERVAL };
+                            now + if is_idle { IDLE_HEARTBEAT_INTERVAL } else { HEARTBEAT_INTERVAL };
                     }
                     peer.grant_balance.expire(now);
                     if peer.silent_for >= dead_after {
-                        fallen.push((*address, PeerState::Dead));
+                        lost_peers.push((*address, PeerState::Dead));
                     } else if peer.silent_for >= STALLED_AFTER && peer.state == PeerState::Alive {
-                        fallen.push((*address, PeerState::Stalled));
+                        lost_peers.push((*address, PeerState::Stalled));
                     }
                 }
                 PeerState::Foreign => {
@@ -453,7 +453,7 @@ impl LinkControl {
                 PeerState::Dead => {}
             }
         }
-        for (address, state) in fallen {
+        for (address, state) in lost_peers {
             if state == PeerState::Stalled {
                 self.peers.get_mut(&address).expect("the peer was just found").state = state;
                 self.emit(address, LinkChange::StateChanged(state));

@@ -18,7 +18,7 @@ impl Loopback {
     pub fn name(self) -> &'static str {
         match self {
             Loopback::Socket => "socket",
-            Loopback::Internal => "card",
+            Loopback::Internal => "internal",
         }
     }
 

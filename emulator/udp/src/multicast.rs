@@ -20,14 +20,14 @@ pub(crate) struct MulticastGroups {
 
 impl MulticastGroups {
     /// Joins the new groups of `wanted` and leaves all others.
-    pub fn update(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, bells: Option<&WakeSet>) {
+    pub fn update(&mut self, wanted: &BTreeSet<IpAddr>, host: &HostSockets, wake_set: Option<&WakeSet>) {
         self.joined.retain(|group, _| wanted.contains(group));
         self.failed.retain(|group, _| wanted.contains(group));
         for group in wanted {
             if self.joined.contains_key(group) {
                 continue;
             }
-            match join(*group, host, bells) {
+            match join(*group, host, wake_set) {
                 Ok(socket) => {
                     self.failed.remove(group);
                     self.joined.insert(*group, socket);
@@ -58,13 +58,13 @@ impl MulticastGroups {
     }
 
     /// Lets a datagram for a group wake the threads that wait on `wake_set`.
-    pub fn add_to_wake_set(&self, bells: &WakeSet) -> io::Result<()> {
+    pub fn add_to_wake_set(&self, wake_set: &WakeSet) -> io::Result<()> {
         use std::os::fd::AsFd;
-        self.joined.values().try_for_each(|socket| bells.add(socket.as_fd()))
+        self.joined.values().try_for_each(|socket| wake_set.add(socket.as_fd()))
     }
 }
 
-fn join(group: IpAddr, host: &HostSockets, bells: Option<&WakeSet>) -> io::Result<RoceSocket> {
+fn join(group: IpAddr, host: &HostSockets, wake_set: Option<&WakeSet>) -> io::Result<RoceSocket> {
     use std::os::fd::AsFd;
     let port = host.with_ip_version(group).ok_or_else(|| {
         io::Error::new(
@@ -76,8 +76,8 @@ fn join(group: IpAddr, host: &HostSockets, bells: Option<&WakeSet>) -> io::Resul
         io::Error::new(io::ErrorKind::NotFound, format!("no interface has {}", port.address()))
     })?;
     let socket = RoceSocket::join_multicast(group, interface, SocketOptions::default())?;
-    if let Some(bells) = bells {
-        bells.add(socket.as_fd())?;
+    if let Some(wake_set) = wake_set {
+        wake_set.add(socket.as_fd())?;
     }
     Ok(socket)
 }

@@ -65,7 +65,7 @@ pub fn stream(
     let mut sender = RoceSocket::bind(SocketAddr::new(source, 0), SocketOptions::default())?;
     let receiver = RoceSocket::bind(SocketAddr::new(destination, 0), SocketOptions::default())?;
     let segments = RoceSocket::max_batch_segments(datagram_len);
-    let run = vec![0x5a; segments * datagram_len];
+    let batch = vec![0x5a; segments * datagram_len];
     let batch_charge = charge(datagram_len, segments);
     // More than a megabyte in flight only leaves the cache.
     let window = crate::grant_budget(receiver.receive_buffer()).min(1 << 20);
@@ -75,26 +75,26 @@ pub fn stream(
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_stream(&receiver, &drained, &finished));
         let mut sent = 0;
-        let mut result = Ok(());
-        let mut patience = Backoff(0);
-        while Instant::now() < deadline && result.is_ok() {
+        let mut outcome = Ok(());
+        let mut backoff = Backoff(0);
+        while Instant::now() < deadline && outcome.is_ok() {
             if sent + batch_charge > drained.load(Ordering::Acquire) + window {
-                patience.spin(STREAM_SPINS);
+                backoff.spin(STREAM_SPINS);
                 continue;
             }
-            patience = Backoff(0);
-            match sender.send_batch_to(to, 0, datagram_len, &run) {
+            backoff = Backoff(0);
+            match sender.send_batch_to(to, 0, datagram_len, &batch) {
                 // Only per-datagram segmentation sends a part of a batch.
-                Ok(taken) if taken == segments => sent += batch_charge,
-                Ok(taken) => sent += charge(datagram_len, 1) * taken as u64,
+                Ok(accepted) if accepted == segments => sent += batch_charge,
+                Ok(accepted) => sent += charge(datagram_len, 1) * accepted as u64,
                 Err(SendError::WouldBlock) => thread::yield_now(),
-                Err(error) => result = Err(error),
+                Err(error) => outcome = Err(error),
             }
         }
         finished.store(true, Ordering::Release);
-        let figures = receiving.join().expect("the receiving thread does not panic")?;
-        result?;
-        Ok(StreamResult { dropped: receiver.receive_memory()?.dropped, ..figures })
+        let result = receiving.join().expect("the receiving thread does not panic")?;
+        outcome?;
+        Ok(StreamResult { dropped: receiver.receive_memory()?.dropped, ..result })
     })
 }
 
@@ -119,27 +119,27 @@ fn receive_stream(
     finished: &AtomicBool,
 ) -> io::Result<StreamResult> {
     let mut batch = ReceiveBatch::new();
-    let mut figures = StreamResult { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
+    let mut result = StreamResult { bytes: 0, datagrams: 0, chunks: 0, elapsed: Duration::ZERO, dropped: 0 };
     let mut first = None;
     let mut last = Instant::now();
-    let mut patience = Backoff(0);
+    let mut backoff = Backoff(0);
     loop {
-        let over = finished.load(Ordering::Acquire);
+        let is_finished = finished.load(Ordering::Acquire);
         socket.receive(&mut batch)?;
         if batch.is_empty() {
-            if over {
-                figures.elapsed = first.map_or(Duration::ZERO, |first| last - first);
-                return Ok(figures);
+            if is_finished {
+                result.elapsed = first.map_or(Duration::ZERO, |first| last - first);
+                return Ok(result);
             }
-            patience.spin(STREAM_SPINS);
+            backoff.spin(STREAM_SPINS);
             continue;
         }
-        patience = Backoff(0);
+        backoff = Backoff(0);
         let mut charge = 0;
         for chunk in batch.chunks() {
-            figures.bytes += chunk.bytes.len() as u64;
-            figures.datagrams += chunk.segments() as u64;
-            figures.chunks += 1;
+            result.bytes += chunk.bytes.len() as u64;
+            result.datagrams += chunk.segments() as u64;
+            result.chunks += 1;
             charge += chunk.charge();
         }
         drained.fetch_add(charge, Ordering::AcqRel);
@@ -212,12 +212,12 @@ fn run_ping_pong(
 /// Sends every datagram back.
 fn echo(socket: &mut RoceSocket, finished: &AtomicBool, waiting: WaitMode) -> Result<(), RawError> {
     let mut batch = ReceiveBatch::new();
-    let mut patience = Backoff(0);
+    let mut backoff = Backoff(0);
     while !finished.load(Ordering::Acquire) {
         socket.receive(&mut batch)?;
-        patience = if batch.is_empty() { patience } else { Backoff(0) };
+        backoff = if batch.is_empty() { backoff } else { Backoff(0) };
         match waiting {
-            WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+            WaitMode::Spin => backoff.spin(PING_PONG_SPINS),
             WaitMode::Sleep if batch.is_empty() => {
                 wait_readable(&[socket.as_fd()], Some(Duration::from_millis(10)))?;
             }
@@ -239,25 +239,25 @@ fn measure_round_trips(
     waiting: WaitMode,
 ) -> Result<LatencyResult, RawError> {
     let mut batch = ReceiveBatch::new();
-    let ball = vec![0xa5; datagram_len.max(1)];
+    let payload = vec![0xa5; datagram_len.max(1)];
     let mut times = Vec::with_capacity(round_trips);
-    for turn in 0..warm_up + round_trips {
+    for round in 0..warm_up + round_trips {
         let begin = Instant::now();
-        socket.send_batch_to(to, 0, ball.len(), &ball)?;
-        let mut patience = Backoff(0);
+        socket.send_batch_to(to, 0, payload.len(), &payload)?;
+        let mut backoff = Backoff(0);
         loop {
             socket.receive(&mut batch)?;
             if !batch.is_empty() {
                 break;
             }
             match waiting {
-                WaitMode::Spin => patience.spin(PING_PONG_SPINS),
+                WaitMode::Spin => backoff.spin(PING_PONG_SPINS),
                 WaitMode::Sleep => {
                     wait_readable(&[socket.as_fd()], None)?;
                 }
             }
         }
-        if turn >= warm_up {
+        if round >= warm_up {
             times.push(begin.elapsed());
         }
     }

@@ -68,27 +68,27 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     /// Starts the thread. The first word of `sleep_flag` tells the producers of doorbells that the thread sleeps.
     pub fn start(
         mut driver: Driver<M>,
-        conduct: DrivePolicy,
-        asleep: SharedWords,
+        policy: DrivePolicy,
+        sleep_flag: SharedWords,
     ) -> io::Result<SharedDriver<M>> {
         let [roce, link] = driver.descriptors().map(|descriptor| descriptor.try_clone_to_owned());
-        let bells = Arc::new(WakeSet::new()?);
-        driver.set_wake_set(bells.clone())?;
+        let wake_set = Arc::new(WakeSet::new()?);
+        driver.set_wake_set(wake_set.clone())?;
         let name = format!("softhca {}", driver.address());
         let started = driver.started();
         let core = Arc::new(Shared {
             sockets: [roce?, link?],
             driver: Mutex::new(driver),
-            policy: conduct,
+            policy,
             started,
             driven_at: AtomicU64::new(0),
             idle_polls: AtomicU32::new(0),
-            sleep_flag: asleep,
+            sleep_flag,
             wakes_at: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             waiting_for_callers: AtomicBool::new(false),
             waker: Waker::new()?,
-            wake_set: bells,
+            wake_set,
         });
         let thread = std::thread::Builder::new().name(name).spawn({
             let core = core.clone();
@@ -136,8 +136,8 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     }
 
     /// Lets an event descriptor wake the thread too, until its last copy is closed.
-    pub fn add_wake_source(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
-        self.shared.wake_set.add(bell)
+    pub fn add_wake_source(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        self.shared.wake_set.add(descriptor)
     }
 }
 
@@ -171,10 +171,10 @@ impl<M: Memory> Shared<M> {
         let mut driver = self.driver.try_lock()?;
         let moved = driver.poll().unwrap_or(false);
         self.driven_at.store(driver.polled_at().nanos(), Ordering::Relaxed);
-        let is_left = driver.has_pending_transmit();
+        let has_pending = driver.has_pending_transmit();
         drop(driver);
         // The caller may not poll again, and the datagram that would have woken the thread has been read.
-        if is_left && self.sleep_flag[0].load(Ordering::SeqCst) != 0 {
+        if has_pending && self.sleep_flag[0].load(Ordering::SeqCst) != 0 {
             self.waker.wake();
         }
         Some(moved)
@@ -184,7 +184,7 @@ impl<M: Memory> Shared<M> {
         while !self.stop.load(Ordering::Acquire) {
             match self.policy {
                 DrivePolicy::Callers => self.poll_if_callers_idle(),
-                DrivePolicy::Thread { busy_poll: linger } => self.poll_until_idle(linger),
+                DrivePolicy::Thread { busy_poll } => self.poll_until_idle(busy_poll),
             }
         }
         self.drain();
@@ -229,7 +229,7 @@ impl<M: Memory> Shared<M> {
     }
 
     /// Polls until the driver has been idle for `busy_poll`.
-    fn poll_until_idle(&self, linger: Duration) {
+    fn poll_until_idle(&self, busy_poll: Duration) {
         let mut last = Instant::now();
         while !self.stop.load(Ordering::Acquire) {
             let mut driver = self.driver.lock();
@@ -238,7 +238,7 @@ impl<M: Memory> Shared<M> {
             MutexGuard::unlock_fair(driver);
             if moved {
                 last = Instant::now();
-            } else if last.elapsed() >= linger {
+            } else if last.elapsed() >= busy_poll {
                 break;
             } else {
                 // The thread that produces work may wait for this processor.

@@ -251,9 +251,12 @@ impl RoceSocket {
         segment_size: usize,
         bytes: &[u8],
     ) -> Result<usize, SendError> {
-        assert!(!bytes.is_empty() && segment_size > 0, "a run has at least one byte");
+        assert!(!bytes.is_empty() && segment_size > 0, "a batch has at least one byte");
         let segments = bytes.len().div_ceil(segment_size);
-        assert!(segments <= MAX_BATCH_SEGMENTS && bytes.len() <= MAX_BATCH_BYTES, "a run fits into one send");
+        assert!(
+            segments <= MAX_BATCH_SEGMENTS && bytes.len() <= MAX_BATCH_BYTES,
+            "a batch fits into one send"
+        );
         let mut attempts = 0;
         loop {
             let sent = match self.segmentation {

@@ -102,7 +102,7 @@ impl GrantBalance {
     /// # Panics
     /// If the allowance does not cover it.
     pub fn record_sent(&mut self, charge: u64, now: u64) {
-        assert!(charge <= self.allowance(), "nothing is sent without a grant");
+        assert!(charge <= self.allowance(), "the allowance covers the charge");
         self.consumed += charge;
         self.last_used_at = now;
         self.pending_charge = 0;
@@ -126,8 +126,8 @@ impl GrantBalance {
         let known = grant.returned.min(self.returned).max(self.returned_known);
         // Other senders wait for what the receiver believes is unused here; it may have missed both the frames and
         // the REQUEST that counted them.
-        let is_press = grant.granted == self.granted && known == self.returned_known;
-        if is_press && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
+        let is_reclaim = grant.granted == self.granted && known == self.returned_known;
+        if is_reclaim && self.last_request_at.is_none_or(|at| now >= at + RECLAIM_INTERVAL) {
             self.request_due = true;
         }
         self.granted = grant.granted;
@@ -148,8 +148,8 @@ impl GrantBalance {
     /// too: the unused grants of many senders could exhaust the budget. One return is outstanding at a time, because
     /// the receiver may have granted the missing part meanwhile.
     fn return_unused(&mut self, keep: u64) {
-        let is_rest = self.pending_charge > self.allowance() && self.returned_known == self.returned;
-        let frame = if is_rest { 0 } else { self.pending_charge };
+        let is_insufficient = self.pending_charge > self.allowance() && self.returned_known == self.returned;
+        let frame = if is_insufficient { 0 } else { self.pending_charge };
         let excess = self.allowance().saturating_sub(keep.max(frame));
         if excess > 0 {
             self.returned += excess;
@@ -168,8 +168,8 @@ impl GrantBalance {
     }
 
     fn idle_at(&self) -> Option<u64> {
-        let something = self.wanted > self.granted || self.allowance() > MAX_FRAME_CHARGE;
-        (self.pending_charge == 0 && something).then_some(self.last_used_at + IDLE_TIMEOUT)
+        let has_share = self.wanted > self.granted || self.allowance() > MAX_FRAME_CHARGE;
+        (self.pending_charge == 0 && has_share).then_some(self.last_used_at + IDLE_TIMEOUT)
     }
 
     /// Processes the timers that are due at `now`.
@@ -223,43 +223,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_little_for_a_frame_goes_back_to_those_who_wait() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(5000));
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
-        assert_eq!(holder.allowance(), 1000, "nobody is kept from sending by it");
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
-        assert_eq!(holder.allowance(), 0);
-        let request = holder.transmit(0).expect("a request that says so");
+    fn grant_too_small_for_a_frame_is_returned() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(5000));
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 8000 }, 0);
+        assert_eq!(balance.allowance(), 1000, "no other sender needs it");
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(balance.allowance(), 0);
+        let request = balance.transmit(0).expect("a request with the return");
         assert_eq!((request.returned, request.needed), (1000, 6000));
         // The receiver granted the missing part before it saw the return: the sender does not return it again.
-        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
-        assert_eq!(holder.allowance(), 4000);
-        holder.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
-        assert!(holder.may_send(5000), "what is enough for a frame is kept for it");
+        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        assert_eq!(balance.allowance(), 4000);
+        balance.on_grant(&Grant { granted: 6000, returned: 1000, max_unused: 0 }, 0);
+        assert!(balance.may_send(5000), "a grant that covers the frame is kept");
     }
 
     #[test]
-    fn who_is_pressed_says_again_what_it_has_sent() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(5000));
-        assert!(holder.transmit(0).is_some());
-        holder.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
-        holder.record_sent(5000, 0);
+    fn reclaimed_sender_repeats_what_it_has_consumed() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(5000));
+        assert!(balance.transmit(0).is_some());
+        balance.on_grant(&Grant { granted: 5000, returned: 0, max_unused: 0 }, 0);
+        balance.record_sent(5000, 0);
         // The frame is lost, so the receiver keeps asking for what it granted.
-        let press = Grant { granted: 5000, returned: 0, max_unused: 0 };
-        holder.on_grant(&press, RECLAIM_INTERVAL - 1);
-        assert!(!holder.has_request(), "an answer is not answered");
-        holder.on_grant(&press, RECLAIM_INTERVAL);
-        assert_eq!(holder.transmit(RECLAIM_INTERVAL).expect("an answer").consumed, 5000);
+        let reclaim = Grant { granted: 5000, returned: 0, max_unused: 0 };
+        balance.on_grant(&reclaim, RECLAIM_INTERVAL - 1);
+        assert!(!balance.has_request(), "a recent request is not repeated");
+        balance.on_grant(&reclaim, RECLAIM_INTERVAL);
+        assert_eq!(balance.transmit(RECLAIM_INTERVAL).expect("a request").consumed, 5000);
     }
 
     #[test]
-    fn what_is_enough_for_the_least_that_waits_is_used() {
-        let mut holder = GrantBalance::new(0);
-        assert!(!holder.may_send(1000));
-        assert!(!holder.may_send(5000));
-        holder.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
-        assert!(holder.may_send(1000));
+    fn grant_that_covers_the_smallest_pending_frame_is_used() {
+        let mut balance = GrantBalance::new(0);
+        assert!(!balance.may_send(1000));
+        assert!(!balance.may_send(5000));
+        balance.on_grant(&Grant { granted: 1000, returned: 0, max_unused: 0 }, 0);
+        assert!(balance.may_send(1000));
     }
 }

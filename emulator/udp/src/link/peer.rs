@@ -129,9 +129,9 @@ impl PeerLink {
         match self.state {
             PeerState::Probing => Some(self.next_hello_at),
             PeerState::Alive | PeerState::Stalled => {
-                let question =
+                let probe =
                     (self.heartbeat_due || self.grant_balance.has_request()).then(|| self.next_probe_at());
-                [question, self.grant_balance.next_timeout(), Some(self.next_heartbeat_at)]
+                [probe, self.grant_balance.next_timeout(), Some(self.next_heartbeat_at)]
                     .into_iter()
                     .flatten()
                     .min()

@@ -42,11 +42,12 @@ pub fn interface_of(address: IpAddr) -> Option<Interface> {
     }
     // SAFETY: the list of getifaddrs; nothing points into it any more.
     unsafe { libc::freeifaddrs(first) };
-    let is_it = |ip: IpAddr| ip == address || address.is_ipv4() && address.is_loopback() && ip.is_loopback();
-    let (name, _) = entries.iter().find(|(_, ip)| is_it(*ip))?;
-    let beyond_the_link = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback();
+    let matches =
+        |ip: IpAddr| ip == address || address.is_ipv4() && address.is_loopback() && ip.is_loopback();
+    let (name, _) = entries.iter().find(|(_, ip)| matches(*ip))?;
+    let is_global = |ip: &Ipv6Addr| !ip.is_unicast_link_local() && !ip.is_loopback();
     let ipv6 = entries.iter().filter(|(other, _)| other == name).find_map(|(_, ip)| match ip {
-        IpAddr::V6(ip) if beyond_the_link(ip) => Some(*ip),
+        IpAddr::V6(ip) if is_global(ip) => Some(*ip),
         _ => None,
     });
     // SAFETY: the name is null-terminated.
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_loopback_address_is_the_loopback_interfaces() {
+    fn every_loopback_address_belongs_to_the_loopback_interface() {
         let first = interface_of(Ipv4Addr::LOCALHOST.into()).unwrap();
         assert!(first.index > 0);
         assert_eq!(interface_of(Ipv4Addr::new(127, 0, 0, 77).into()), Some(first.clone()));
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_has_an_address_of_the_documentation() {
+    fn documentation_address_has_no_interface() {
         assert_eq!(interface_of(Ipv4Addr::new(192, 0, 2, 1).into()), None);
     }
 }

@@ -20,20 +20,20 @@ static GENERATIONS: AtomicU64 = AtomicU64::new(0);
 impl ProcessIdentity {
     /// The current process.
     pub fn current() -> ProcessIdentity {
-        let number = std::process::id();
-        let Some(page) = page() else { return ProcessIdentity { generation: number.into(), pid: number } };
-        let fresh = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
-        let generation = match page.compare_exchange(0, fresh, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => fresh,
-            Err(marked) => marked,
+        let pid = std::process::id();
+        let Some(page) = wiped_page() else { return ProcessIdentity { generation: pid.into(), pid } };
+        let generation = GENERATIONS.fetch_add(1, Ordering::Relaxed) + 1;
+        let generation = match page.compare_exchange(0, generation, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => generation,
+            Err(existing) => existing,
         };
-        ProcessIdentity { generation, pid: number }
+        ProcessIdentity { generation, pid }
     }
 
     /// Whether this is the current process, and not a parent of it.
     #[inline]
     pub fn is_current(&self) -> bool {
-        match page() {
+        match wiped_page() {
             Some(page) => page.load(Ordering::Relaxed) == self.generation,
             None => u64::from(std::process::id()) == self.generation,
         }
@@ -42,7 +42,7 @@ impl ProcessIdentity {
 
 /// The word that is zero in a child until the child is identified. `None` where the kernel does not wipe pages.
 #[cfg(target_os = "linux")]
-fn page() -> Option<&'static AtomicU64> {
+fn wiped_page() -> Option<&'static AtomicU64> {
     use std::ptr;
     use std::sync::atomic::AtomicPtr;
 
@@ -50,9 +50,9 @@ fn page() -> Option<&'static AtomicU64> {
     /// Null: not mapped yet. `UNSUPPORTED`: the kernel has no such pages. Lock-free, because a fork can happen at any
     /// time.
     static PAGE: AtomicPtr<AtomicU64> = AtomicPtr::new(ptr::null_mut());
-    static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+    static UNSUPPORTED: AtomicU64 = AtomicU64::new(0);
 
-    let given_up = ptr::from_ref(&GIVEN_UP).cast_mut();
+    let unsupported = ptr::from_ref(&UNSUPPORTED).cast_mut();
     let mut at = PAGE.load(Ordering::Acquire);
     if at.is_null() {
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -62,7 +62,7 @@ fn page() -> Option<&'static AtomicU64> {
         let mut made = mapped.cast::<AtomicU64>();
         // SAFETY: the page was just mapped and is not shared yet.
         if mapped == libc::MAP_FAILED || unsafe { libc::madvise(mapped, SIZE, libc::MADV_WIPEONFORK) } != 0 {
-            made = given_up;
+            made = unsupported;
         }
         // If two threads map a page at once, the second page stays mapped and unused.
         at = match PAGE.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
@@ -71,11 +71,11 @@ fn page() -> Option<&'static AtomicU64> {
         };
     }
     // SAFETY: a page that stays mapped, or a static; both are only accessed as atomics.
-    (at != given_up).then(|| unsafe { &*at })
+    (at != unsupported).then(|| unsafe { &*at })
 }
 
 #[cfg(not(target_os = "linux"))]
-fn page() -> Option<&'static AtomicU64> {
+fn wiped_page() -> Option<&'static AtomicU64> {
     None
 }
 
@@ -84,16 +84,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_child_is_somebody_else_and_may_be_marked_itself() {
+    fn forked_child_has_an_identity_of_its_own() {
         let mark = ProcessIdentity::current();
         assert_eq!(mark, ProcessIdentity::current());
         assert!(mark.is_current());
         // SAFETY: the child calls nothing but atomics, `getpid` and `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let was_told = !mark.is_current();
+            let differs = !mark.is_current();
             let own = ProcessIdentity::current();
-            let right = was_told && own.is_current() && !mark.is_current() && own != mark;
+            let right = differs && own.is_current() && !mark.is_current() && own != mark;
             // SAFETY: ends the child.
             unsafe { libc::_exit(i32::from(!right)) };
         }

@@ -38,7 +38,7 @@ impl Ready {
 /// # Panics
 /// With more than 32 descriptors.
 pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Option<Duration>) -> io::Result<Ready> {
-    assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors are waited for");
+    assert!(descriptors.len() <= MAX_DESCRIPTORS, "at most 32 descriptors");
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; MAX_DESCRIPTORS];
     for (slot, descriptor) in polled.iter_mut().zip(descriptors) {
         slot.fd = descriptor.as_raw_fd();

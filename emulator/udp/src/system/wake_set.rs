@@ -21,12 +21,12 @@ impl WakeSet {
     }
 
     /// Adds a descriptor. It leaves the set when its last copy in any process is closed.
-    pub fn add(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
+    pub fn add(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         // Edge triggered: every write wakes, and no reader is needed.
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        let (set, bell) = (self.set.as_raw_fd(), bell.as_raw_fd());
+        let (set, descriptor) = (self.set.as_raw_fd(), descriptor.as_raw_fd());
         // SAFETY: `event` outlives the call.
-        match unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, bell, &mut event) } {
+        match unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, descriptor, &mut event) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
