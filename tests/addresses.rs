@@ -2,8 +2,8 @@
 //! the MTU of the interface, the second GID, the source port of flows.
 
 use softhca::{
-    AccessFlags, AddressVector, ConnectOptions, Context, Device, DriverSink, EmbeddedOptions, Entropy, Mtu,
-    PortDirection, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest,
+    AccessFlags, AddressVector, ConnectOptions, Context, Device, EmbeddedOptions, Entropy, EventSink, Mtu,
+    NetworkEvent, QpType, Qpn, QueueKey, QueuePair, ReceiveRequest, SendRequest, Stage,
 };
 use softhca_engine::Instant;
 use softhca_tests::tools;
@@ -57,10 +57,10 @@ type SharedAddressing = Arc<Mutex<Vec<AddressHeaders>>>;
 /// Keeps the envelopes of what is sent.
 struct AddressingSink(SharedAddressing);
 
-impl DriverSink for AddressingSink {
-    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, _: &[u8]) {
-        if passage == PortDirection::Sent {
-            self.0.lock().unwrap().push(*envelope);
+impl EventSink for AddressingSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Frame { stage: Stage::Admitted, addressing, .. } = *event {
+            self.0.lock().unwrap().push(*addressing);
         }
     }
 }

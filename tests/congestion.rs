@@ -1,11 +1,11 @@
 //! What a log and a capture tell of a congested switch: pauses, queue depths, marks and rates; and a switch before an
 //! embedded card.
 
-use softhca::{Device, DriverSink, EmbeddedOptions, PortDirection, PortSwitch, ReceiverSettings};
+use softhca::{Device, EmbeddedOptions, PortSwitch, ReceiverSettings};
 use softhca_engine::{CongestionSettings, Instant, QpType, Settings};
 use softhca_fabric::{
-    ConnectOptions, EcnMarking, FabricEvent, FabricSink, HostId, LinkSettings, PER_BILLION, PfcSettings,
-    QpOptions, SwitchSettings, Topology, World,
+    ConnectOptions, EcnMarking, EventSink, FabricEvent, HostId, LinkSettings, NetworkEvent, PER_BILLION,
+    PfcSettings, QpOptions, Stage, SwitchSettings, Topology, World,
 };
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendWorkRequest, Sge};
 use softhca_tests::process::TEST_TIMEOUT;
@@ -14,7 +14,7 @@ use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, NameTable, Packet, PacketContents,
     Record, Tap,
 };
-use softhca_wire::{LocalKey, Mtu, Pfc};
+use softhca_wire::{LocalKey, Mtu};
 use std::cell::RefCell;
 use std::num::NonZeroU64;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ fn incast(points: CapturePoints) -> (Vec<Entry>, Vec<Record>) {
     let writer = CaptureWriter::new(Vec::new()).unwrap();
     let tap = Rc::new(RefCell::new(Tap::new(writer, cast.clone(), points).unwrap()));
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), "an incast", cast)));
-    let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
+    let observers: Vec<Box<dyn EventSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
     world.set_sink(observers);
     start(&mut world, hosts[0], hosts[1]);
     start(&mut world, hosts[2], hosts[1]);
@@ -148,15 +148,17 @@ fn pause_frames_stand_in_captures_as_real_frames() {
 
 /// The pauses of priority 3 that passed a card's port, and what they did.
 #[derive(Clone, Default)]
-struct PauseSink(Arc<Mutex<Vec<(PortDirection, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
+struct PauseSink(Arc<Mutex<Vec<(Stage, u16)>>>, Arc<Mutex<Vec<FabricEvent>>>);
 
-impl DriverSink for PauseSink {
-    fn on_pause_frame(&mut self, _: Instant, passage: PortDirection, pause: &Pfc) {
-        self.0.lock().unwrap().extend(pause.pause[3].map(|quanta| (passage, quanta)));
-    }
-
-    fn on_fabric_event(&mut self, _: Instant, event: &FabricEvent) {
-        self.1.lock().unwrap().push(*event);
+impl EventSink for PauseSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::PauseFrame { stage, pause, .. } => {
+                self.0.lock().unwrap().extend(pause.pause[3].map(|quanta| (stage, quanta)));
+            }
+            NetworkEvent::Fabric(event) => self.1.lock().unwrap().push(event),
+            _ => {}
+        }
     }
 }
 
@@ -209,6 +211,6 @@ fn an_embedded_card_with_a_slow_port_pauses_whoever_sends_to_it() {
     assert!(alice.counters().rx_pause_frames > 0);
     assert_eq!((alice.counters().retransmitted_pkts, bob.counters().out_of_sequence), (0, 0));
     let [heard, sent] = [&pauses[0], &pauses[1]].map(|pauses| pauses.0.lock().unwrap().clone());
-    assert_eq!(sent.first(), Some(&(PortDirection::Sent, u16::MAX)), "Bob's side asks Alice to stop");
-    assert_eq!(heard.first(), Some(&(PortDirection::Received, u16::MAX)), "and she hears it");
+    assert_eq!(sent.first(), Some(&(Stage::Admitted, u16::MAX)), "Bob's side asks Alice to stop");
+    assert_eq!(heard.first(), Some(&(Stage::Delivered, u16::MAX)), "and she hears it");
 }

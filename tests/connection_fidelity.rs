@@ -6,7 +6,7 @@
 use libtest_mimic::Trial;
 use softhca::rdma_cm::{ConnectionParameters, Connector};
 use softhca::{Mtu, QpType, Settings, World};
-use softhca_fabric::{Direction, FabricSink, Frame, LinkId, Stage};
+use softhca_fabric::{EventSink, NetworkEvent, Stage};
 use softhca_tests::{capture, needs, tools};
 use softhca_trace::{CaptureReader, CaptureWriter, PacketDirection};
 use softhca_wire::cm::{Datagram, Message, RdmaCmHeader};
@@ -48,10 +48,10 @@ type CapturedPacket = (u64, softhca_wire::AddressHeaders, Vec<u8>);
 #[derive(Clone, Default)]
 struct FrameSink(Arc<Mutex<Vec<CapturedPacket>>>);
 
-impl FabricSink for FrameSink {
-    fn on_frame(&mut self, now: softhca::Instant, _: LinkId, _: Direction, stage: Stage, frame: &Frame) {
-        if stage == Stage::Admitted {
-            self.0.lock().unwrap().push((now.nanos(), frame.addressing, frame.bytes.clone()));
+impl EventSink for FrameSink {
+    fn on_event(&mut self, now: softhca::Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } = *event {
+            self.0.lock().unwrap().push((now.nanos(), *addressing, packet.to_vec()));
         }
     }
 }

@@ -2,8 +2,8 @@
 //! takes a turn, the packets stay in order; and a card that has nothing to do does nothing.
 
 use softhca::{
-    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, DriverSink, EmbeddedOptions,
-    Event, Instant, Loopback, MemoryRegion, Mtu, QpType, QueuePair, SendRequest,
+    AccessFlags, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, EventSink,
+    Instant, Loopback, MemoryRegion, Mtu, NetworkEvent, QpType, QueuePair, SendRequest,
 };
 use softhca_tests::process::{self, Process, TEST_TIMEOUT, receive_line, send_line};
 use std::collections::BTreeSet;
@@ -209,9 +209,11 @@ fn call_at_once(devices: &[Device; 2]) {
 #[derive(Clone, Default)]
 struct ThreadSink(Arc<Mutex<Vec<ThreadId>>>);
 
-impl DriverSink for ThreadSink {
-    fn on_engine_event(&mut self, _: Instant, _: &Event) {
-        self.0.lock().unwrap().push(thread::current().id());
+impl EventSink for ThreadSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Hca { .. } = event {
+            self.0.lock().unwrap().push(thread::current().id());
+        }
     }
 }
 

@@ -5,8 +5,8 @@ use softhca_engine::{
     SrqInitAttributes,
 };
 use softhca_fabric::{
-    Action, ConnectOptions, Direction, FabricSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId,
-    LinkSettings, PacketType, QpOptions, Repeat, Rule, RuleId, Selector, Stage, Verbs, World,
+    Action, ConnectOptions, Direction, EventSink, Fault, FlowId, Frame, HostId, InclusiveRange, LinkId,
+    LinkSettings, NetworkEvent, PacketType, QpOptions, Repeat, Rule, RuleId, Selector, Stage, Verbs, World,
 };
 use softhca_queue::{
     AccessFlags, Completion, Operation, ReceiveWorkRequest, RemoteAddress, SendImmOrInvalidate,
@@ -31,19 +31,17 @@ pub struct Recording {
 /// Writes into a [`Record`] that the test keeps.
 pub struct Recorder(pub Rc<RefCell<Recording>>);
 
-impl FabricSink for Recorder {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.0.borrow_mut().events.push((now, host, *event));
-    }
-
-    fn on_frame(&mut self, _: Instant, _: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        if stage == Stage::Admitted {
-            self.0.borrow_mut().sent.push((direction, frame.clone()));
+impl EventSink for Recorder {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        let mut recording = self.0.borrow_mut();
+        match *event {
+            NetworkEvent::Hca { host, event } => recording.events.push((now, host, *event)),
+            NetworkEvent::Frame { direction, stage: Stage::Admitted, addressing, packet, .. } => {
+                recording.sent.push((direction, Frame::new(*addressing, packet.to_vec())));
+            }
+            NetworkEvent::Fault { fault, .. } => recording.faults.push(*fault),
+            _ => {}
         }
-    }
-
-    fn on_fault(&mut self, _: Instant, _: LinkId, fault: &Fault) {
-        self.0.borrow_mut().faults.push(*fault);
     }
 }
 
@@ -189,7 +187,7 @@ impl Setup {
     }
 
     /// Builds a pair that somebody else sees too, from before its queue pairs are there.
-    pub fn build_with_sink(self, see: impl FnOnce(&World) -> Box<dyn FabricSink>) -> Pair {
+    pub fn build_with_sink(self, see: impl FnOnce(&World) -> Box<dyn EventSink>) -> Pair {
         let mut world = World::new(self.seed);
         let record = Rc::new(RefCell::new(Recording::default()));
         let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
@@ -197,7 +195,7 @@ impl Setup {
             None => world.add_host(name, self.settings),
         });
         let cable = world.add_link(hosts[0], hosts[1], self.link);
-        let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(Recorder(record.clone())), see(&world)];
+        let observers: Vec<Box<dyn EventSink>> = vec![Box::new(Recorder(record.clone())), see(&world)];
         world.set_sink(observers);
         let a = self.create_end(&mut world, hosts[0], false);
         let b = self.create_end(&mut world, hosts[1], true);

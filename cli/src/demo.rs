@@ -3,16 +3,16 @@
 use crate::{EXIT_BAD_INPUT, output, terminal};
 use clap::Args;
 use softhca::{
-    AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device, DriverSink,
-    EmbeddedOptions, MemoryRegion, PortDirection, ProtectionDomain, QpType, QueueKey, QueuePair,
+    AccessFlags, AddressVector, Completion, CompletionQueue, ConnectOptions, Context, Device,
+    EmbeddedOptions, EventSink, MemoryRegion, NetworkEvent, ProtectionDomain, QpType, QueueKey, QueuePair,
     ReceiveRequest, SendFlags, SendRequest,
 };
-use softhca_engine::{Event, Instant};
+use softhca_engine::Instant;
 use softhca_fabric::{
-    Action, Endpoint, Fault, Flow, FlowId, HostId, InclusiveRange, Repeat, Rule, RuleId, Selector,
+    Action, Endpoint, Flow, FlowId, HostId, InclusiveRange, Repeat, Rule, RuleId, Selector, Stage,
 };
 use softhca_trace::{CaptureWriter, InterfaceId, LadderBuilder, NameTable, PortTap};
-use softhca_wire::{AddressHeaders, Gid};
+use softhca_wire::Gid;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -87,29 +87,27 @@ fn elapsed(start: std::time::Instant) -> Instant {
     Instant::from_nanos(start.elapsed().as_nanos() as u64)
 }
 
-impl DriverSink for RecordingSink {
-    fn on_engine_event(&mut self, _: Instant, event: &Event) {
+impl EventSink for RecordingSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
         let record = &mut *lock(&self.recording);
-        record.ladders.record_event(elapsed(record.step_started), self.host, event);
-        let written = self.tap.flush_pending(&mut record.capture);
+        let written = match *event {
+            NetworkEvent::Hca { event, .. } => {
+                record.ladders.record_event(elapsed(record.step_started), self.host, event);
+                self.tap.flush_pending(&mut record.capture)
+            }
+            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
+                record.ladders.record_frame(elapsed(record.step_started), addressing, packet);
+                let now = elapsed(record.started);
+                self.tap.packet_sent(&mut record.capture, now.nanos(), addressing, packet)
+            }
+            NetworkEvent::Fault { fault, .. } => {
+                record.ladders.record_fault(None, fault);
+                self.tap.add_fault(fault, record.ladders.names_mut());
+                Ok(())
+            }
+            _ => Ok(()),
+        };
         record.write_error = record.write_error.take().or(written.err());
-    }
-
-    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
-        if passage != PortDirection::Sent {
-            return;
-        }
-        let record = &mut *lock(&self.recording);
-        record.ladders.record_frame(elapsed(record.step_started), envelope, packet);
-        let now = elapsed(record.started);
-        let written = self.tap.packet_sent(&mut record.capture, now.nanos(), envelope, packet);
-        record.write_error = record.write_error.take().or(written.err());
-    }
-
-    fn on_fault(&mut self, _: Instant, fault: &Fault) {
-        let record = &mut *lock(&self.recording);
-        record.ladders.record_fault(None, fault);
-        self.tap.add_fault(fault, record.ladders.names_mut());
     }
 }
 

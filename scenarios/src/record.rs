@@ -242,7 +242,9 @@ impl RunRecord {
     /// A switch, or the port of a host, told an event.
     pub fn on_fabric_event(&mut self, event: &FabricEvent) {
         match *event {
-            FabricEvent::EcnMarked { switch, .. } => self.switches.entry(switch).or_default().ecn_marked += 1,
+            FabricEvent::EcnMarked { node: Node::Switch(switch), .. } => {
+                self.switches.entry(switch).or_default().ecn_marked += 1
+            }
             FabricEvent::FrameDropped { node: at, reason: cause, .. } => {
                 self.uninjected_losses += 1;
                 if let Node::Switch(switch) = at {

@@ -14,12 +14,12 @@ use crate::verbs::{DATAGRAM_QKEY, fill_pattern, send_request};
 use cm::CmConnections;
 use multicast::MulticastGroups;
 use softhca::{
-    AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, DriverSink,
-    EmbeddedOptions, Event, MemoryRegion, ModifyQp, PortDirection, ProtectionDomain, QpState, QueuePair,
-    ReceiveRequest, SendRequest,
+    AddressHandle, AddressVector, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions, Event,
+    EventSink, MemoryRegion, ModifyQp, NetworkEvent, ProtectionDomain, QpState, QueuePair, ReceiveRequest,
+    SendRequest,
 };
 use softhca_engine::Instant;
-use softhca_fabric::{Endpoint, Fault, Flow, HostId, LinkId, RuleId, Seed};
+use softhca_fabric::{Endpoint, Fault, Flow, HostId, LinkId, RuleId, Seed, Stage};
 use softhca_queue::AccessFlags;
 use softhca_trace::{CaptureWriter, ComparableTrace, EventLog, LadderBuilder, NameTable, PortTap};
 use softhca_wire::{AddressHeaders, Gid, Psn, Qpn, QueueKey};
@@ -109,19 +109,16 @@ impl JournalSink {
     }
 }
 
-impl DriverSink for JournalSink {
-    fn on_engine_event(&mut self, _: Instant, event: &Event) {
-        self.append(DeviceReport::Card(self.0, *event));
-    }
-
-    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
-        if passage == PortDirection::Sent {
-            self.append(DeviceReport::Packet(self.0, *envelope, packet.into()));
+impl EventSink for JournalSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { event, .. } => self.append(DeviceReport::Card(self.0, *event)),
+            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
+                self.append(DeviceReport::Packet(self.0, *addressing, packet.into()));
+            }
+            NetworkEvent::Fault { fault, .. } => self.append(DeviceReport::Fault(self.0, *fault)),
+            _ => {}
         }
-    }
-
-    fn on_fault(&mut self, _: Instant, fault: &Fault) {
-        self.append(DeviceReport::Fault(self.0, *fault));
     }
 }
 

@@ -9,8 +9,8 @@ mod pair_captures;
 use cm_captures::{CM_CAPTURES, CmCapture};
 use congestion_captures::{CONGESTION_CAPTURES, CongestionCapture};
 use pair_captures::{PAIR_CAPTURES, PairCapture};
-use softhca_engine::{Event, Instant};
-use softhca_fabric::{Direction, FabricSink, Fault, Frame, HostId, LinkId, RuleId, Stage, World};
+use softhca_engine::Instant;
+use softhca_fabric::{EventSink, HostId, LinkId, NetworkEvent, RuleId, World};
 use softhca_trace::{
     CapturePoints, CaptureReader, CaptureWriter, EventLog, EventLogReader, Mad, NameTable, Packet,
     PacketContents, PacketCounts, Tap,
@@ -37,7 +37,7 @@ fn run_pair_capture(play: &PairCapture) -> [Vec<u8>; 2] {
         let wire = Tap::new(writer, cast.clone(), CapturePoints::Senders).expect("a vector takes everything");
         let wire = tap.insert(Rc::new(RefCell::new(wire))).clone();
         let events = log.insert(Rc::new(RefCell::new(EventLog::new(Vec::new(), play.about, cast)))).clone();
-        let both: Vec<Box<dyn FabricSink>> = vec![Box::new(wire), Box::new(events)];
+        let both: Vec<Box<dyn EventSink>> = vec![Box::new(wire), Box::new(events)];
         Box::new(both)
     });
     (play.run)(&mut pair);
@@ -58,7 +58,7 @@ fn run_congestion_capture(network: &CongestionCapture) -> [Vec<u8>; 2] {
     let tap = Tap::new(writer, cast.clone(), CapturePoints::BothEnds).expect("a vector takes everything");
     let tap = Rc::new(RefCell::new(tap));
     let log = Rc::new(RefCell::new(EventLog::new(Vec::new(), network.about, cast)));
-    let both: Vec<Box<dyn FabricSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
+    let both: Vec<Box<dyn EventSink>> = vec![Box::new(tap.clone()), Box::new(log.clone())];
     world.set_sink(both);
     for sender in [alice, bob] {
         congestion_captures::write(&mut world, sender, carol);
@@ -79,19 +79,11 @@ type Writers = (Tap<Vec<u8>>, EventLog<Vec<u8>>);
 #[derive(Clone)]
 struct WritersSink(Arc<Mutex<Writers>>);
 
-impl FabricSink for WritersSink {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.0.lock().expect("no panic").1.record_event(now, host, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.0.lock().expect("no panic").0.on_frame(now, cable, direction, stage, frame);
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
+impl EventSink for WritersSink {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         let both = &mut *self.0.lock().expect("no panic");
-        FabricSink::on_fault(&mut both.0, now, cable, fault);
-        both.1.record_fault(now, cable, fault);
+        both.0.on_event(now, event);
+        both.1.on_event(now, event);
     }
 }
 

@@ -70,9 +70,9 @@ impl RawClient {
 
     fn with_hca<R>(&mut self, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
         let events = &mut self.events;
-        let mut subscriber = |_, event: &Event| events.push(*event);
+        let mut sink = |_, event: &Event| events.push(*event);
         let memory = &mut self.store;
-        act(&mut self.hca, &mut Context { now: Instant::ZERO, memory, events: &mut subscriber })
+        act(&mut self.hca, &mut Context { now: Instant::ZERO, memory, events: &mut sink })
     }
 
     fn modify(&mut self, modify: ModifyQp) {

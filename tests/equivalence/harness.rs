@@ -1,13 +1,13 @@
 //! Two hosts that play a script, in virtual time or over sockets, and what they tell.
 
 use softhca::{
-    AccessFlags, Action, Completion, CompletionQueue, ConnectOptions, Context, Device, DriverSink,
-    EmbeddedOptions, Endpoint, Event, FabricSink, Fault, FlowId, InclusiveRange, Instant, Loopback,
-    MemoryRegion, ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery, Repeat, Rule,
-    RuleId, Selector, SendRequest, Settings, SharedReceiveQueue, World,
+    AccessFlags, Action, Completion, CompletionQueue, ConnectOptions, Context, Device, EmbeddedOptions,
+    Endpoint, Event, EventSink, Fault, FlowId, InclusiveRange, Instant, Loopback, MemoryRegion, NetworkEvent,
+    ProtectionDomain, QpType, QueueKey, QueuePair, ReceiveRequest, Recovery, Repeat, Rule, RuleId, Selector,
+    SendRequest, Settings, SharedReceiveQueue, World,
 };
 use softhca_engine::AckPolicy;
-use softhca_fabric::{Flow, HostId, LinkId, PacketType};
+use softhca_fabric::{Flow, HostId, PacketType};
 use softhca_trace::{ComparableTrace, NameTable};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -33,26 +33,26 @@ type SharedRecording = Arc<Mutex<Recording>>;
 /// The pen of one card on real sockets.
 struct SocketSink(HostId, SharedRecording);
 
-impl DriverSink for SocketSink {
-    fn on_engine_event(&mut self, _: Instant, event: &Event) {
-        self.1.lock().unwrap().events.push((self.0, *event));
-    }
-
-    fn on_fault(&mut self, _: Instant, fault: &Fault) {
-        self.1.lock().unwrap().faults.push(*fault);
+impl EventSink for SocketSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { event, .. } => self.1.lock().unwrap().events.push((self.0, *event)),
+            NetworkEvent::Fault { fault, .. } => self.1.lock().unwrap().faults.push(*fault),
+            _ => {}
+        }
     }
 }
 
 /// The pen of a world.
 struct SimulationSink(SharedRecording);
 
-impl FabricSink for SimulationSink {
-    fn on_hca_event(&mut self, _: Instant, host: HostId, event: &Event) {
-        self.0.lock().unwrap().events.push((host, *event));
-    }
-
-    fn on_fault(&mut self, _: Instant, _: LinkId, fault: &Fault) {
-        self.0.lock().unwrap().faults.push(*fault);
+impl EventSink for SimulationSink {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { host, event } => self.0.lock().unwrap().events.push((host, *event)),
+            NetworkEvent::Fault { fault, .. } => self.0.lock().unwrap().faults.push(*fault),
+            _ => {}
+        }
     }
 }
 

@@ -115,7 +115,7 @@ fn refusals(browser: &mut Browser) {
 
 /// A run that would take for ever leaves the page alone, and ends when somebody says so, or begins another.
 fn stops(browser: &mut Browser) {
-    let endless = "title = 'endless'\nends = '600s'\n[hosts]\nalice = {}\nbob = {}\n[[pair]]\nqps = ['alice.1', 'bob.1']\n\
+    let endless = "title = 'endless'\nduration = '600s'\n[hosts]\nalice = {}\nbob = {}\n[[pair]]\nqps = ['alice.1', 'bob.1']\n\
                    [[workload]]\nstream = { qp = 'alice.1', op = 'write', bytes = 64, every = '1ms' }\n";
     let start = format!(
         "views.playground.text.value = {}; app.played = undefined; document.querySelector('.play-bar .button').click()",

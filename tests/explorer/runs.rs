@@ -3,7 +3,7 @@
 use crate::browser::scratch;
 use softhca_engine::Recovery;
 use softhca_explorer::{Page, Run};
-use softhca_fabric::{Action, FabricSink, InclusiveRange, Repeat, RuleId};
+use softhca_fabric::{Action, EventSink, InclusiveRange, Repeat, RuleId};
 use softhca_queue::Operation;
 use softhca_tests::pair::{Pair, Setup, requests};
 use softhca_trace::{CapturePoints, CaptureWriter, EventLog, NameTable, Tap};
@@ -24,7 +24,7 @@ pub fn record_run(name: &str, title: &str, setup: Setup, act: impl FnOnce(&mut P
     let log = Rc::new(RefCell::new(EventLog::new(file("events.jsonl"), title, cast.clone())));
     let writer = CaptureWriter::new(file("capture.pcapng")).expect("a capture");
     let tap = Rc::new(RefCell::new(Tap::new(writer, cast, CapturePoints::Senders).expect("a capture")));
-    let observers: Vec<Box<dyn FabricSink>> = vec![Box::new(log.clone()), Box::new(tap.clone())];
+    let observers: Vec<Box<dyn EventSink>> = vec![Box::new(log.clone()), Box::new(tap.clone())];
     pair.world.set_sink(observers);
     act(&mut pair);
     pair.run();

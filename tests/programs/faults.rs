@@ -90,7 +90,7 @@ fn what_a_scenario_cannot_do_to_a_program_is_said() {
         ),
         (
             "calls",
-            "[[fault]]\nhost = \"a\"\ncall = \"post-send\"\naction = { errno = \"ENOMEM\" }",
+            "[[fault]]\nhost = \"a\"\nverb = \"post-send\"\naction = { fail = \"ENOMEM\" }",
             "the calls of a program",
         ),
         ("acks", "[device]\nacks = \"coalesce\"", "only `recovery` can be given"),
@@ -160,7 +160,7 @@ fn a_scenario_starts_its_programs() {
 fn the_exit_code_of_a_scenarios_program_is_expected() {
     let rig = Rig::new();
     let text = "title = \"x\"\n[hosts]\na = {}\n[[workload]]\nname = \"p\"\n\
-                command = { host = \"a\", run = [\"sh\", \"-c\", \"echo ${ADDRESS_a}; exit 3\"], exit = 3 }\n";
+                command = { host = \"a\", argv = [\"sh\", \"-c\", \"echo ${ADDRESS_a}; exit 3\"], exit-code = 3 }\n";
     let file = rig.write("three.toml", text);
     let seen = rig.softhca(&["run", "--on", "udp", &file]);
     assert!(seen.success && seen.text.contains("program \"p\" on a ends with 3: it did"), "{seen:?}");

@@ -5,7 +5,7 @@ use crate::backend::Backend;
 use crate::daemon::DaemonBackend;
 use crate::embedded::{self, EmbeddedBackend};
 use crate::simulated::SimulatedBackend;
-use crate::{Context, DriverSink, EndpointExchange, Entropy, Error, IcrcCheck, Loopback, Settings};
+use crate::{Context, EndpointExchange, Entropy, Error, EventSink, IcrcCheck, Loopback, Settings};
 use softhca_engine::{AckPolicy, DeviceLimits, PortState, ResponseOrder};
 use softhca_fabric::{Flow, LinkSettings, ReceiverSettings, Rule, RuleCounters, SwitchSettings};
 use softhca_udp::{DriverOptions, HostSockets, ReceiveMemory, SocketOptions, bind_host};
@@ -47,7 +47,7 @@ pub struct EmbeddedOptions {
     /// A switch that queues, marks and pauses what other ports of this make send here; without one, it arrives as it comes.
     pub switch: Option<PortSwitch>,
     /// Sees every event and every packet.
-    pub event_sink: Box<dyn DriverSink>,
+    pub event_sink: Box<dyn EventSink + Send>,
 }
 
 impl Default for EmbeddedOptions {

@@ -6,14 +6,14 @@ use crate::memory::{MemoryBlock, MemoryTable};
 use crate::notifier::Notifier;
 use crate::time::real_now;
 use crate::{EndpointExchange, Error, PortSwitch};
-use softhca_engine::{Context, Event, Hca, Instant, MemoryId};
-use softhca_fabric::{FabricEvent, Fault, Flow, Rule, RuleCounters, Topology};
+use softhca_engine::{Context, Hca, Instant, MemoryId};
+use softhca_fabric::{EventSink, Flow, NetworkEvent, Rule, RuleCounters, Topology};
 use softhca_queue::SharedWords;
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, LinkEvent, PortDirection,
-    ProcessIdentity, ReceiveMemory, SharedDriver,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, ProcessIdentity, ReceiveMemory,
+    SharedDriver,
 };
-use softhca_wire::{AddressHeaders, Gid, Mtu, Pfc};
+use softhca_wire::{Gid, Mtu};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
@@ -26,33 +26,15 @@ const CM_SPIN_TIME: Duration = Duration::from_micros(50);
 /// Reads the card's events for the board, and passes everything on.
 struct EventForwarder {
     event_bus: Arc<EventBus>,
-    forward_to: Box<dyn DriverSink>,
+    forward_to: Box<dyn EventSink + Send>,
 }
 
-impl DriverSink for EventForwarder {
-    fn on_engine_event(&mut self, now: Instant, event: &Event) {
-        self.event_bus.dispatch(event);
-        self.forward_to.on_engine_event(now, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
-        self.forward_to.on_frame(now, passage, envelope, packet);
-    }
-
-    fn on_fault(&mut self, now: Instant, fault: &Fault) {
-        self.forward_to.on_fault(now, fault);
-    }
-
-    fn on_link_event(&mut self, now: Instant, event: &LinkEvent) {
-        self.forward_to.on_link_event(now, event);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.forward_to.on_fabric_event(now, event);
-    }
-
-    fn on_pause_frame(&mut self, now: Instant, passage: PortDirection, pause: &Pfc) {
-        self.forward_to.on_pause_frame(now, passage, pause);
+impl EventSink for EventForwarder {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Hca { event, .. } = event {
+            self.event_bus.dispatch(event);
+        }
+        self.forward_to.on_event(now, event);
     }
 }
 
@@ -81,10 +63,10 @@ pub(crate) fn start(
     sockets: HostSockets,
     options: DriverOptions,
     switch: Option<PortSwitch>,
-    witness: Box<dyn DriverSink>,
+    sink: Box<dyn EventSink + Send>,
 ) -> Result<EmbeddedBackend> {
     let board = Arc::new(EventBus::default());
-    let reader = EventForwarder { event_bus: board.clone(), forward_to: witness };
+    let reader = EventForwarder { event_bus: board.clone(), forward_to: sink };
     let address = sockets.address();
     let backbone = switch.map(|switch| build_switch(&switch, address)).transpose()?;
     let mut driver = Driver::new(sockets, options, MemoryTable::default(), Box::new(reader));

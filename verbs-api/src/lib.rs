@@ -89,9 +89,9 @@ pub use softhca_engine::{
     PortState, QpAttributeMask, QpAttributes, QpSnapshot, QpState, QpType, Recovery, ResponseOrder, Settings,
 };
 pub use softhca_fabric::{
-    Action, Choice, CmMessage, EcnMarking, FabricSink, Fault, FlowId, FrameCounters, InclusiveRange,
-    LinkSettings, PacketClass, PacketClasses, Pattern, PfcSettings, ReceiverSettings, Repeat, Rule,
-    RuleCounters, RuleId, Selector, SwitchSettings,
+    Action, Choice, CmMessage, EcnMarking, EventSink, Fault, FlowId, FrameCounters, InclusiveRange,
+    LinkSettings, NetworkEvent, PacketClass, PacketClasses, Pattern, PfcSettings, ReceiverSettings, Repeat,
+    Rule, RuleCounters, RuleId, Selector, Stage, SwitchSettings,
 };
 #[cfg(target_os = "linux")]
 pub use softhca_queue::control::{DEFAULT_NAME, HOST_VARIABLE, NAME_VARIABLE};
@@ -99,7 +99,7 @@ pub use softhca_queue::{
     AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus, CqNotify, MemoryWindowBind,
     Operation, RemoteAddress, SendFlags, SendImmOrInvalidate, Sge, SrqAttributes, UdDestination,
 };
-pub use softhca_udp::{DriverSink, Entropy, IcrcCheck, Loopback, PortDirection, ReceiveMemory};
+pub use softhca_udp::{Entropy, IcrcCheck, Loopback, ReceiveMemory};
 pub use softhca_wire::{Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
 /// The Rust of the README and the book is run as doc tests.

@@ -4,10 +4,8 @@ use crate::executor::WaitReason;
 use crate::local_backend::EventBus;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    Direction, FabricEvent, FabricSink, Fault, FaultEffect, Frame, FrameCounters, HostId, LinkId,
-    RuleCounters, RuleId, Stage,
+    Direction, EventSink, Fault, FaultEffect, FrameCounters, HostId, NetworkEvent, RuleCounters, RuleId,
 };
-use softhca_wire::Pfc;
 use std::error::Error;
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -21,7 +19,7 @@ pub(crate) struct RunRecorder {
     /// The hosts at the ends of each cable.
     pub link_ends: Vec<[HostId; 2]>,
     pub log: Option<Vec<LogEntry>>,
-    pub forward_to: Option<Box<dyn FabricSink + Send>>,
+    pub forward_to: Option<Box<dyn EventSink + Send>>,
     pub digest: Digest,
 }
 
@@ -34,47 +32,25 @@ impl RunRecorder {
     }
 }
 
-impl FabricSink for RunRecorder {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.event_buses[host.0 as usize].dispatch(event);
-        self.record_entry(now, host, LogEntryKind::Event(*event));
-        if let Some(next) = &mut self.forward_to {
-            next.on_hca_event(now, host, event);
+impl EventSink for RunRecorder {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { host, event } => {
+                self.event_buses[host.0 as usize].dispatch(event);
+                self.record_entry(now, host, LogEntryKind::Event(*event));
+            }
+            NetworkEvent::Fault { link, fault } => {
+                let [first, second] = self.link_ends[link.0 as usize];
+                let from = if fault.direction == Direction::Forward { first } else { second };
+                self.record_entry(now, from, LogEntryKind::Fault(*fault));
+            }
+            NetworkEvent::Fabric(event) => {
+                let _ = write!(self.digest, "{now:?} {event:?}");
+            }
+            _ => {}
         }
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
         if let Some(next) = &mut self.forward_to {
-            next.on_frame(now, cable, direction, stage, frame);
-        }
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        if let Some(next) = &mut self.forward_to {
-            next.on_pause_frame(now, cable, direction, stage, pause);
-        }
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let _ = write!(self.digest, "{now:?} {event:?}");
-        if let Some(next) = &mut self.forward_to {
-            next.on_fabric_event(now, event);
-        }
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        let [first, second] = self.link_ends[cable.0 as usize];
-        let from = if fault.direction == Direction::Forward { first } else { second };
-        self.record_entry(now, from, LogEntryKind::Fault(*fault));
-        if let Some(next) = &mut self.forward_to {
-            next.on_fault(now, cable, fault);
+            next.on_event(now, event);
         }
     }
 }

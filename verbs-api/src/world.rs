@@ -5,7 +5,7 @@ use crate::local_backend::{EventBus, LocalBackend};
 use crate::report::{Failure, FailureCause, Report, RunRecorder};
 use crate::simulated::{Fabric, SimulatedHost};
 use crate::{
-    Action, Device, EndpointExchange, FabricSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
+    Action, Device, EndpointExchange, EventSink, Instant, LinkSettings, Repeat, Rule, RuleCounters, RuleId,
     Selector, Settings,
 };
 use parking_lot::Mutex;
@@ -185,9 +185,9 @@ impl World {
         self
     }
 
-    /// Shows everything that happens to `observer`, which must not call verbs.
-    pub fn event_sink(&mut self, observer: impl FabricSink + Send + 'static) -> &mut World {
-        self.fabric.lock().sink().forward_to = Some(Box::new(observer));
+    /// Shows everything that happens to `sink`, which must not call verbs.
+    pub fn event_sink(&mut self, sink: impl EventSink + Send + 'static) -> &mut World {
+        self.fabric.lock().sink().forward_to = Some(Box::new(sink));
         self
     }
 

@@ -7,15 +7,14 @@ use crate::recording::Recordings;
 use crate::server::StartError;
 use parking_lot::Mutex;
 use softhca_engine::{AckPolicy, ClientId, CqId, Event, Instant, Settings};
-use softhca_fabric::{FabricEvent, Fault, HostId};
+use softhca_fabric::{EventSink, HostId, NetworkEvent, Stage};
 use softhca_queue::control::{HostDevice, Notification};
 use softhca_queue::{MapMode, SharedMemory};
 use softhca_trace::PacketDirection;
 use softhca_udp::{
-    DrivePolicy, Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, IcrcCheck, PortDirection,
-    SharedDriver, SocketOptions, bind_host,
+    DrivePolicy, Driver, DriverOptions, HostNetwork, HostSockets, IcrcCheck, SharedDriver, SocketOptions,
+    bind_host,
 };
-use softhca_wire::{AddressHeaders, Pfc};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -110,8 +109,41 @@ struct HostEventSink {
     pending_notifications: Vec<CqId>,
 }
 
-impl DriverSink for HostEventSink {
-    fn on_engine_event(&mut self, _: Instant, event: &Event) {
+impl EventSink for HostEventSink {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { event, .. } => self.on_hca_event(event),
+            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
+                self.recordings.on_packet_sent(self.host, addressing, packet);
+            }
+            NetworkEvent::Fault { fault, .. } => self.recordings.on_fault(self.host, fault),
+            NetworkEvent::Fabric(event) => self.recordings.on_port_event(self.host, now, &event),
+            NetworkEvent::PauseFrame { stage, pause, .. } => {
+                let direction = match stage {
+                    Stage::Delivered => PacketDirection::Inbound,
+                    _ => PacketDirection::Outbound,
+                };
+                self.recordings.on_link_pause(self.host, direction, pause);
+            }
+            _ => {}
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.pending_notifications.is_empty() {
+            return;
+        }
+        let queues = self.bus.completion_queues.lock();
+        for cq in self.pending_notifications.drain(..) {
+            if let Some(outbox) = queues.get(&cq) {
+                outbox.push(Notification::CompletionNotified(cq));
+            }
+        }
+    }
+}
+
+impl HostEventSink {
+    fn on_hca_event(&mut self, event: &Event) {
         self.recordings.on_engine_event(self.host, event);
         match event {
             Event::CompletionNotified { cq } => self.pending_notifications.push(*cq),
@@ -132,38 +164,6 @@ impl DriverSink for HostEventSink {
             }
             _ => {}
         }
-    }
-
-    fn flush(&mut self) {
-        if self.pending_notifications.is_empty() {
-            return;
-        }
-        let queues = self.bus.completion_queues.lock();
-        for cq in self.pending_notifications.drain(..) {
-            if let Some(outbox) = queues.get(&cq) {
-                outbox.push(Notification::CompletionNotified(cq));
-            }
-        }
-    }
-
-    fn on_frame(&mut self, _: Instant, passage: PortDirection, envelope: &AddressHeaders, packet: &[u8]) {
-        if passage == PortDirection::Sent {
-            self.recordings.on_packet_sent(self.host, envelope, packet);
-        }
-    }
-
-    fn on_fault(&mut self, _: Instant, fault: &Fault) {
-        self.recordings.on_fault(self.host, fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.recordings.on_port_event(self.host, now, event);
-    }
-
-    fn on_pause_frame(&mut self, _: Instant, passage: PortDirection, pause: &Pfc) {
-        let heading =
-            if passage == PortDirection::Sent { PacketDirection::Outbound } else { PacketDirection::Inbound };
-        self.recordings.on_link_pause(self.host, heading, pause);
     }
 }
 
@@ -257,9 +257,8 @@ mod tests {
             host: HostId(0),
             pending_notifications: Vec::new(),
         };
-        let now = Instant::from_nanos(0);
         for number in [2, 1] {
-            herald.on_engine_event(now, &Event::CompletionNotified { cq: CqId(number) });
+            herald.on_hca_event(&Event::CompletionNotified { cq: CqId(number) });
             assert!(outbox.drain().unwrap().is_empty(), "before the rest has arrived");
         }
         board.remove_completion_queue(CqId(1));

@@ -3,7 +3,7 @@
 use parking_lot::Mutex;
 use softhca_engine::{Event, Instant};
 use softhca_fabric::{
-    Direction, FabricEvent, FabricSink, Fault, HostId, LinkId, Node, RuleId, Stage, SwitchId,
+    Direction, EventSink, FabricEvent, Fault, HostId, LinkId, NetworkEvent, Node, RuleId, Stage, SwitchId,
 };
 use softhca_trace::{CaptureWriter, EventLog, InterfaceId, NameTable, PacketDirection, PortTap};
 use softhca_wire::{AddressHeaders, Pfc};
@@ -315,20 +315,20 @@ fn link_of(event: &mut FabricEvent) -> &mut LinkId {
 /// Reads what happens between the hosts for records. Packets are recorded where they leave a card.
 pub(crate) struct FabricEventSink(pub Arc<Recordings>);
 
-impl FabricSink for FabricEventSink {
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.0.on_fabric_event(now, event);
-    }
-
-    fn on_pause_frame(&mut self, _: Instant, cable: LinkId, direction: Direction, stage: Stage, pause: &Pfc) {
-        match stage {
-            Stage::Admitted => self.0.on_pause(cable, direction, PacketDirection::Outbound, pause),
-            Stage::Delivered => self.0.on_pause(cable, direction, PacketDirection::Inbound, pause),
-            Stage::Forwarded => {}
+impl EventSink for FabricEventSink {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Fabric(event) => self.0.on_fabric_event(now, &event),
+            NetworkEvent::PauseFrame { link, direction, stage: Stage::Admitted, pause } => {
+                self.0.on_pause(link, direction, PacketDirection::Outbound, pause);
+            }
+            NetworkEvent::PauseFrame { link, direction, stage: Stage::Delivered, pause } => {
+                self.0.on_pause(link, direction, PacketDirection::Inbound, pause);
+            }
+            NetworkEvent::PortAttached { port, address, link, ends } => {
+                self.0.name_external_port(port, address, link, ends);
+            }
+            _ => {}
         }
-    }
-
-    fn on_port_attached(&mut self, port: HostId, address: std::net::IpAddr, cable: LinkId, ends: [Node; 2]) {
-        self.0.name_external_port(port, address, cable, ends);
     }
 }

@@ -14,23 +14,6 @@ use softhca_queue::cm::{CmState, EventType};
 use softhca_queue::{AccessFlags, Completion, CompletionOpcode, CompletionStatus, CorruptRing, Sge};
 use softhca_wire::{Malformed, Mtu, NakCode, Opcode, Psn, Qpn, Syndrome, TransportHeader};
 
-/// Hears every event.
-pub trait EventSink {
-    /// `event` happened at `now`.
-    fn on_event(&mut self, now: Instant, on_event: &Event);
-}
-
-/// Hears nothing.
-impl EventSink for () {
-    fn on_event(&mut self, _: Instant, _: &Event) {}
-}
-
-impl<F: FnMut(Instant, &Event)> EventSink for F {
-    fn on_event(&mut self, now: Instant, event: &Event) {
-        self(now, event);
-    }
-}
-
 /// What a trace line needs to know of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketSummary {

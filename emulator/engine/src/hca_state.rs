@@ -236,7 +236,7 @@ impl HcaState {
                         .write(located.memory, located.offset, &from[range])
                         .map_err(|fault| located.to_access_error(fault))?;
                 }
-                events.on_event(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
+                events(*now, &Event::MemoryWritten { qp, key: located.key, address, length, psn });
                 Ok(())
             },
         )

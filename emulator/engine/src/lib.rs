@@ -39,9 +39,7 @@ pub use cm::{CmDropReason, CmFailure, CmMessageKind};
 pub use context::Context;
 pub use control::QpRings;
 pub use error::{Resource, VerbsError};
-pub use event::{
-    DropReason, Event, EventSink, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause,
-};
+pub use event::{DropReason, Event, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause};
 pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
 pub use protection::{AccessError, MemoryRegion};

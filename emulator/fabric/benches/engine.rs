@@ -68,7 +68,7 @@ impl Card {
     fn connect(&mut self, index: usize, peer: &Card, mtu: Mtu) {
         let (number, _) = self.queue_pairs[index];
         let (destination, _) = peer.queue_pairs[index];
-        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.store, events: &mut () };
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.store, events: &mut |_, _| {} };
         let there = (Gid::from(peer.address), destination);
         bare::connect(&mut self.hca, &mut ctx, (self.client, number), there, mtu, Psn::new(0));
     }
@@ -91,12 +91,12 @@ impl Card {
 /// Everything that `from` can send now goes to `to`; returns how many packets that was.
 fn exchange(now: Instant, from: &mut Card, to: &mut Card, buffer: &mut [u8]) -> u64 {
     let mut packets = 0;
-    let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
+    let mut ctx = Context { now, memory: &mut from.store, events: &mut |_, _| {} };
     from.hca.process_doorbells(&mut ctx);
     loop {
-        let mut ctx = Context { now, memory: &mut from.store, events: &mut () };
+        let mut ctx = Context { now, memory: &mut from.store, events: &mut |_, _| {} };
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), buffer, 64) else { return packets };
-        let mut ctx = Context { now, memory: &mut to.store, events: &mut () };
+        let mut ctx = Context { now, memory: &mut to.store, events: &mut |_, _| {} };
         for (index, packet) in buffer[..run.bytes].chunks_mut(run.segment_size).enumerate() {
             let mut envelope = run.addressing;
             envelope.identification = index as u16;

@@ -6,14 +6,12 @@
 use crate::event_queue::SimEvent;
 use crate::fabric_event::PacketId;
 use crate::network::Network;
-use crate::sink::FabricSink;
-use crate::{
-    Direction, FabricEvent, Fault, Frame, FrameDropReason, HostId, LinkId, LinkSettings, Node, Stage,
-};
+use crate::sink::{EventSink, NetworkEvent};
+use crate::{Direction, FabricEvent, Frame, FrameDropReason, HostId, LinkId, LinkSettings, Node, Stage};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::net::IpAddr;
-use softhca_engine::{Event, Instant};
+use softhca_engine::Instant;
 use softhca_wire::{AddressHeaders, Pfc};
 
 /// The most ports of other machines. What comes from more of them goes past the network.
@@ -105,10 +103,11 @@ impl ExternalPorts {
     /// Connects a port to the switch of a host, or to the host itself if it has none.
     pub fn attach(
         &mut self,
+        now: Instant,
         host: HostId,
         envelope: &AddressHeaders,
         network: &mut Network,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) -> Option<usize> {
         let AddressHeaders { source: address, destination, .. } = *envelope;
         if self.ports.len() >= MAX_PORTS {
@@ -139,7 +138,7 @@ impl ExternalPorts {
         self.by_ends.insert((host, address), index);
         self.by_id.insert(id, index);
         self.by_link.insert(cable, index);
-        observer.on_port_attached(id, address, cable, ends);
+        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link: cable, ends });
         Some(index)
     }
 
@@ -152,22 +151,22 @@ impl ExternalPorts {
         max_queued_bytes: u64,
         network: &mut Network,
         woken: &mut Vec<HostId>,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let port = &mut self.ports[index];
         let (priority, bytes) = (frame.priority(), frame.bytes.len() as u64);
         if port.queued_bytes + bytes > max_queued_bytes {
             let (at, cable, culprit) = (Node::Host(port.id), port.link, PacketId::of(&frame));
             let cause = FrameDropReason::BufferFull;
-            return observer.on_fabric_event(
+            return sink.on_event(
                 now,
-                &FabricEvent::FrameDropped {
+                &NetworkEvent::Fabric(FabricEvent::FrameDropped {
                     node: at,
                     link: cable,
                     priority,
                     reason: cause,
                     packet: culprit,
-                },
+                }),
             );
         }
         port.queued_bytes += bytes;
@@ -175,7 +174,7 @@ impl ExternalPorts {
         port.occupied |= 1 << priority;
         port.queues[usize::from(priority)].push_back(frame);
         self.updated.insert((port.host, index));
-        self.serve(now, index, network, woken, observer);
+        self.serve(now, index, network, woken, sink);
     }
 
     /// Sends what the port may send now: the highest priority first, as hosts do.
@@ -185,7 +184,7 @@ impl ExternalPorts {
         index: usize,
         network: &mut Network,
         woken: &mut Vec<HostId>,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         loop {
             let port = &mut self.ports[index];
@@ -212,7 +211,7 @@ impl ExternalPorts {
                 way,
                 host,
                 frame,
-                &mut ExternalPortSink { inner: observer, external_ports: self },
+                &mut ExternalPortSink { inner: sink, external_ports: self },
             );
         }
     }
@@ -224,11 +223,11 @@ impl ExternalPorts {
         id: HostId,
         network: &mut Network,
         woken: &mut Vec<HostId>,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             self.ports[index].waiting_for_link = false;
-            self.serve(now, index, network, woken, observer);
+            self.serve(now, index, network, woken, sink);
         }
     }
 
@@ -239,11 +238,11 @@ impl ExternalPorts {
         id: HostId,
         network: &mut Network,
         woken: &mut Vec<HostId>,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             woken.push(self.ports[index].host);
-            self.serve(now, index, network, woken, observer);
+            self.serve(now, index, network, woken, sink);
         }
     }
 
@@ -301,52 +300,34 @@ impl ExternalPorts {
 
 /// Shows everything to somebody else, and takes note of what concerns the ports of other machines.
 pub(crate) struct ExternalPortSink<'a> {
-    pub inner: &'a mut dyn FabricSink,
+    pub inner: &'a mut dyn EventSink,
     pub external_ports: &'a mut ExternalPorts,
 }
 
-impl FabricSink for ExternalPortSink<'_> {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.inner.on_hca_event(now, host, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.inner.on_frame(now, cable, direction, stage, frame);
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        self.inner.on_pause_frame(now, cable, direction, stage, pause);
-        let came = stage == Stage::Delivered && direction == Direction::Backward;
-        if let Some(index) = self.external_ports.by_link.get(&cable).copied().filter(|_| came) {
-            let port = &mut self.external_ports.ports[index];
-            let asked = port.pending_pause.get_or_insert(*pause);
-            for (known, later) in asked.pause.iter_mut().zip(pause.pause) {
-                *known = later.or(*known);
+impl EventSink for ExternalPortSink<'_> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        self.inner.on_event(now, event);
+        match event {
+            NetworkEvent::PauseFrame {
+                link,
+                direction: Direction::Backward,
+                stage: Stage::Delivered,
+                pause,
+            } => {
+                if let Some(index) = self.external_ports.by_link.get(link).copied() {
+                    let port = &mut self.external_ports.ports[index];
+                    let pending = port.pending_pause.get_or_insert(**pause);
+                    for (known, later) in pending.pause.iter_mut().zip(pause.pause) {
+                        *known = later.or(*known);
+                    }
+                    self.external_ports.updated.insert((port.host, index));
+                }
             }
-            self.external_ports.updated.insert((port.host, index));
+            NetworkEvent::Fabric(FabricEvent::FrameDropped { packet, .. }) => {
+                self.external_ports.record_drop(packet);
+            }
+            _ => {}
         }
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        self.inner.on_fault(now, cable, fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.inner.on_fabric_event(now, event);
-        if let FabricEvent::FrameDropped { packet: culprit, .. } = event {
-            self.external_ports.record_drop(culprit);
-        }
-    }
-
-    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
-        self.inner.on_port_attached(port, address, cable, ends);
     }
 }
 
@@ -394,10 +375,10 @@ mod tests {
     #[derive(Default)]
     struct Losses(Vec<FrameDropReason>);
 
-    impl FabricSink for Losses {
-        fn on_fabric_event(&mut self, _: Instant, event: &FabricEvent) {
-            if let FabricEvent::FrameDropped { reason: cause, .. } = event {
-                self.0.push(*cause);
+    impl EventSink for Losses {
+        fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+            if let NetworkEvent::Fabric(FabricEvent::FrameDropped { reason, .. }) = event {
+                self.0.push(*reason);
             }
         }
     }

@@ -3,7 +3,7 @@
 use crate::event_queue::SimEvent;
 use crate::external_ports::{ExternalPortSink, ExternalPorts};
 use crate::network::{Network, Outcome};
-use crate::sink::FabricSink;
+use crate::sink::EventSink;
 use crate::{
     BuiltTopology, ExternalPortUpdate, Frame, FrameCounters, HostId, HostPortCounters, LinkId, LinkSettings,
     Node, Origin, ReceiverSettings, Seed, Switch, SwitchId, SwitchSettings, Topology, TopologyError,
@@ -83,23 +83,23 @@ impl Fabric {
     }
 
     /// Takes a frame that a host sends.
-    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn FabricSink) {
-        self.network.send(now, from, frame, observer);
+    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
+        self.network.send(now, from, frame, sink);
     }
 
     /// Lets everything happen that was to happen by `now`, each at its own time.
-    pub fn advance(&mut self, now: Instant, observer: &mut dyn FabricSink) {
+    pub fn advance(&mut self, now: Instant, sink: &mut dyn EventSink) {
         while let Some((at, happening)) = self.network.event_queue.pop_until(now.nanos()) {
             let at = Instant::from_nanos(at);
             let Fabric { network, external_ports: outside, received: arrived, ready_hosts: woken } = self;
             match network.handle_event(
                 at,
                 happening,
-                &mut ExternalPortSink { inner: observer, external_ports: outside },
+                &mut ExternalPortSink { inner: sink, external_ports: outside },
             ) {
                 Outcome::Nothing => {
                     if let SimEvent::HostLinkFree { host } = happening {
-                        outside.on_link_free(at, host, network, woken, observer);
+                        outside.on_link_free(at, host, network, woken, sink);
                     }
                 }
                 Outcome::Arrived { host, slot } => {
@@ -107,7 +107,7 @@ impl Fabric {
                     woken.push(host);
                 }
                 Outcome::Paused { host, .. } if outside.contains(host) => {
-                    outside.on_pause_change(at, host, network, woken, observer);
+                    outside.on_pause_change(at, host, network, woken, sink);
                 }
                 Outcome::Paused { host, .. } => woken.push(host),
             }
@@ -123,17 +123,17 @@ impl Fabric {
         host: HostId,
         frame: Frame,
         most: u64,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) -> Result<(), Frame> {
         let Fabric { network, external_ports: outside, ready_hosts: woken, .. } = self;
         let index = match outside.find(host, frame.addressing.source) {
             Some(index) => index,
-            None => match outside.attach(host, &frame.addressing, network, observer) {
+            None => match outside.attach(now, host, &frame.addressing, network, sink) {
                 Some(index) => index,
                 None => return Err(frame),
             },
         };
-        outside.enqueue(now, index, frame, most, network, woken, observer);
+        outside.enqueue(now, index, frame, most, network, woken, sink);
         Ok(())
     }
 
@@ -187,9 +187,9 @@ impl Fabric {
         now: Instant,
         host: HostId,
         receiver: ReceiverSettings,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
-        self.network.set_receiver(now, host, receiver, observer);
+        self.network.set_receiver(now, host, receiver, sink);
     }
 
     /// When the next thing happens.

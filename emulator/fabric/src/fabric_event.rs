@@ -118,7 +118,7 @@ pub enum PauseEndReason {
 #[allow(missing_docs, reason = "the fields are named after what they are")]
 pub enum FabricEvent {
     /// A packet got a congestion mark because `depth` bytes were waiting before it.
-    EcnMarked { switch: SwitchId, link: LinkId, priority: u8, depth: u64, packet: PacketId },
+    EcnMarked { node: Node, link: LinkId, priority: u8, depth: u64, packet: PacketId },
     /// A frame was lost.
     FrameDropped { node: Node, link: LinkId, priority: u8, reason: FrameDropReason, packet: PacketId },
     /// A pause frame was sent because `held` bytes of that priority had come over the cable; zero quanta let
@@ -129,7 +129,7 @@ pub enum FabricEvent {
     /// A priority goes on.
     PauseEnded { node: Node, link: LinkId, priority: u8, reason: PauseEndReason },
     /// The depth of a queue passed a multiple of the step that the switch was asked to tell.
-    QueueSampled { switch: SwitchId, link: LinkId, priority: u8, depth: u64 },
+    QueueSampled { node: Node, link: LinkId, priority: u8, depth: u64 },
     /// A watchdog acted on a queue that stood still, or on a host that did not let others go on; `lost`
     /// frames were in its way.
     WatchdogFired { node: Node, link: LinkId, priority: u8, dropped: u64 },

@@ -5,7 +5,7 @@ use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
 use crate::network::Network;
 use crate::pfc::{PauseChange, pause_ns};
-use crate::sink::{FabricSink, Stage};
+use crate::sink::{EventSink, NetworkEvent, Stage};
 use crate::switch::WatchdogAction;
 use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
 use softhca_engine::Instant;
@@ -34,11 +34,11 @@ impl Network {
         switch: SwitchId,
         port: u16,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let frame = self.event_queue.pool.slot_mut(slot);
         if frame.is_pause {
-            return self.receive_pause_at_switch(now, switch, port, slot, observer);
+            return self.receive_pause_at_switch(now, switch, port, slot, sink);
         }
         let (host, flow) = (frame.host, frame.flow);
         frame.hop_limit = frame.hop_limit.saturating_sub(1);
@@ -55,15 +55,15 @@ impl Network {
                 cable,
                 slot,
                 FrameDropReason::HopLimitExceeded,
-                observer,
+                sink,
             );
         }
         if host == Slot::MULTICAST {
-            return self.flood(now, switch, port, slot, observer);
+            return self.flood(now, switch, port, slot, sink);
         }
         match this.egress_port(host, flow) {
-            Some(egress) => self.enqueue(now, switch, port, egress, slot, observer),
-            None => self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, observer),
+            Some(egress) => self.enqueue(now, switch, port, egress, slot, sink),
+            None => self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, sink),
         }
     }
 
@@ -75,29 +75,29 @@ impl Network {
         cable: LinkId,
         slot: u32,
         cause: FrameDropReason,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         self.switches[switch.0 as usize].ports[usize::from(port)].dropped_frames += 1;
-        self.drop_frame(now, Node::Switch(switch), cable, slot, cause, observer);
+        self.drop_frame(now, Node::Switch(switch), cable, slot, cause, sink);
     }
 
     /// Sends a datagram for a group along the tree.
-    fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, observer: &mut dyn FabricSink) {
+    fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, sink: &mut dyn EventSink) {
         let this = &self.switches[switch.0 as usize];
         let ports: alloc::vec::Vec<u16> =
             this.routes.flood.iter().copied().filter(|egress| *egress != port).collect();
         let Some((last, others)) = ports.split_last() else {
             let cable = this.ports[usize::from(port)].link;
-            return self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, observer);
+            return self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, sink);
         };
         self.count_copies(others.len() as u64);
         for egress in others {
             let Slot { host, flow, .. } = *self.event_queue.pool.slot_mut(slot);
             let copy = self.event_queue.pool.frame(slot).clone();
             let copy = self.event_queue.pool.insert(copy, host, flow);
-            self.enqueue(now, switch, port, *egress, copy, observer);
+            self.enqueue(now, switch, port, *egress, copy, sink);
         }
-        self.enqueue(now, switch, port, *last, slot, observer);
+        self.enqueue(now, switch, port, *last, slot, sink);
     }
 
     /// Takes a frame into the queue of the port that it leaves by, or loses it.
@@ -108,7 +108,7 @@ impl Network {
         ingress: u16,
         egress: u16,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let frame = self.event_queue.pool.slot_mut(slot);
         frame.ingress = ingress;
@@ -116,7 +116,7 @@ impl Network {
         let this = &mut self.switches[switch.0 as usize];
         let cable = this.ports[usize::from(egress)].link;
         if let Err(cause) = this.admit(ingress, egress, priority, bytes.into()) {
-            return self.drop_at_switch(now, switch, ingress, cable, slot, cause, observer);
+            return self.drop_at_switch(now, switch, ingress, cable, slot, cause, sink);
         }
         let port = &mut this.ports[usize::from(egress)];
         let depth = port.queues[usize::from(priority)].depth;
@@ -128,11 +128,17 @@ impl Network {
             if self.seed.happens(marking.probability(depth), &words) {
                 frame.traffic_class |= Ecn::CongestionExperienced as u8;
                 port.marked += 1;
-                if observer.is_enabled() {
+                if sink.is_enabled() {
                     let culprit = PacketId::of(self.event_queue.pool.frame(slot));
-                    observer.on_fabric_event(
+                    sink.on_event(
                         now,
-                        &FabricEvent::EcnMarked { switch, link: cable, priority, depth, packet: culprit },
+                        &NetworkEvent::Fabric(FabricEvent::EcnMarked {
+                            node: Node::Switch(switch),
+                            link: cable,
+                            priority,
+                            depth,
+                            packet: culprit,
+                        }),
                     );
                 }
             }
@@ -141,18 +147,25 @@ impl Network {
         let step = this.settings.sample_step;
         if step > 0 && depth / step != (depth + u64::from(bytes)) / step {
             let depth = depth + u64::from(bytes);
-            observer
-                .on_fabric_event(now, &FabricEvent::QueueSampled { switch, link: cable, priority, depth });
+            sink.on_event(
+                now,
+                &NetworkEvent::Fabric(FabricEvent::QueueSampled {
+                    node: Node::Switch(switch),
+                    link: cable,
+                    priority,
+                    depth,
+                }),
+            );
         }
         if stops {
-            self.request_switch_pause(now, switch, ingress, priority, observer);
+            self.request_switch_pause(now, switch, ingress, priority, sink);
         }
         self.arm_watchdog(now, switch, egress, priority);
-        self.serve(now, switch, egress, observer);
+        self.serve(now, switch, egress, sink);
     }
 
     /// Sends what the port may send now.
-    pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, observer: &mut dyn FabricSink) {
+    pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, sink: &mut dyn EventSink) {
         loop {
             let this = &mut self.switches[switch.0 as usize];
             let scheduling = this.settings.scheduling;
@@ -181,15 +194,20 @@ impl Network {
             }
             let resumes = this.release(priority, ingress, bytes);
             if step > 0 && before / step != depth / step {
-                observer.on_fabric_event(
+                sink.on_event(
                     now,
-                    &FabricEvent::QueueSampled { switch, link: cable, priority, depth },
+                    &NetworkEvent::Fabric(FabricEvent::QueueSampled {
+                        node: Node::Switch(switch),
+                        link: cable,
+                        priority,
+                        depth,
+                    }),
                 );
             }
             self.count_forwarded();
-            self.transmit(now, cable, direction, slot, Stage::Forwarded, observer);
+            self.transmit(now, cable, direction, slot, Stage::Forwarded, sink);
             if resumes {
-                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
+                self.send_switch_pause(now, switch, ingress, priority, 0, sink);
             }
         }
     }
@@ -201,7 +219,7 @@ impl Network {
         switch: SwitchId,
         port: u16,
         priority: u8,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let this = &mut self.switches[switch.0 as usize];
         let Some(flow) = this.settings.pfc else { return };
@@ -210,7 +228,7 @@ impl Network {
         let again = now.nanos() + (pause_ns(flow.quanta, rate) / 2).max(1);
         entry.pause_generator.schedule_refresh(priority, again);
         self.event_queue.push(again, SimEvent::SwitchPauseRefresh { switch, port, priority });
-        self.send_switch_pause(now, switch, port, priority, flow.quanta, observer);
+        self.send_switch_pause(now, switch, port, priority, flow.quanta, sink);
     }
 
     fn send_switch_pause(
@@ -220,19 +238,25 @@ impl Network {
         port: u16,
         priority: u8,
         quanta: u16,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         entry.pause_generator.count_sent(priority);
         let (cable, direction) = (entry.link, entry.direction);
         let held = entry.queues[usize::from(priority)].ingress_bytes;
         let at = Node::Switch(switch);
-        observer.on_fabric_event(
+        sink.on_event(
             now,
-            &FabricEvent::PauseSent { node: at, link: cable, priority, quanta, ingress_bytes: held },
+            &NetworkEvent::Fabric(FabricEvent::PauseSent {
+                node: at,
+                link: cable,
+                priority,
+                quanta,
+                ingress_bytes: held,
+            }),
         );
         let pause = pause_frame(port_mac(switch, port), priority, quanta);
-        self.send_pause(now, cable, direction, &pause, observer);
+        self.send_pause(now, cable, direction, &pause, sink);
     }
 
     /// A pause that was asked for may have to be asked for again.
@@ -242,11 +266,11 @@ impl Network {
         switch: SwitchId,
         port: u16,
         priority: u8,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let ingress = &self.switches[switch.0 as usize].ports[usize::from(port)].pause_generator;
         if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
-            self.request_switch_pause(now, switch, port, priority, observer);
+            self.request_switch_pause(now, switch, port, priority, sink);
         }
     }
 
@@ -257,12 +281,12 @@ impl Network {
         switch: SwitchId,
         port: u16,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let at = Node::Switch(switch);
         let cable = self.switches[switch.0 as usize].ports[usize::from(port)].link;
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
-            return self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, observer);
+            return self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, sink);
         };
         self.count_delivered();
         self.event_queue.pool.release(slot);
@@ -279,9 +303,15 @@ impl Network {
             }
             let change = egress.pause_state.apply(now.nanos(), priority, for_ns);
             let until_ns = now.nanos() + for_ns;
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::PauseReceived { node: at, link: cable, priority, quanta, until_ns },
+                &NetworkEvent::Fabric(FabricEvent::PauseReceived {
+                    node: at,
+                    link: cable,
+                    priority,
+                    quanta,
+                    until_ns,
+                }),
             );
             match change {
                 PauseChange::Stopped => {
@@ -291,15 +321,20 @@ impl Network {
                 PauseChange::Resumed => {
                     self.disarm_watchdog(switch, port, priority);
                     let how = PauseEndReason::Resumed;
-                    observer.on_fabric_event(
+                    sink.on_event(
                         now,
-                        &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                        &NetworkEvent::Fabric(FabricEvent::PauseEnded {
+                            node: at,
+                            link: cable,
+                            priority,
+                            reason: how,
+                        }),
                     );
                 }
                 PauseChange::Unchanged => {}
             }
         }
-        self.serve(now, switch, port, observer);
+        self.serve(now, switch, port, sink);
     }
 
     /// A pause may be over.
@@ -308,20 +343,25 @@ impl Network {
         now: Instant,
         switch: SwitchId,
         port: u16,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         let (cable, over) = (egress.link, egress.pause_state.expire(now.nanos()));
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             self.disarm_watchdog(switch, port, priority);
             let (at, how) = (Node::Switch(switch), PauseEndReason::Expired);
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                &NetworkEvent::Fabric(FabricEvent::PauseEnded {
+                    node: at,
+                    link: cable,
+                    priority,
+                    reason: how,
+                }),
             );
         }
         if over != 0 {
-            self.serve(now, switch, port, observer);
+            self.serve(now, switch, port, sink);
         }
     }
 
@@ -352,7 +392,7 @@ impl Network {
         switch: SwitchId,
         port: u16,
         priority: u8,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let at = Node::Switch(switch);
         let this = &mut self.switches[switch.0 as usize];
@@ -368,8 +408,10 @@ impl Network {
                 return self.event_queue.push(trusted_at.nanos(), again);
             }
             guard.active &= !(1 << priority);
-            return observer
-                .on_fabric_event(now, &FabricEvent::WatchdogRestored { node: at, link: cable, priority });
+            return sink.on_event(
+                now,
+                &NetworkEvent::Fabric(FabricEvent::WatchdogRestored { node: at, link: cable, priority }),
+            );
         }
         let since = guard.stalled_since[usize::from(priority)];
         if since == u64::MAX || Instant::from_nanos(since).plus(watchdog.detection_time) > now {
@@ -381,25 +423,32 @@ impl Network {
         egress.pause_state.end(now.nanos(), priority);
         let waiting = egress.queues[usize::from(priority)].len(&mut self.event_queue.pool);
         let lost = if watchdog.action == WatchdogAction::Drop { waiting } else { 0 };
-        observer.on_fabric_event(
+        sink.on_event(
             now,
-            &FabricEvent::WatchdogFired { node: at, link: cable, priority, dropped: lost },
+            &NetworkEvent::Fabric(FabricEvent::WatchdogFired {
+                node: at,
+                link: cable,
+                priority,
+                dropped: lost,
+            }),
         );
         let how = PauseEndReason::WatchdogFired;
-        observer
-            .on_fabric_event(now, &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how });
+        sink.on_event(
+            now,
+            &NetworkEvent::Fabric(FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how }),
+        );
         for _ in 0..lost {
             let this = &mut self.switches[switch.0 as usize];
             let port = &mut this.ports[usize::from(port)];
             let Some(slot) = port.dequeue(priority, &mut self.event_queue.pool) else { break };
             let Slot { bytes, ingress, .. } = *self.event_queue.pool.slot_mut(slot);
             let resumes = this.release(priority, ingress, bytes);
-            self.drop_at_switch(now, switch, ingress, cable, slot, FrameDropReason::Watchdog, observer);
+            self.drop_at_switch(now, switch, ingress, cable, slot, FrameDropReason::Watchdog, sink);
             if resumes {
-                self.send_switch_pause(now, switch, ingress, priority, 0, observer);
+                self.send_switch_pause(now, switch, ingress, priority, 0, sink);
             }
         }
         self.event_queue.push(now.plus(watchdog.restoration_time).nanos(), again);
-        self.serve(now, switch, port, observer);
+        self.serve(now, switch, port, sink);
     }
 }

@@ -5,7 +5,7 @@ use crate::forwarding::pause_frame;
 use crate::frame_pool::Slot;
 use crate::network::{Network, Outcome};
 use crate::pfc::{PauseChange, PauseGenerator, PauseState, PfcSettings, pause_ns};
-use crate::sink::FabricSink;
+use crate::sink::{EventSink, NetworkEvent};
 use crate::{Direction, FabricEvent, FrameDropReason, HostId, LinkId, Node, PauseEndReason};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -135,11 +135,11 @@ impl Network {
         host: HostId,
         cable: LinkId,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let Slot { is_pause, priority, bytes, .. } = *self.event_queue.pool.slot_mut(slot);
         if is_pause {
-            return self.receive_pause_at_host(now, host, cable, slot, observer);
+            return self.receive_pause_at_host(now, host, cable, slot, sink);
         }
         let port = &mut self.hosts[host.0 as usize];
         if port.receiver.bits_per_second.is_none() && port.queue.is_empty() {
@@ -149,7 +149,7 @@ impl Network {
         let bytes = u64::from(bytes);
         if port.buffered + bytes > port.receiver.buffer {
             port.dropped_frames += 1;
-            self.drop_frame(now, Node::Host(host), cable, slot, FrameDropReason::BufferFull, observer);
+            self.drop_frame(now, Node::Host(host), cable, slot, FrameDropReason::BufferFull, sink);
             return Outcome::Nothing;
         }
         port.buffered += bytes;
@@ -158,7 +158,7 @@ impl Network {
         let held = &mut port.ingress_bytes[usize::from(priority)];
         *held += bytes;
         if port.pause_generator.on_enqueue(flow.as_ref(), now.nanos(), priority, *held) {
-            self.request_host_pause(now, host, priority, observer);
+            self.request_host_pause(now, host, priority, sink);
         }
         self.schedule_drain(now, host);
         Outcome::Nothing
@@ -179,7 +179,7 @@ impl Network {
     }
 
     /// The oldest frame in the buffer reaches the card.
-    pub fn drain(&mut self, now: Instant, host: HostId, observer: &mut dyn FabricSink) -> Outcome {
+    pub fn drain(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         port.draining = false;
         if port.receiver.bits_per_second == Some(0) {
@@ -199,7 +199,7 @@ impl Network {
         if port.pause_generator.on_dequeue(flow.as_ref(), priority, *held) {
             match storms {
                 true => port.pause_generator.stop(now.nanos(), priority),
-                false => self.send_host_pause(now, host, priority, 0, observer),
+                false => self.send_host_pause(now, host, priority, 0, sink),
             }
         }
         self.schedule_drain(now, host);
@@ -213,7 +213,7 @@ impl Network {
         now: Instant,
         host: HostId,
         receiver: ReceiverSettings,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let port = &mut self.hosts[host.0 as usize];
         let before = core::mem::replace(&mut port.receiver, receiver).pause_storm;
@@ -222,25 +222,19 @@ impl Network {
             let is = |mask: u8| mask >> priority & 1 == 1;
             if is(receiver.pause_storm) && !port.pause_generator.is_stopped(priority) {
                 port.pause_generator.stop(now.nanos(), priority);
-                self.request_host_pause(now, host, priority, observer);
+                self.request_host_pause(now, host, priority, sink);
             } else if is(before)
                 && !is(receiver.pause_storm)
                 && port.pause_generator.on_dequeue(None, priority, 0)
             {
-                self.send_host_pause(now, host, priority, 0, observer);
+                self.send_host_pause(now, host, priority, 0, sink);
             }
         }
         self.schedule_drain(now, host);
     }
 
     /// Tells everybody who sends to a host to stop, and sees to it that they are told again.
-    fn request_host_pause(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        priority: u8,
-        observer: &mut dyn FabricSink,
-    ) {
+    fn request_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let port = &mut self.hosts[host.0 as usize];
         let quanta = port.receiver.pfc.map_or(u16::MAX, |flow| flow.quanta);
         let rates =
@@ -254,7 +248,7 @@ impl Network {
         {
             self.event_queue.push(now.plus(after).nanos(), SimEvent::HostWatchdog { host, priority });
         }
-        self.send_host_pause(now, host, priority, quanta, observer);
+        self.send_host_pause(now, host, priority, quanta, sink);
     }
 
     fn send_host_pause(
@@ -263,7 +257,7 @@ impl Network {
         host: HostId,
         priority: u8,
         quanta: u16,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let port = &mut self.hosts[host.0 as usize];
         port.pause_generator.count_sent(priority);
@@ -272,36 +266,30 @@ impl Network {
         let at = Node::Host(host);
         for index in 0..port.links.len() {
             let (cable, direction) = self.hosts[host.0 as usize].links[index];
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::PauseSent { node: at, link: cable, priority, quanta, ingress_bytes: held },
+                &NetworkEvent::Fabric(FabricEvent::PauseSent {
+                    node: at,
+                    link: cable,
+                    priority,
+                    quanta,
+                    ingress_bytes: held,
+                }),
             );
-            self.send_pause(now, cable, direction, &pause, observer);
+            self.send_pause(now, cable, direction, &pause, sink);
         }
     }
 
     /// A pause that a host asked for may have to be asked for again.
-    pub fn refresh_host_pause(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        priority: u8,
-        observer: &mut dyn FabricSink,
-    ) {
+    pub fn refresh_host_pause(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let ingress = &self.hosts[host.0 as usize].pause_generator;
         if ingress.is_stopped(priority) && ingress.refresh_at(priority) == now.nanos() {
-            self.request_host_pause(now, host, priority, observer);
+            self.request_host_pause(now, host, priority, sink);
         }
     }
 
     /// A host may have kept its sender stopped for too long.
-    pub fn run_host_watchdog(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        priority: u8,
-        observer: &mut dyn FabricSink,
-    ) {
+    pub fn run_host_watchdog(&mut self, now: Instant, host: HostId, priority: u8, sink: &mut dyn EventSink) {
         let port = &mut self.hosts[host.0 as usize];
         let Some(after) = port.receiver.watchdog else { return };
         let since = Instant::from_nanos(port.pause_generator.stopped_at(priority));
@@ -313,12 +301,17 @@ impl Network {
         port.watchdog_fired += 1;
         let at = Node::Host(host);
         if let Some((cable, _)) = port.links.first().copied() {
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::WatchdogFired { node: at, link: cable, priority, dropped: 0 },
+                &NetworkEvent::Fabric(FabricEvent::WatchdogFired {
+                    node: at,
+                    link: cable,
+                    priority,
+                    dropped: 0,
+                }),
             );
         }
-        self.send_host_pause(now, host, priority, 0, observer);
+        self.send_host_pause(now, host, priority, 0, sink);
     }
 
     /// A pause frame came to a host.
@@ -328,11 +321,11 @@ impl Network {
         host: HostId,
         cable: LinkId,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let at = Node::Host(host);
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
-            self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, observer);
+            self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, sink);
             return Outcome::Nothing;
         };
         self.count_delivered();
@@ -344,17 +337,28 @@ impl Network {
             let for_ns = pause_ns(quanta, rate);
             let change = pauses.apply(now.nanos(), priority, for_ns);
             let until_ns = now.nanos() + for_ns;
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::PauseReceived { node: at, link: cable, priority, quanta, until_ns },
+                &NetworkEvent::Fabric(FabricEvent::PauseReceived {
+                    node: at,
+                    link: cable,
+                    priority,
+                    quanta,
+                    until_ns,
+                }),
             );
             match change {
                 PauseChange::Stopped => self.event_queue.push(until_ns, SimEvent::HostPauseExpired { host }),
                 PauseChange::Resumed => {
                     let how = PauseEndReason::Resumed;
-                    observer.on_fabric_event(
+                    sink.on_event(
                         now,
-                        &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                        &NetworkEvent::Fabric(FabricEvent::PauseEnded {
+                            node: at,
+                            link: cable,
+                            priority,
+                            reason: how,
+                        }),
                     );
                 }
                 PauseChange::Unchanged => {}
@@ -364,12 +368,7 @@ impl Network {
     }
 
     /// A pause of a host may be over.
-    pub fn expire_host_pauses(
-        &mut self,
-        now: Instant,
-        host: HostId,
-        observer: &mut dyn FabricSink,
-    ) -> Outcome {
+    pub fn expire_host_pauses(&mut self, now: Instant, host: HostId, sink: &mut dyn EventSink) -> Outcome {
         let port = &mut self.hosts[host.0 as usize];
         let over = port.pauses.expire(now.nanos());
         let Some((cable, _)) = port.links.first().copied().filter(|_| over != 0) else {
@@ -377,9 +376,14 @@ impl Network {
         };
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             let (at, how) = (Node::Host(host), PauseEndReason::Expired);
-            observer.on_fabric_event(
+            sink.on_event(
                 now,
-                &FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how },
+                &NetworkEvent::Fabric(FabricEvent::PauseEnded {
+                    node: at,
+                    link: cable,
+                    priority,
+                    reason: how,
+                }),
             );
         }
         Outcome::Paused { host, frames: 0 }

@@ -65,7 +65,7 @@ pub use repetition::{Choice, GilbertElliott, Pattern, PatternError, Repeat, Scop
 pub use rule::{Rule, RuleCounters, RuleId};
 pub use seed::{PER_BILLION, Seed};
 pub use selector::{InclusiveRange, Selector};
-pub use sink::{FabricSink, Stage};
+pub use sink::{EventSink, NetworkEvent, Stage};
 pub use softhca_queue::PortCounters;
 pub use switch::{EcnMarking, PfcWatchdog, Scheduling, Switch, SwitchSettings, WatchdogAction};
 pub use topology::{Layout, LayoutNode, Topology, TopologyError};

@@ -8,7 +8,7 @@ use crate::event_queue::{EventQueue, SimEvent};
 use crate::fabric_event::PacketId;
 use crate::frame_pool::{NO_SLOT, Slot};
 use crate::host_port::HostPort;
-use crate::sink::{FabricSink, Stage};
+use crate::sink::{EventSink, NetworkEvent, Stage};
 use crate::switch::Switch;
 use crate::{
     Direction, FabricEvent, Fault, FlowTable, Frame, FrameContent, FrameDropReason, HostId, Layout,
@@ -270,40 +270,33 @@ impl Network {
     }
 
     /// Lets something happen. What is the business of hosts only is not done here.
-    pub fn handle_event(
-        &mut self,
-        now: Instant,
-        happening: SimEvent,
-        observer: &mut dyn FabricSink,
-    ) -> Outcome {
+    pub fn handle_event(&mut self, now: Instant, happening: SimEvent, sink: &mut dyn EventSink) -> Outcome {
         match happening {
             SimEvent::Arrival { slot, link: cable, direction } => {
-                return self.arrive(now, slot, cable, direction, observer);
+                return self.arrive(now, slot, cable, direction, sink);
             }
-            SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, observer),
-            SimEvent::ReceiverDrain { host } => return self.drain(now, host, observer),
+            SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, sink),
+            SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
             SimEvent::SwitchLinkFree { switch, port } => {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
-                self.serve(now, switch, port, observer);
+                self.serve(now, switch, port, sink);
             }
             SimEvent::ReorderTimeout { link: cable } => {
-                self.with_link(now, cable, observer, |cable, _, outlet| cable.expire(now.nanos(), outlet));
+                self.with_link(now, cable, sink, |cable, _, outlet| cable.expire(now.nanos(), outlet));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
-                self.expire_switch_pauses(now, switch, port, observer)
+                self.expire_switch_pauses(now, switch, port, sink)
             }
             SimEvent::SwitchPauseRefresh { switch, port, priority } => {
-                self.refresh_switch_pause(now, switch, port, priority, observer);
+                self.refresh_switch_pause(now, switch, port, priority, sink);
             }
             SimEvent::SwitchWatchdog { switch, port, priority } => {
-                self.run_switch_watchdog(now, switch, port, priority, observer)
+                self.run_switch_watchdog(now, switch, port, priority, sink)
             }
             SimEvent::HostPauseRefresh { host, priority } => {
-                self.refresh_host_pause(now, host, priority, observer)
+                self.refresh_host_pause(now, host, priority, sink)
             }
-            SimEvent::HostWatchdog { host, priority } => {
-                self.run_host_watchdog(now, host, priority, observer)
-            }
+            SimEvent::HostWatchdog { host, priority } => self.run_host_watchdog(now, host, priority, sink),
             SimEvent::HostLinkFree { .. } | SimEvent::HostTimer { .. } | SimEvent::Loopback => {}
         }
         Outcome::Nothing
@@ -327,7 +320,7 @@ impl Network {
 
     /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
     /// without a route.
-    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, observer: &mut dyn FabricSink) {
+    pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
         if self.routes_stale {
             self.compute_routes();
         }
@@ -335,14 +328,14 @@ impl Network {
         if destination.is_multicast() {
             for (cable, direction) in self.hosts[from.0 as usize].links.clone() {
                 let slot = self.event_queue.pool.insert(frame.clone(), Slot::MULTICAST, 0);
-                self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
+                self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
             }
             return;
         }
         let flow = flow_hash(&frame.addressing);
         if let Some((to, (cable, direction))) = self.route(from, destination, flow) {
             let slot = self.event_queue.pool.insert(frame, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
+            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
         }
     }
 
@@ -354,7 +347,7 @@ impl Network {
         (envelope, bytes): (&AddressHeaders, &[u8]),
         content: FrameContent,
         service_level: u8,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         if self.routes_stale {
             self.compute_routes();
@@ -363,7 +356,7 @@ impl Network {
         if let Some((to, (cable, direction))) = self.route(from, envelope.destination, flow) {
             let slot =
                 self.event_queue.pool.insert_bytes(envelope, bytes, content, service_level, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
+            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
         }
     }
 
@@ -389,14 +382,14 @@ impl Network {
         (cable, direction): (LinkId, Direction),
         to: HostId,
         frame: Frame,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         if self.routes_stale {
             self.compute_routes();
         }
         let flow = flow_hash(&frame.addressing);
         let slot = self.event_queue.pool.insert(frame, to.0, flow);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
+        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
     }
 
     /// Puts a frame on a cable.
@@ -407,16 +400,16 @@ impl Network {
         direction: Direction,
         slot: u32,
         stage: Stage,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
-        self.emit_frame(now, cable, direction, stage, slot, observer);
+        self.emit_frame(now, cable, direction, stage, slot, sink);
         let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
         let line = &mut self.links[cable.0 as usize];
         if let Some(at) = line.fast_transmit(now.nanos(), direction, bytes as usize, is_pause) {
             return self.event_queue.push(at, SimEvent::Arrival { slot, link: cable, direction });
         }
         let frame = self.event_queue.pool.remove(slot);
-        self.with_link(now, cable, observer, |cable, flows, outlet| {
+        self.with_link(now, cable, sink, |cable, flows, outlet| {
             cable.admit(now.nanos(), direction, frame, flows, outlet);
         });
     }
@@ -426,12 +419,12 @@ impl Network {
         &mut self,
         now: Instant,
         id: LinkId,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
         act: impl FnOnce(&mut Link, &FlowTable, &mut dyn LinkOutput),
     ) {
         let Network { links: cables, flows, event_queue: agenda, addresses, .. } = self;
         let cable = &mut cables[id.0 as usize];
-        act(cable, flows, &mut ScheduledOutput { id, now, agenda, addresses, observer });
+        act(cable, flows, &mut ScheduledOutput { id, now, agenda, addresses, sink });
         if let Some(at) = cable.next_timeout() {
             self.event_queue.push(at, SimEvent::ReorderTimeout { link: id });
         }
@@ -444,19 +437,19 @@ impl Network {
         slot: u32,
         cable: LinkId,
         direction: Direction,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let link = &self.link_ends[cable.0 as usize];
         let end = direction.reverse() as usize;
         match link.ends[end] {
             Node::Switch(switch) => {
                 let port = link.ports[end];
-                self.arrive_at_switch(now, switch, port, slot, observer);
+                self.arrive_at_switch(now, switch, port, slot, sink);
                 Outcome::Nothing
             }
             Node::Host(host) => {
-                self.emit_frame(now, cable, direction, Stage::Delivered, slot, observer);
-                self.arrive_at_host(now, host, cable, slot, observer)
+                self.emit_frame(now, cable, direction, Stage::Delivered, slot, sink);
+                self.arrive_at_host(now, host, cable, slot, sink)
             }
         }
     }
@@ -474,14 +467,20 @@ impl Network {
         cable: LinkId,
         slot: u32,
         cause: FrameDropReason,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
         let (priority, culprit) = (frame.priority(), PacketId::of(frame));
-        observer.on_fabric_event(
+        sink.on_event(
             now,
-            &FabricEvent::FrameDropped { node: at, link: cable, priority, reason: cause, packet: culprit },
+            &NetworkEvent::Fabric(FabricEvent::FrameDropped {
+                node: at,
+                link: cable,
+                priority,
+                reason: cause,
+                packet: culprit,
+            }),
         );
         self.event_queue.pool.release(slot);
     }
@@ -501,10 +500,10 @@ impl Network {
         cable: LinkId,
         direction: Direction,
         pause: &Pfc,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let slot = self.event_queue.pool.insert(Frame::pause(pause), 0, 0);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, observer);
+        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
     }
 
     /// How many frames went where.
@@ -536,10 +535,10 @@ impl Network {
         direction: Direction,
         stage: Stage,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
-        if observer.is_enabled() {
-            self.emit_frame_or_pause(now, cable, direction, stage, slot, observer);
+        if sink.is_enabled() {
+            self.emit_frame_or_pause(now, cable, direction, stage, slot, sink);
         }
     }
 
@@ -551,15 +550,24 @@ impl Network {
         direction: Direction,
         stage: Stage,
         slot: u32,
-        observer: &mut dyn FabricSink,
+        sink: &mut dyn EventSink,
     ) {
         let frame = self.event_queue.pool.frame(slot);
         match (frame.content, frame.as_pause()) {
             (FrameContent::Pause, Some(pause)) => {
-                observer.on_pause_frame(now, cable, direction, stage, &pause)
+                sink.on_event(now, &NetworkEvent::PauseFrame { link: cable, direction, stage, pause: &pause })
             }
             (FrameContent::Pause, None) => {}
-            _ => observer.on_frame(now, cable, direction, stage, frame),
+            _ => sink.on_event(
+                now,
+                &NetworkEvent::Frame {
+                    link: cable,
+                    direction,
+                    stage,
+                    addressing: &frame.addressing,
+                    packet: &frame.bytes,
+                },
+            ),
         }
     }
 }
@@ -570,7 +578,7 @@ struct ScheduledOutput<'a> {
     now: Instant,
     agenda: &'a mut EventQueue,
     addresses: &'a AddressTable,
-    observer: &'a mut dyn FabricSink,
+    sink: &'a mut dyn EventSink,
 }
 
 impl LinkOutput for ScheduledOutput<'_> {
@@ -586,6 +594,6 @@ impl LinkOutput for ScheduledOutput<'_> {
     }
 
     fn report(&mut self, fault: Fault) {
-        self.observer.on_fault(self.now, self.id, &fault);
+        self.sink.on_event(self.now, &NetworkEvent::Fault { link: self.id, fault: &fault });
     }
 }

@@ -1,187 +1,115 @@
-//! Who sees what happens in a network.
+//! Event subscription: one trait for hosts in virtual and in real time.
 
-use crate::{Direction, FabricEvent, Fault, Frame, HostId, LinkId, Node};
+use crate::{Direction, FabricEvent, Fault, HostId, LinkId, Node};
 use alloc::boxed::Box;
 use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cell::RefCell;
 use core::net::IpAddr;
 use softhca_engine::{Event, Instant};
-use softhca_wire::Pfc;
+use softhca_wire::{AddressHeaders, Pfc};
 
-/// Where on its way a frame is seen.
+/// Where on its path a frame is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// It leaves a host and enters the cable, before any fault.
+    /// It leaves a host and enters the link, before any fault.
     Admitted,
-    /// It leaves a switch and enters the cable, before any fault.
+    /// It leaves a switch and enters the link, before any fault.
     Forwarded,
-    /// It comes out of the cable and reaches a host.
+    /// It leaves the link and reaches a host.
     Delivered,
 }
 
-/// Sees what happens in a world. Every method does nothing unless it is written.
-pub trait FabricSink {
-    /// Whether it looks at all: for one that does not, frames need not be made ready to be seen.
+/// An event of an HCA, a link or a switch. A host in real time has one HCA and one link, both with number 0.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "the fields are named after their types")]
+pub enum NetworkEvent<'a> {
+    /// An HCA emitted an event.
+    Hca { host: HostId, event: &'a Event },
+    /// A packet, from the BTH to the ICRC, passed a point of a link.
+    Frame {
+        link: LinkId,
+        direction: Direction,
+        stage: Stage,
+        addressing: &'a AddressHeaders,
+        packet: &'a [u8],
+    },
+    /// A PFC pause frame passed a point of a link.
+    PauseFrame { link: LinkId, direction: Direction, stage: Stage, pause: &'a Pfc },
+    /// A fault rule, or the state of a link, changed a packet.
+    Fault { link: LinkId, fault: &'a Fault },
+    /// A switch or the port of a host emitted an event.
+    Fabric(FabricEvent),
+    /// A port of another machine was attached. Its packets enter the link at its first end.
+    PortAttached { port: HostId, address: IpAddr, link: LinkId, ends: [Node; 2] },
+    /// Link control detected a change at a peer port.
+    PeerLinkChanged { peer: IpAddr, change: &'static str },
+}
+
+/// Receives every event.
+pub trait EventSink {
+    /// `event` happened at `now`.
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>);
+
+    /// Whether the sink uses events. Frames are not prepared for a sink that does not.
     fn is_enabled(&self) -> bool {
         true
     }
 
-    /// A card told an event.
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        let _ = (now, host, event);
-    }
-
-    /// A frame went by.
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        let _ = (now, cable, direction, stage, frame);
-    }
-
-    /// A pause frame went by.
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        let _ = (now, cable, direction, stage, pause);
-    }
-
-    /// A rule, or the state of a link, did something to a frame.
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        let _ = (now, cable, fault);
-    }
-
-    /// A switch, or the port of a host, told an event.
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let _ = (now, event);
-    }
-
-    /// A port of another machine was connected, whose frames come over this cable from its first end.
-    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
-        let _ = (port, address, cable, ends);
-    }
+    /// Every packet that arrived together is processed, or a control verb is complete. A sink that wakes
+    /// applications does so here: they then find all completions.
+    fn flush(&mut self) {}
 }
 
-/// Sees nothing.
-impl FabricSink for () {
+/// Ignores every event.
+impl EventSink for () {
+    fn on_event(&mut self, _: Instant, _: &NetworkEvent<'_>) {}
+
     fn is_enabled(&self) -> bool {
         false
     }
 }
 
-/// Shown to several, in order.
-impl FabricSink for Vec<Box<dyn FabricSink>> {
+/// Passes events to several sinks, in order.
+impl EventSink for Vec<Box<dyn EventSink>> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        self.iter_mut().for_each(|sink| sink.on_event(now, event));
+    }
+
     fn is_enabled(&self) -> bool {
-        self.iter().any(|observer| observer.is_enabled())
+        self.iter().any(|sink| sink.is_enabled())
     }
 
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.iter_mut().for_each(|observer| observer.on_hca_event(now, host, event));
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.iter_mut().for_each(|observer| observer.on_frame(now, cable, direction, stage, frame));
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        self.iter_mut().for_each(|observer| observer.on_pause_frame(now, cable, direction, stage, pause));
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        self.iter_mut().for_each(|observer| observer.on_fault(now, cable, fault));
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.iter_mut().for_each(|observer| observer.on_fabric_event(now, event));
-    }
-
-    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
-        self.iter_mut().for_each(|observer| observer.on_port_attached(port, address, cable, ends));
+    fn flush(&mut self) {
+        self.iter_mut().for_each(|sink| sink.flush());
     }
 }
 
-/// Shown to one that somebody else keeps, to ask it afterwards.
-impl<O: FabricSink> FabricSink for Rc<RefCell<O>> {
+/// Passes events to a shared sink that the owner reads afterwards.
+impl<S: EventSink> EventSink for Rc<RefCell<S>> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        self.borrow_mut().on_event(now, event);
+    }
+
     fn is_enabled(&self) -> bool {
         self.borrow().is_enabled()
     }
 
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        self.borrow_mut().on_hca_event(now, host, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        self.borrow_mut().on_frame(now, cable, direction, stage, frame);
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        self.borrow_mut().on_pause_frame(now, cable, direction, stage, pause);
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        self.borrow_mut().on_fault(now, cable, fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        self.borrow_mut().on_fabric_event(now, event);
-    }
-
-    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
-        self.borrow_mut().on_port_attached(port, address, cable, ends);
+    fn flush(&mut self) {
+        self.borrow_mut().flush();
     }
 }
 
-/// Shown to whatever is in the box.
-impl<O: FabricSink + ?Sized> FabricSink for Box<O> {
+impl<S: EventSink + ?Sized> EventSink for Box<S> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        (**self).on_event(now, event);
+    }
+
     fn is_enabled(&self) -> bool {
         (**self).is_enabled()
     }
 
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        (**self).on_hca_event(now, host, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, direction: Direction, stage: Stage, frame: &Frame) {
-        (**self).on_frame(now, cable, direction, stage, frame);
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        (**self).on_pause_frame(now, cable, direction, stage, pause);
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        (**self).on_fault(now, cable, fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        (**self).on_fabric_event(now, event);
-    }
-
-    fn on_port_attached(&mut self, port: HostId, address: IpAddr, cable: LinkId, ends: [Node; 2]) {
-        (**self).on_port_attached(port, address, cable, ends);
+    fn flush(&mut self) {
+        (**self).flush();
     }
 }

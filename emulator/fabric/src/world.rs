@@ -8,9 +8,9 @@ use crate::host::{Host, HostId};
 use crate::network::{Network, Outcome};
 use crate::verbs::Verbs;
 use crate::{
-    BuiltTopology, Direction, FabricSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
-    Layout, Link, LinkSettings, LinkState, Node, ReceiverSettings, Rule, Seed, SparseMemory, Switch,
-    SwitchId, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, Direction, EventSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
+    Layout, Link, LinkSettings, LinkState, NetworkEvent, Node, ReceiverSettings, Rule, Seed, SparseMemory,
+    Switch, SwitchId, SwitchSettings, Topology, TopologyError,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -25,8 +25,8 @@ use softhca_wire::{Icrc, Psn};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// Hosts, cables and switches under a virtual clock, seen by an observer.
-pub struct World<O: FabricSink = Box<dyn FabricSink>> {
+/// Hosts, cables and switches under a virtual clock, seen by an sink.
+pub struct World<O: EventSink = Box<dyn EventSink>> {
     now: Instant,
     hosts: Vec<Host>,
     network: Network,
@@ -47,9 +47,9 @@ impl World {
         World::with_sink(seed, Box::new(()))
     }
 
-    /// Shows everything from now on to `observer`.
-    pub fn set_sink(&mut self, observer: impl FabricSink + 'static) {
-        self.sink = Box::new(observer);
+    /// Shows everything from now on to `sink`.
+    pub fn set_sink(&mut self, sink: impl EventSink + 'static) {
+        self.sink = Box::new(sink);
     }
 
     /// The verbs of a host's application.
@@ -58,21 +58,21 @@ impl World {
     }
 }
 
-impl<O: FabricSink> World<O> {
-    /// An empty world that shows everything to `observer`: one that may change threads makes a world that may.
-    pub fn with_sink(seed: u64, observer: O) -> World<O> {
+impl<O: EventSink> World<O> {
+    /// An empty world that shows everything to `sink`: one that may change threads makes a world that may.
+    pub fn with_sink(seed: u64, sink: O) -> World<O> {
         World {
             now: Instant::ZERO,
             hosts: Vec::new(),
             network: Network::new(Seed(seed)),
-            sink: observer,
+            sink,
             loopback: VecDeque::new(),
             any_stalled: false,
             scratch: vec![0; MAX_FRAME],
         }
     }
 
-    /// The observer.
+    /// The sink.
     pub fn sink(&mut self) -> &mut O {
         &mut self.sink
     }
@@ -308,8 +308,8 @@ impl<O: FabricSink> World<O> {
     ) -> R {
         let now = self.now;
         let Host { hca, memory: store, .. } = &mut self.hosts[id.0 as usize];
-        let observer = &mut self.sink;
-        let mut events = |now, event: &Event| observer.on_hca_event(now, id, event);
+        let sink = &mut self.sink;
+        let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: id, event });
         act(hca, &mut Context { now, memory: store, events: &mut events })
     }
 
@@ -441,9 +441,9 @@ impl<O: FabricSink> World<O> {
     }
 
     fn arrive(&mut self, id: HostId, slot: u32) {
-        let World { now, hosts, network, sink: observer, .. } = self;
+        let World { now, hosts, network, sink, .. } = self;
         let slots = &mut network.event_queue.pool;
-        receive(*now, id, &mut hosts[id.0 as usize], slots.frame(slot), observer);
+        receive(*now, id, &mut hosts[id.0 as usize], slots.frame(slot), sink);
         slots.release(slot);
         self.transmit_ready(id);
     }
@@ -499,16 +499,16 @@ impl<O: FabricSink> World<O> {
 
     /// Sends the packet that was built last.
     fn send(&mut self, id: HostId, run: &PacketBatch, content: FrameContent) {
-        let World { now, network, sink: observer, scratch, .. } = self;
+        let World { now, network, sink, scratch, .. } = self;
         let (envelope, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
         let destination = envelope.destination;
         let is_own = destination == self.hosts[id.0 as usize].address;
         if !is_own && !destination.is_multicast() {
-            return network.send_bytes(*now, id, (envelope, bytes), content, service_level, observer);
+            return network.send_bytes(*now, id, (envelope, bytes), content, service_level, sink);
         }
         let frame = Frame { addressing: *envelope, bytes: bytes.to_vec(), content, service_level };
         if !is_own {
-            network.send(*now, id, frame.clone(), observer);
+            network.send(*now, id, frame.clone(), sink);
         }
         self.loop_back(id, frame);
     }
@@ -526,8 +526,8 @@ impl<O: FabricSink> World<O> {
 }
 
 /// Gives a frame to the card of a host.
-fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, observer: &mut impl FabricSink) {
-    let mut events = |now, event: &Event| observer.on_hca_event(now, id, event);
+fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, sink: &mut impl EventSink) {
+    let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: id, event });
     let Host { hca, memory: store, .. } = host;
     let ctx = &mut Context { now, memory: store, events: &mut events };
     match frame.content {

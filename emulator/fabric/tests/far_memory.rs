@@ -5,8 +5,8 @@ mod bare;
 use bare::{RIGHTS, reliable};
 use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{
-    AckPolicy, AtomicOperation, ClientId, Context, CqId, DeviceLimits, Event, EventSink, Hca, Instant,
-    Memory, MemoryFault, MemoryId, MemoryLocation, MemoryRegion, QpRings, Settings,
+    AckPolicy, AtomicOperation, ClientId, Context, CqId, DeviceLimits, Event, Hca, Instant, Memory,
+    MemoryFault, MemoryId, MemoryLocation, MemoryRegion, QpRings, Settings,
 };
 use softhca_fabric::SparseMemory;
 use softhca_queue::{
@@ -85,28 +85,18 @@ impl Memory for Reached {
 /// In words. The bytes of a flushed request are nobody's business, and known only of requests that the card took.
 fn told(what: &dyn std::fmt::Debug) -> String {
     let text = format!("{what:?}");
-    match text.split_once("bytes: ") {
-        Some((before, after)) if before.contains("status: Flushed") => {
+    match text.split_once("byte_len: ") {
+        Some((before, after)) if before.contains("status: WrFlushError") => {
             format!("{before}{}", after.trim_start_matches(|digit: char| digit.is_ascii_digit()))
         }
         _ => text,
     }
 }
 
-/// What happened, in words.
-#[derive(Default)]
-struct Told(Vec<String>);
-
-impl EventSink for Told {
-    fn on_event(&mut self, now: Instant, event: &Event) {
-        self.0.push(told(&(now, event)));
-    }
-}
-
 struct Card {
     hca: Hca,
     place: Reached,
-    told: Told,
+    events: Vec<String>,
     client: ClientId,
     cq: CqId,
     completions: CompletionConsumer,
@@ -140,11 +130,11 @@ impl Card {
         let rings = QpRings { send: Some(taken), receive: Some(given) };
         let number = hca.create_queue_pair(client, reliable(domain, cq), rings).unwrap();
         let place = Reached { store, is_far, end, accesses: Cell::new(0) };
-        let told = Told::default();
+        let events = Vec::new();
         Card {
             hca,
             place,
-            told,
+            events,
             client,
             cq,
             completions,
@@ -159,7 +149,11 @@ impl Card {
     }
 
     fn connect(&mut self, peer: (Gid, Qpn), mtu: Mtu) {
-        let mut ctx = Context { now: Instant::ZERO, memory: &mut self.place, events: &mut self.told };
+        let mut ctx = Context {
+            now: Instant::ZERO,
+            memory: &mut self.place,
+            events: &mut |now, event: &Event| self.events.push(told(&(now, event))),
+        };
         let first = Psn::new(0xff_fff0);
         bare::connect(&mut self.hca, &mut ctx, (self.client, self.number), peer, mtu, first);
         assert_ne!(self.cq, CqId(0));
@@ -190,10 +184,18 @@ impl Card {
 fn exchange(now: Instant, from: &mut Card, to: &mut Card) -> usize {
     let mut buffer = vec![0xdd; 65_507];
     let mut packets = 0;
-    let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
+    let mut ctx = Context {
+        now,
+        memory: &mut from.place,
+        events: &mut |now, event: &Event| from.events.push(told(&(now, event))),
+    };
     from.hca.process_doorbells(&mut ctx);
     loop {
-        let mut ctx = Context { now, memory: &mut from.place, events: &mut from.told };
+        let mut ctx = Context {
+            now,
+            memory: &mut from.place,
+            events: &mut |now, event: &Event| from.events.push(told(&(now, event))),
+        };
         let Some(run) = from.hca.transmit(&mut ctx, &mut (), &mut buffer, 64) else { return packets };
         let mut frames = vec![];
         for packet in buffer[..run.bytes].chunks_mut(run.segment_size) {
@@ -203,7 +205,11 @@ fn exchange(now: Instant, from: &mut Card, to: &mut Card) -> usize {
         packets += frames.len();
         let mut placed = 0;
         for (index, frame) in frames.iter().enumerate() {
-            let mut ctx = Context { now, memory: &mut to.place, events: &mut to.told };
+            let mut ctx = Context {
+                now,
+                memory: &mut to.place,
+                events: &mut |now, event: &Event| to.events.push(told(&(now, event))),
+            };
             if placed == 0 && ctx.memory.prefers_batches() {
                 placed = to.hca.place_batch(&mut ctx, &run.addressing, &mut frames[index..].iter().copied());
             }
@@ -279,10 +285,10 @@ fn play(seed: u64, is_far: bool, ends: [u64; 2]) -> (Outcome, usize, usize) {
     };
     let completions = [completed(&mut a), completed(&mut b)];
     // Requests are taken before their turn where memory is far.
-    let split = |told: Told| -> (Vec<String>, Vec<String>) {
-        told.0.into_iter().partition(|event| event.contains("WorkStarted"))
+    let split = |events: Vec<String>| -> (Vec<String>, Vec<String>) {
+        events.into_iter().partition(|event| event.contains("WqeFetched"))
     };
-    let ((a_taken, a_told), (b_taken, b_told)) = (split(a.told), split(b.told));
+    let ((a_taken, a_told), (b_taken, b_told)) = (split(a.events), split(b.events));
     (([a_taken, b_taken], [a_told, b_told], bytes, completions), packets, accesses)
 }
 

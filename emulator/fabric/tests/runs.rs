@@ -72,7 +72,7 @@ impl Card {
         let ends: Vec<End> = (0..ends).map(make).collect();
         // Both cards number their queue pairs alike: each is connected with its namesake.
         for End { number, .. } in &ends {
-            let mut ctx = Context { now: Instant::ZERO, memory: &mut memory, events: &mut () };
+            let mut ctx = Context { now: Instant::ZERO, memory: &mut memory, events: &mut |_, _| {} };
             let peer = (gid(3 - last), *number);
             bare::connect(&mut hca, &mut ctx, (client, *number), peer, Mtu::B1024, Psn::new(7));
         }
@@ -109,9 +109,9 @@ impl Card {
         mut peer: Option<&mut Card>,
     ) -> Vec<Vec<Opcode>> {
         let (now, mut sent, mut buffer) = (Instant::ZERO, vec![], vec![0; 65_507]);
-        self.hca.process_doorbells(&mut Context { now, memory: &mut self.memory, events: &mut () });
+        self.hca.process_doorbells(&mut Context { now, memory: &mut self.memory, events: &mut |_, _| {} });
         loop {
-            let mut ctx = Context { now, memory: &mut self.memory, events: &mut () };
+            let mut ctx = Context { now, memory: &mut self.memory, events: &mut |_, _| {} };
             let Some(run) = self.hca.transmit(&mut ctx, gate, &mut buffer, 64) else { return sent };
             let mut opcodes = vec![];
             for packet in buffer[..run.bytes].chunks_mut(run.segment_size) {
@@ -119,7 +119,7 @@ impl Card {
                 let (transport, _) = Icrc::split(packet).unwrap();
                 opcodes.push(TransportPacket::parse(transport).unwrap().header.bth.opcode);
                 if let Some(peer) = &mut peer {
-                    let mut ctx = Context { now, memory: &mut peer.memory, events: &mut () };
+                    let mut ctx = Context { now, memory: &mut peer.memory, events: &mut |_, _| {} };
                     peer.hca.receive(&mut ctx, &run.addressing, transport);
                 }
             }
@@ -177,7 +177,7 @@ fn ended(ending: Ending) -> [Card; 2] {
     asking.flush(Some(&mut answering));
     assert!(answering.flush_through(&mut Closed, None).is_empty());
     let (number, client) = (answering.ends[0].number, answering.client);
-    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
     match ending {
         Ending::Changed(state) => {
             let modify = ModifyQp::default().state(state);
@@ -194,7 +194,7 @@ fn ended(ending: Ending) -> [Card; 2] {
 fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
     for ending in [Ending::Changed(QpState::Error), Ending::Changed(QpState::Reset), Ending::Destroyed] {
         let [mut asking, mut answering] = ended(ending);
-        let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+        let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
         answering.hca.unblock(&mut ctx, gid(1).ip());
         let sent = answering.flush(Some(&mut asking));
         assert_eq!(sent.concat().iter().map(ToString::to_string).collect::<Vec<_>>(), ["RC ACKNOWLEDGE"]);
@@ -207,7 +207,7 @@ fn a_queue_pair_that_ends_leaves_its_acknowledgement_to_the_card() {
 #[test]
 fn nothing_is_left_to_say_to_a_port_that_is_dead() {
     let [_, mut answering] = ended(Ending::Destroyed);
-    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
     answering.hca.fail_peer(&mut ctx, gid(1).ip());
     assert!(!answering.hca.has_orphaned_acks());
     assert!(answering.flush(None).is_empty());
@@ -217,7 +217,7 @@ fn nothing_is_left_to_say_to_a_port_that_is_dead() {
 fn a_new_connection_does_not_hear_the_last_words_of_an_earlier_one() {
     let [_, mut answering] = ended(Ending::Changed(QpState::Reset));
     let (number, client) = (answering.ends[0].number, answering.client);
-    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut () };
+    let mut ctx = Context { now: Instant::ZERO, memory: &mut answering.memory, events: &mut |_, _| {} };
     bare::connect(&mut answering.hca, &mut ctx, (client, number), (gid(1), number), Mtu::B1024, Psn::new(7));
     assert!(!answering.hca.has_orphaned_acks());
 }

@@ -7,7 +7,7 @@ use crate::NameTable;
 use crate::log::{CompletionQueueData, Entry, EntryBuilder, Header, LogEvent, SgeData};
 use crate::parsed_log::{QpAttributes, QueuePairId, QueuePairTable};
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{FabricSink, Fault, HostId, LinkId};
+use softhca_fabric::{EventSink, HostId, NetworkEvent};
 use softhca_wire::Psn;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -505,12 +505,12 @@ impl LiveLinter {
     }
 }
 
-impl FabricSink for LiveLinter {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        LiveLinter::record_event(self, now, host, event);
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        self.linter.push(&self.entries.fault(now, cable, fault));
+impl EventSink for LiveLinter {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { host, event } => self.record_event(now, host, event),
+            NetworkEvent::Fault { link, fault } => self.linter.push(&self.entries.fault(now, link, fault)),
+            _ => {}
+        }
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::capture::{CaptureWriter, InterfaceId, PacketDirection};
 use crate::{NameTable, describe};
-use softhca_fabric::{Direction, FabricSink, Fault, Frame, LinkId, Node, Stage};
-use softhca_wire::{Bth, Pfc, Psn};
+use softhca_engine::Instant;
+use softhca_fabric::{Direction, EventSink, LinkId, NetworkEvent, Node, Stage};
+use softhca_wire::{AddressHeaders, Bth, Psn};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -27,7 +28,8 @@ struct PendingRecord {
     link: LinkId,
     direction: Direction,
     psn: Option<Psn>,
-    frame: Frame,
+    addressing: AddressHeaders,
+    packet: Vec<u8>,
     comment: String,
 }
 
@@ -90,21 +92,21 @@ impl<W: Write> Tap<W> {
         Ok(interface)
     }
 
-    fn write_frame(
+    fn write_packet(
         &mut self,
         time_ns: u64,
         at: IpAddr,
-        heading: PacketDirection,
-        frame: &Frame,
+        direction: PacketDirection,
+        addressing: &AddressHeaders,
+        packet: &[u8],
         comment: &str,
     ) {
         if self.error.is_some() {
             return;
         }
         let comment = (!comment.is_empty()).then_some(comment);
-        let Frame { addressing: envelope, bytes, .. } = frame;
         let written = self.interface_of_host(at).and_then(|interface| {
-            self.writer.write_packet(time_ns, interface, heading, envelope, bytes, comment)
+            self.writer.write_packet(time_ns, interface, direction, addressing, packet, comment)
         });
         self.error = written.err();
     }
@@ -137,76 +139,74 @@ impl<W: Write> Tap<W> {
     }
 
     fn flush_pending(&mut self) {
-        if let Some(PendingRecord { time_ns, frame, comment, .. }) = self.pending.take() {
-            self.write_frame(time_ns, frame.addressing.source, PacketDirection::Outbound, &frame, &comment);
+        if let Some(PendingRecord { time_ns, addressing, packet, comment, .. }) = self.pending.take() {
+            let source = addressing.source;
+            self.write_packet(time_ns, source, PacketDirection::Outbound, &addressing, &packet, &comment);
         }
     }
 }
 
-impl<W: Write> FabricSink for Tap<W> {
-    fn on_frame(
-        &mut self,
-        now: softhca_engine::Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        frame: &Frame,
-    ) {
-        self.flush_pending();
+impl<W: Write> EventSink for Tap<W> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         let time_ns = now.nanos();
-        match stage {
-            Stage::Admitted => {
-                let psn = Bth::parse(&frame.bytes).ok().map(|bth| bth.psn);
-                let (frame, comment) = (frame.clone(), String::new());
-                self.pending = Some(PendingRecord { time_ns, link: cable, direction, psn, frame, comment });
+        match *event {
+            NetworkEvent::Frame { link, direction, stage, addressing, packet } => {
+                self.flush_pending();
+                match stage {
+                    Stage::Admitted => {
+                        let psn = Bth::parse(packet).ok().map(|bth| bth.psn);
+                        let (addressing, packet, comment) = (*addressing, packet.to_vec(), String::new());
+                        self.pending = Some(PendingRecord {
+                            time_ns,
+                            link,
+                            direction,
+                            psn,
+                            addressing,
+                            packet,
+                            comment,
+                        });
+                    }
+                    Stage::Forwarded if self.points == CapturePoints::EveryLink => {
+                        self.write_from_node(link, direction, |writer, interface| {
+                            let outbound = PacketDirection::Outbound;
+                            writer.write_packet(time_ns, interface, outbound, addressing, packet, None)
+                        });
+                    }
+                    Stage::Delivered if self.points != CapturePoints::Senders => {
+                        let ends = self.names.link_ends(link, direction);
+                        let receiver = ends.and_then(|[_, receiver]| self.names.address(receiver.host()?));
+                        let receiver = receiver.unwrap_or(addressing.destination);
+                        self.write_packet(
+                            time_ns,
+                            receiver,
+                            PacketDirection::Inbound,
+                            addressing,
+                            packet,
+                            "",
+                        );
+                    }
+                    Stage::Forwarded | Stage::Delivered => {}
+                }
             }
-            Stage::Forwarded if self.points == CapturePoints::EveryLink => {
-                self.write_from_node(cable, direction, |writer, interface| {
-                    writer.write_packet(
-                        time_ns,
-                        interface,
-                        PacketDirection::Outbound,
-                        &frame.addressing,
-                        &frame.bytes,
-                        None,
-                    )
-                });
+            NetworkEvent::PauseFrame { link, direction, stage, pause } => {
+                self.flush_pending();
+                if stage == Stage::Admitted {
+                    self.write_from_node(link, direction, |writer, interface| {
+                        writer.write_pause(time_ns, interface, PacketDirection::Outbound, pause, None)
+                    });
+                }
             }
-            Stage::Delivered if self.points != CapturePoints::Senders => {
-                let ends = self.names.link_ends(cable, direction);
-                let receiver = ends.and_then(|[_, receiver]| self.names.address(receiver.host()?));
-                let receiver = receiver.unwrap_or(frame.addressing.destination);
-                self.write_frame(time_ns, receiver, PacketDirection::Inbound, frame, "");
+            NetworkEvent::Fault { link, fault } => {
+                let Some(pending) = &mut self.pending else { return };
+                if (pending.link, pending.direction, pending.psn) == (link, fault.direction, fault.packet.psn)
+                {
+                    if !pending.comment.is_empty() {
+                        pending.comment.push_str("; ");
+                    }
+                    pending.comment += &describe::fault(fault, &self.names);
+                }
             }
-            Stage::Forwarded | Stage::Delivered => {}
-        }
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: softhca_engine::Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        self.flush_pending();
-        if stage == Stage::Admitted {
-            self.write_from_node(cable, direction, |writer, interface| {
-                writer.write_pause(now.nanos(), interface, PacketDirection::Outbound, pause, None)
-            });
-        }
-    }
-
-    fn on_fault(&mut self, _: softhca_engine::Instant, cable: LinkId, fault: &Fault) {
-        let sighting = &fault.packet;
-        let Some(held) = &mut self.pending else { return };
-        let is_same = held.link == cable && held.direction == fault.direction && held.psn == sighting.psn;
-        if is_same {
-            if !held.comment.is_empty() {
-                held.comment.push_str("; ");
-            }
-            held.comment += &describe::fault(fault, &self.names);
+            _ => {}
         }
     }
 }

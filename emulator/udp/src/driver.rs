@@ -14,14 +14,14 @@ use crate::entropy::FlowSockets;
 use crate::fault_injector::FaultInjector;
 use crate::host_network::{HostNetwork, HostPort};
 use crate::system::WakeSet;
-use crate::{Entropy, HostSockets, LinkControl, LinkEvent, Loopback, ReceiveMemory, grant_budget};
+use crate::{Entropy, HostSockets, LinkControl, Loopback, ReceiveMemory, grant_budget};
 use engine::Engine;
 use link::Port;
 use receive::Receiver;
-use softhca_engine::{Context, Event, Hca, Instant, Memory, PortState, Settings};
-use softhca_fabric::{FabricEvent, Fault, Flow, LinkState, Rule, RuleCounters};
+use softhca_engine::{Context, Hca, Instant, Memory, PortState, Settings};
+use softhca_fabric::{EventSink, Flow, LinkState, Rule, RuleCounters};
+use softhca_wire::Gid;
 use softhca_wire::link_control::Incarnation;
-use softhca_wire::{AddressHeaders, Gid, Pfc};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,60 +34,6 @@ use transmit::Transmitter;
 const MAX_BATCHES_PER_POLL: usize = 4;
 /// How far a rate-limited queue pair may catch up: about the wake-up latency of a thread.
 const PACING_SLACK: Duration = Duration::from_micros(100);
-
-/// The direction in which a frame passed a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortDirection {
-    /// Sent by the HCA, before any fault rule.
-    Sent,
-    /// Received from the network.
-    Received,
-}
-
-/// Receives the events of a driver. The default of every method ignores the event.
-pub trait DriverSink: Send {
-    /// The HCA emitted an event.
-    fn on_engine_event(&mut self, now: Instant, event: &Event) {
-        let _ = (now, event);
-    }
-
-    /// Every packet that arrived together is processed, or a control verb is complete. A sink that wakes applications
-    /// does so here: they then find all completions.
-    fn flush(&mut self) {}
-
-    /// A packet, from the BTH to the ICRC, passed the port.
-    fn on_frame(
-        &mut self,
-        now: Instant,
-        direction: PortDirection,
-        addressing: &AddressHeaders,
-        packet: &[u8],
-    ) {
-        let _ = (now, direction, addressing, packet);
-    }
-
-    /// A fault rule changed a packet.
-    fn on_fault(&mut self, now: Instant, fault: &Fault) {
-        let _ = (now, fault);
-    }
-
-    /// A link to a peer port changed.
-    fn on_link_event(&mut self, now: Instant, event: &LinkEvent) {
-        let _ = (now, event);
-    }
-
-    /// A pause of a peer began or ended. A driver has one host and one link, both with number 0.
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let _ = (now, event);
-    }
-
-    /// A priority flow control frame passed the port, carried by link control.
-    fn on_pause_frame(&mut self, now: Instant, direction: PortDirection, pause: &Pfc) {
-        let _ = (now, direction, pause);
-    }
-}
-
-impl DriverSink for () {}
 
 /// How the ICRC of received packets is checked.
 ///
@@ -137,7 +83,7 @@ impl<M: Memory> Driver<M> {
         sockets: HostSockets,
         options: DriverOptions,
         memory: M,
-        sink: Box<dyn DriverSink>,
+        sink: Box<dyn EventSink + Send>,
     ) -> Driver<M> {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::from_secs(1));
         let incarnation = Incarnation::new(wall.as_nanos() as u64);

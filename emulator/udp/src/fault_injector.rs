@@ -1,9 +1,9 @@
 //! A link in front of the sockets: the fabric's fault rules in real time.
 
-use crate::DriverSink;
 use softhca_engine::Instant;
 use softhca_fabric::{
-    Direction, Fault, FlowTable, Frame, Link, LinkOutput, LinkSettings, LinkState, Rule, Seed,
+    Direction, EventSink, Fault, FlowTable, Frame, Link, LinkId, LinkOutput, LinkSettings, LinkState,
+    NetworkEvent, Rule, Seed,
 };
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ struct OutputQueue<'a> {
     output: &'a mut BTreeMap<(u64, u64), Frame>,
     serial: &'a mut u64,
     now: Instant,
-    sink: &'a mut dyn DriverSink,
+    sink: &'a mut dyn EventSink,
 }
 
 impl LinkOutput for OutputQueue<'_> {
@@ -35,7 +35,7 @@ impl LinkOutput for OutputQueue<'_> {
     }
 
     fn report(&mut self, fault: Fault) {
-        self.sink.on_fault(self.now, &fault);
+        self.sink.on_event(self.now, &NetworkEvent::Fault { link: LinkId(0), fault: &fault });
     }
 }
 
@@ -79,12 +79,12 @@ impl FaultInjector {
         idle && self.state == LinkState::Up && self.output.is_empty() && self.link.next_timeout().is_none()
     }
 
-    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn DriverSink) {
+    pub fn admit(&mut self, now: Instant, frame: Frame, sink: &mut dyn EventSink) {
         let FaultInjector { link, flows, direction, output, serial, .. } = self;
         link.admit(now.nanos(), *direction, frame, flows, &mut OutputQueue { output, serial, now, sink });
     }
 
-    pub fn expire(&mut self, now: Instant, sink: &mut dyn DriverSink) {
+    pub fn expire(&mut self, now: Instant, sink: &mut dyn EventSink) {
         let FaultInjector { link, output, serial, .. } = self;
         if link.next_timeout().is_some_and(|at| at <= now.nanos()) {
             link.expire(now.nanos(), &mut OutputQueue { output, serial, now, sink });

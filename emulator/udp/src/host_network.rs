@@ -7,8 +7,8 @@
 use crate::Waker;
 use parking_lot::Mutex;
 use softhca_fabric::{
-    BuiltTopology, ExternalPortUpdate, Fabric, FabricSink, Frame, FrameCounters, HostId, LinkSettings,
-    Origin, ReceiverSettings, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, EventSink, ExternalPortUpdate, Fabric, Frame, FrameCounters, HostId, LinkSettings, Origin,
+    ReceiverSettings, SwitchSettings, Topology, TopologyError,
 };
 use std::collections::BTreeSet;
 use std::io;
@@ -44,7 +44,7 @@ pub struct HostNetwork {
 
 struct Inner {
     fabric: Fabric,
-    sink: Box<dyn FabricSink + Send>,
+    sink: Box<dyn EventSink + Send>,
     /// Hosts that advanced the network, received something and have not polled since: no other host wakes them.
     unpolled: BTreeSet<HostId>,
 }
@@ -68,7 +68,7 @@ impl HostNetwork {
         topology: &Topology,
         link: LinkSettings,
         settings: SwitchSettings,
-        sink: Box<dyn FabricSink + Send>,
+        sink: Box<dyn EventSink + Send>,
     ) -> Result<Arc<HostNetwork>, HostNetworkError> {
         let (fabric, built) = Fabric::new(seed, addresses, topology, link, settings)?;
         let wakers = addresses.iter().map(|_| Waker::new()).collect::<io::Result<_>>()?;

@@ -24,7 +24,7 @@ mod socket;
 mod system;
 
 pub use batch::{Chunk, Datagram, ReceiveBatch};
-pub use driver::{Driver, DriverOptions, DriverSink, IcrcCheck, PortDirection};
+pub use driver::{Driver, DriverOptions, IcrcCheck};
 pub use entropy::Entropy;
 pub use grant::{GrantBalance, GrantIssuer, MAX_FRAME_CHARGE, charge, grant_budget};
 pub use host::{ADDRESS_VARIABLE, BindError, HostSockets, PortOwner, bind_host, parse_addresses};

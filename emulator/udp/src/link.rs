@@ -67,6 +67,21 @@ pub enum LinkChange {
     PauseReceived(Pause),
 }
 
+impl LinkChange {
+    /// The name in events.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LinkChange::StateChanged(PeerState::Probing) => "probing",
+            LinkChange::StateChanged(PeerState::Alive) => "alive",
+            LinkChange::StateChanged(PeerState::Stalled) => "stalled",
+            LinkChange::StateChanged(PeerState::Dead) => "dead",
+            LinkChange::StateChanged(PeerState::Foreign) => "foreign",
+            LinkChange::Restarted => "restarted",
+            LinkChange::PauseReceived(_) => "pause-received",
+        }
+    }
+}
+
 /// A change of one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkEvent {

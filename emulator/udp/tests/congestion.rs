@@ -9,18 +9,16 @@ use softhca_engine::{
     MemoryRegion, PdId, QpInitAttributes, QpRings, Settings,
 };
 use softhca_fabric::{
-    Action, EcnMarking, LinkSettings, PER_BILLION, PacketClasses, PfcSettings, ReceiverSettings, Repeat,
-    Rule, RuleId, Selector, SwitchSettings, Topology,
+    Action, EcnMarking, EventSink, LinkSettings, NetworkEvent, PER_BILLION, PacketClasses, PfcSettings,
+    ReceiverSettings, Repeat, Rule, RuleId, Selector, Stage, SwitchSettings, Topology,
 };
 use softhca_queue::{
     DoorbellProducer, Operation, RemoteAddress, SendProducer, SendWorkRequest, Sge, completion_ring,
     doorbell_ring, receive_ring, send_ring,
 };
-use softhca_udp::{
-    Driver, DriverOptions, DriverSink, HostNetwork, HostSockets, PortDirection, SocketOptions,
-};
+use softhca_udp::{Driver, DriverOptions, HostNetwork, HostSockets, SocketOptions};
 use softhca_wire::link_control::Pause;
-use softhca_wire::{AddressHeaders, Bth, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};
+use softhca_wire::{Bth, Gid, LocalKey, Mtu, Opcode, Psn, Qpn, RemoteKey};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU64;
 use std::sync::{Arc, Mutex};
@@ -55,9 +53,11 @@ impl Memory for DiscardMemory {
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<(Opcode, u8)>>>);
 
-impl DriverSink for Recorder {
-    fn on_frame(&mut self, _: Instant, direction: PortDirection, addressing: &AddressHeaders, packet: &[u8]) {
-        if let (PortDirection::Received, Ok(bth)) = (direction, Bth::parse(packet)) {
+impl EventSink for Recorder {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        if let NetworkEvent::Frame { stage: Stage::Delivered, addressing, packet, .. } = event
+            && let Ok(bth) = Bth::parse(packet)
+        {
             self.0.lock().unwrap().push((bth.opcode, addressing.traffic_class));
         }
     }

@@ -4,8 +4,8 @@
 
 use softhca_engine::{CongestionSettings, CqId, Event, Instant, PayloadMode, QpType, Settings};
 use softhca_fabric::{
-    BuiltTopology, ConnectOptions, Direction, FabricEvent, FabricSink, Fault, Frame, HostId, LinkId,
-    LinkSettings, Node, QpOptions, Stage, SwitchSettings, Topology, World,
+    BuiltTopology, ConnectOptions, Direction, EventSink, FabricEvent, Fault, HostId, LinkId, LinkSettings,
+    NetworkEvent, Node, QpOptions, Stage, SwitchSettings, Topology, World,
 };
 use softhca_queue::{AccessFlags, Operation, RemoteAddress, SendFlags, SendWorkRequest, Sge};
 use softhca_wire::{LocalKey, Mtu, Pfc, Qpn, RemoteKey};
@@ -66,41 +66,28 @@ impl Record {
 
 pub struct RecordSink(pub Rc<RefCell<Record>>);
 
-impl FabricSink for RecordSink {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
+impl EventSink for RecordSink {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
         let mut record = self.0.borrow_mut();
-        match event {
-            Event::PacketReceived { qp, packet } => {
+        match *event {
+            NetworkEvent::Hca { host, event: Event::PacketReceived { qp, packet } } => {
                 *record.received.entry((host, *qp)).or_default() += u64::from(packet.payload_length);
             }
-            Event::PacketSent { .. } | Event::MemoryWritten { .. } => {}
-            event => record.cards.push((now.nanos(), host, *event)),
+            NetworkEvent::Hca { event: Event::PacketSent { .. } | Event::MemoryWritten { .. }, .. } => {}
+            NetworkEvent::Hca { host, event } => record.cards.push((now.nanos(), host, *event)),
+            NetworkEvent::Frame { link, stage, addressing, .. } => {
+                record.digest(&format!("{now:?} {link:?} {stage:?} {addressing:?}"));
+            }
+            NetworkEvent::PauseFrame { link, direction, stage, pause } => {
+                record.pauses.push((now.nanos(), link, direction, stage, *pause));
+            }
+            NetworkEvent::Fault { fault, .. } => record.faults.push(*fault),
+            NetworkEvent::Fabric(event) => {
+                record.digest(&format!("{now:?} {event:?}"));
+                record.fabric.push((now.nanos(), event));
+            }
+            NetworkEvent::PortAttached { .. } | NetworkEvent::PeerLinkChanged { .. } => {}
         }
-    }
-
-    fn on_frame(&mut self, now: Instant, cable: LinkId, _: Direction, stage: Stage, frame: &Frame) {
-        self.0.borrow_mut().digest(&format!("{now:?} {cable:?} {stage:?} {:?}", frame.addressing));
-    }
-
-    fn on_pause_frame(
-        &mut self,
-        now: Instant,
-        cable: LinkId,
-        direction: Direction,
-        stage: Stage,
-        pause: &Pfc,
-    ) {
-        self.0.borrow_mut().pauses.push((now.nanos(), cable, direction, stage, *pause));
-    }
-
-    fn on_fault(&mut self, _: Instant, _: LinkId, fault: &Fault) {
-        self.0.borrow_mut().faults.push(*fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        let mut record = self.0.borrow_mut();
-        record.digest(&format!("{now:?} {event:?}"));
-        record.fabric.push((now.nanos(), *event));
     }
 }
 

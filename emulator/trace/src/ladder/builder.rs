@@ -6,7 +6,7 @@ use super::label::{HeaderDetails, LadderPacket};
 use super::{Delivery, Emphasis, Ladder, Side, Step, StepContent};
 use crate::{NameTable, Packet, PacketContents, describe};
 use softhca_engine::{Event, Instant, QpState, Reason};
-use softhca_fabric::{Direction, Endpoint, FabricSink, Fault, FaultEffect, Frame, HostId, LinkId, Stage};
+use softhca_fabric::{Endpoint, EventSink, Fault, FaultEffect, HostId, NetworkEvent, Stage};
 use softhca_wire::{AddressHeaders, Icrc, Qpn, TransportPacket};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -198,20 +198,18 @@ impl LadderBuilder {
     }
 }
 
-impl FabricSink for LadderBuilder {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        LadderBuilder::record_event(self, now, host, event);
-    }
-
-    fn on_frame(&mut self, now: Instant, _: LinkId, _: Direction, stage: Stage, frame: &Frame) {
-        if stage == Stage::Admitted {
-            LadderBuilder::record_frame(self, now, &frame.addressing, &frame.bytes);
+impl EventSink for LadderBuilder {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match *event {
+            NetworkEvent::Hca { host, event } => self.record_event(now, host, event),
+            NetworkEvent::Frame { stage: Stage::Admitted, addressing, packet, .. } => {
+                self.record_frame(now, addressing, packet);
+            }
+            NetworkEvent::Fault { link, fault } => {
+                self.record_fault(self.names.sender_address(link, fault.direction), fault);
+            }
+            _ => {}
         }
-    }
-
-    fn on_fault(&mut self, _: Instant, cable: LinkId, fault: &Fault) {
-        let sender = self.names.sender_address(cable, fault.direction);
-        LadderBuilder::record_fault(self, sender, fault);
     }
 }
 

@@ -268,8 +268,8 @@ fn fabric_packet(fabric_packet: &PacketId) -> FabricPacketData {
 pub(super) fn from_fabric_event(event: &FabricEvent) -> (Node, LogEvent, Option<String>) {
     let mut trigger = None;
     let (node, what) = match *event {
-        FabricEvent::EcnMarked { switch, link: LinkId(cable), priority, depth, packet: of } => (
-            Node::Switch(switch),
+        FabricEvent::EcnMarked { node, link: LinkId(cable), priority, depth, packet: of } => (
+            node,
             LogEvent::EcnMarked { link: cable, priority, queue_depth: depth, packet: fabric_packet(&of) },
         ),
         FabricEvent::FrameDropped { node: at, link: LinkId(cable), priority, reason: cause, packet: of } => {
@@ -286,8 +286,8 @@ pub(super) fn from_fabric_event(event: &FabricEvent) -> (Node, LogEvent, Option<
         FabricEvent::PauseEnded { node: at, link: LinkId(cable), priority, reason: how } => {
             (at, LogEvent::PauseEnded { link: cable, priority, cause: kebab_case(&how).into() })
         }
-        FabricEvent::QueueSampled { switch, link: LinkId(cable), priority, depth } => {
-            (Node::Switch(switch), LogEvent::QueueSampled { link: cable, priority, queue_depth: depth })
+        FabricEvent::QueueSampled { node, link: LinkId(cable), priority, depth } => {
+            (node, LogEvent::QueueSampled { link: cable, priority, queue_depth: depth })
         }
         FabricEvent::WatchdogFired { node: at, link: LinkId(cable), priority, dropped: lost } => {
             (at, LogEvent::WatchdogFired { link: cable, priority, dropped: lost })

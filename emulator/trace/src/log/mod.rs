@@ -19,7 +19,7 @@ pub use reader::{EventLogReader, LogError, LogErrorKind};
 use crate::NameTable;
 use serde::{Deserialize, Serialize};
 use softhca_engine::{Event, Instant};
-use softhca_fabric::{FabricEvent, FabricSink, Fault, HostId, LinkId};
+use softhca_fabric::{EventSink, FabricEvent, Fault, HostId, LinkId, NetworkEvent};
 use std::io::{self, Write};
 use std::net::IpAddr;
 
@@ -180,16 +180,13 @@ impl<W: Write> EventLog<W> {
     }
 }
 
-impl<W: Write> FabricSink for EventLog<W> {
-    fn on_hca_event(&mut self, now: Instant, host: HostId, event: &Event) {
-        EventLog::record_event(self, now, host, event);
-    }
-
-    fn on_fault(&mut self, now: Instant, cable: LinkId, fault: &Fault) {
-        EventLog::record_fault(self, now, cable, fault);
-    }
-
-    fn on_fabric_event(&mut self, now: Instant, event: &FabricEvent) {
-        EventLog::record_fabric_event(self, now, event);
+impl<W: Write> EventSink for EventLog<W> {
+    fn on_event(&mut self, now: Instant, event: &NetworkEvent<'_>) {
+        match event {
+            NetworkEvent::Hca { host, event } => self.record_event(now, *host, event),
+            NetworkEvent::Fault { link, fault } => self.record_fault(now, *link, fault),
+            NetworkEvent::Fabric(event) => self.record_fabric_event(now, event),
+            _ => {}
+        }
     }
 }

@@ -1,28 +1,42 @@
 //! The HCA with the memory and the event sink that every call of it needs.
 
-use crate::DriverSink;
 use softhca_engine::{Context, Event, Hca, Instant, Memory};
+use softhca_fabric::{Direction, EventSink, HostId, LinkId, NetworkEvent, Stage};
+use softhca_wire::{AddressHeaders, Pfc};
+
+/// The only host and the only link of a driver, as events number them.
+const HOST: HostId = HostId(0);
+const LINK: LinkId = LinkId(0);
 
 pub(super) struct Engine<M> {
     pub hca: Hca,
     pub memory: M,
-    pub sink: Box<dyn DriverSink>,
-}
-
-struct EngineEvents<'a>(&'a mut dyn DriverSink);
-
-impl softhca_engine::EventSink for EngineEvents<'_> {
-    #[inline]
-    fn on_event(&mut self, now: Instant, event: &Event) {
-        self.0.on_engine_event(now, event);
-    }
+    pub sink: Box<dyn EventSink + Send>,
 }
 
 impl<M: Memory> Engine<M> {
     /// Calls the HCA at `now`.
     #[inline]
     pub fn call<R>(&mut self, now: Instant, act: impl FnOnce(&mut Hca, &mut Context<'_>) -> R) -> R {
-        let mut events = EngineEvents(&mut *self.sink);
+        let sink = &mut *self.sink;
+        let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: HOST, event });
         act(&mut self.hca, &mut Context { now, memory: &mut self.memory, events: &mut events })
     }
+}
+
+/// The event of a packet that left the port (`Admitted`) or entered it (`Delivered`).
+pub(super) fn frame_event<'a>(
+    stage: Stage,
+    addressing: &'a AddressHeaders,
+    packet: &'a [u8],
+) -> NetworkEvent<'a> {
+    NetworkEvent::Frame { link: LINK, direction: direction(stage), stage, addressing, packet }
+}
+
+pub(super) fn pause_event(stage: Stage, pause: &Pfc) -> NetworkEvent<'_> {
+    NetworkEvent::PauseFrame { link: LINK, direction: direction(stage), stage, pause }
+}
+
+fn direction(stage: Stage) -> Direction {
+    if stage == Stage::Delivered { Direction::Backward } else { Direction::Forward }
 }

@@ -1,6 +1,7 @@
 //! The port: its sockets, its links to peer ports, and the destinations that may not be sent to now.
 
-use super::{Driver, PortDirection};
+use super::Driver;
+use super::engine::pause_event;
 use crate::entropy::FlowSockets;
 use crate::host_network::HostPort;
 use crate::pauses::PeerPauses;
@@ -9,6 +10,7 @@ use crate::{
     UnreachablePort, charge,
 };
 use softhca_engine::{Instant, Memory, TransmitGate};
+use softhca_fabric::{NetworkEvent, Stage};
 use softhca_wire::link_control::{Message, Pause};
 use softhca_wire::{AddressHeaders, MacAddress};
 use std::collections::{BTreeMap, BTreeSet};
@@ -214,7 +216,7 @@ impl<M: Memory> Driver<M> {
     pub(super) fn expire_pauses(&mut self, now: Instant) {
         let Driver { engine, port, .. } = self;
         if port.pauses.next_timeout().is_some_and(|at| at <= now.nanos()) {
-            let emit = |event| engine.sink.on_fabric_event(now, &event);
+            let emit = |event| engine.sink.on_event(now, &NetworkEvent::Fabric(event));
             let resumed = port.pauses.expire(now.nanos(), emit);
             self.unblock_paused(now, resumed);
         }
@@ -232,8 +234,9 @@ impl<M: Memory> Driver<M> {
         let mut resumed = Vec::new();
         let Driver { engine, port, transmitter, receiver, .. } = self;
         while let Some(event) = port.links.poll_event() {
-            engine.sink.on_link_event(now, &event);
             let peer = event.peer;
+            let change = event.change.name();
+            engine.sink.on_event(now, &NetworkEvent::PeerLinkChanged { peer, change });
             match event.change {
                 LinkChange::StateChanged(PeerState::Stalled) => engine.hca.stall(peer),
                 LinkChange::StateChanged(PeerState::Dead) => {
@@ -263,8 +266,8 @@ impl<M: Memory> Driver<M> {
                 LinkChange::PauseReceived(pause) => {
                     engine.hca.count_pause_frames(1);
                     let frame = pause.to_pfc(MacAddress::from_ip(peer));
-                    engine.sink.on_pause_frame(now, PortDirection::Received, &frame);
-                    let emit = |event| engine.sink.on_fabric_event(now, &event);
+                    engine.sink.on_event(now, &pause_event(Stage::Delivered, &frame));
+                    let emit = |event| engine.sink.on_event(now, &NetworkEvent::Fabric(event));
                     if port.pauses.apply(peer, &pause, now.nanos(), emit) {
                         resumed.push(peer);
                     }
@@ -289,7 +292,7 @@ impl<M: Memory> Driver<M> {
     pub fn pause_peer(&mut self, peer: IpAddr, pause: Pause) {
         let now = self.now();
         let frame = pause.to_pfc(MacAddress::from_ip(self.address()));
-        self.engine.sink.on_pause_frame(now, PortDirection::Sent, &frame);
+        self.engine.sink.on_event(now, &pause_event(Stage::Admitted, &frame));
         self.port.links.send_pause(peer, pause, now.nanos());
         self.process_link_events(now);
     }

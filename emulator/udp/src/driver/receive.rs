@@ -1,14 +1,14 @@
 //! Receive: packets from the sockets, from the host network and from the HCA itself, in PSN order.
 
-use super::engine::Engine;
+use super::engine::{Engine, frame_event};
 use super::link::Port;
-use super::{Driver, IcrcCheck, PortDirection};
+use super::{Driver, IcrcCheck};
 use crate::host_network::HostPort;
 use crate::multicast::MulticastGroups;
 use crate::reorder::{EarlyFrame, FlowKey, ReorderBuffer};
 use crate::{Chunk, LinkControl, MAX_BATCH_SEGMENTS, PeerState, ReceiveBatch};
 use softhca_engine::{Context, Hca, Instant, Memory};
-use softhca_fabric::{ExternalPortUpdate, Frame, Origin};
+use softhca_fabric::{ExternalPortUpdate, Frame, Origin, Stage};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{AddressHeaders, Bth, Icrc};
 use std::io;
@@ -178,7 +178,7 @@ impl PacketReceiver {
                     continue;
                 }
             }
-            engine.sink.on_frame(now, PortDirection::Received, &addressing, datagram.bytes);
+            engine.sink.on_event(now, &frame_event(Stage::Delivered, &addressing, datagram.bytes));
             engine.call(now, |hca, ctx| {
                 let may_batch = placed == 0 && network.is_none() && index + 1 < segments;
                 if may_batch && ctx.memory.prefers_batches() && reorder_buffer.is_empty() {
@@ -255,7 +255,7 @@ impl<M: Memory> Driver<M> {
             engine.call(now, |hca, ctx| hca.unblock(ctx, destination));
         }
         for (frame, origin) in &poll.frames {
-            engine.sink.on_frame(now, PortDirection::Received, &frame.addressing, &frame.bytes);
+            engine.sink.on_event(now, &frame_event(Stage::Delivered, &frame.addressing, &frame.bytes));
             let in_order = port.links.transmits_in_order(frame.addressing.source);
             let reorder_buffer = &mut receiver.packets.reorder_buffer;
             engine.call(now, |hca, ctx| match Icrc::split(&frame.bytes) {

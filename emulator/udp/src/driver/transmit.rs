@@ -1,14 +1,14 @@
 //! Transmit: packets from the HCA, through fault rules if there are any, to the sockets, to the host network or back to
 //! the HCA. Keeps what the kernel does not accept at once.
 
-use super::engine::Engine;
+use super::engine::{Engine, frame_event};
 use super::link::{Port, PortGate, is_peer_error};
 use super::receive::{Arrival, PacketReceiver};
-use super::{IcrcCheck, MAX_BATCHES_PER_POLL, PortDirection};
+use super::{IcrcCheck, MAX_BATCHES_PER_POLL};
 use crate::fault_injector::FaultInjector;
-use crate::{Chunk, DriverSink, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, SendError, charge};
+use crate::{Chunk, MAX_BATCH_BYTES, MAX_BATCH_SEGMENTS, SendError, charge};
 use softhca_engine::{Instant, Memory, PacketBatch};
-use softhca_fabric::Frame;
+use softhca_fabric::{EventSink, Frame, Stage};
 use softhca_wire::{AddressHeaders, Icrc, Qpn, ROCE_PORT};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -112,7 +112,7 @@ impl Transmitter {
         batch: &PacketBatch,
         from: usize,
         port: &mut Port,
-        sink: &mut dyn DriverSink,
+        sink: &mut dyn EventSink,
     ) {
         let mut addressing = batch.addressing;
         let is_internal = port.links.is_internal(addressing.destination);
@@ -121,13 +121,13 @@ impl Transmitter {
             addressing.identification = if is_internal { index as u16 } else { socket.identification(index) };
             Icrc::write(&addressing, packet);
             if from == 0 {
-                sink.on_frame(now, PortDirection::Sent, &addressing, packet);
+                sink.on_event(now, &frame_event(Stage::Admitted, &addressing, packet));
             }
         }
     }
 
     /// Hands the pending batch to the kernel. Returns whether nothing of it is left.
-    fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn DriverSink) -> io::Result<bool> {
+    fn send_pending(&mut self, now: Instant, port: &mut Port, sink: &mut dyn EventSink) -> io::Result<bool> {
         while let Some(PendingBatch { batch, sent_bytes }) = &mut self.pending {
             let PacketBatch { addressing, segment_size, .. } = *batch;
             let destination = addressing.destination;
@@ -237,12 +237,12 @@ impl Transmitter {
         now: Instant,
         batch: &PacketBatch,
         port: &Port,
-        sink: &mut dyn DriverSink,
+        sink: &mut dyn EventSink,
     ) -> bool {
         let Some(network) = port.network_to(batch.addressing.destination) else { return false };
         let mut bytes = self.buffer[..batch.bytes].to_vec();
         Icrc::write(&batch.addressing, &mut bytes);
-        sink.on_frame(now, PortDirection::Sent, &batch.addressing, &bytes);
+        sink.on_event(now, &frame_event(Stage::Admitted, &batch.addressing, &bytes));
         network.send(Frame { service_level: batch.service_level, ..Frame::new(batch.addressing, bytes) });
         true
     }

@@ -5,15 +5,15 @@ use softhca_engine::{
     AddressVector, ClientId, CongestionSettings, CqId, DeviceLimits, Instant, Memory, MemoryId, MemoryRegion,
     PdId, QpInitAttributes, QpRings, QpType, Recovery, Settings,
 };
-use softhca_fabric::{Action, PacketClasses, Repeat, Rule, RuleId, Selector, SparseMemory};
+use softhca_fabric::{
+    Action, EventSink, NetworkEvent, PacketClasses, Repeat, Rule, RuleId, Selector, SparseMemory, Stage,
+};
 use softhca_queue::{
     AccessFlags, CompletionConsumer, CompletionStatus, DoorbellProducer, Operation, ReceiveProducer,
     ReceiveWorkRequest, RemoteAddress, SendProducer, SendWorkRequest, Sge, completion_ring, doorbell_ring,
     receive_ring, send_ring,
 };
-use softhca_udp::{
-    Driver, DriverOptions, DriverSink, HostSockets, LinkEvent, Loopback, PortDirection, SocketOptions,
-};
+use softhca_udp::{Driver, DriverOptions, HostSockets, Loopback, SocketOptions};
 use softhca_wire::{AddressHeaders, Gid, LocalKey, Mtu, Psn, Qpn, QueueKey, RemoteKey};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -32,25 +32,25 @@ pub const QUARTER: u64 = MEMORY_LENGTH / 4;
 /// The packets that passed the port, and its link events.
 #[derive(Default)]
 pub struct RecordedTraffic {
-    pub frames: Vec<(PortDirection, AddressHeaders, Vec<u8>)>,
-    pub links: Vec<LinkEvent>,
-    pub pauses: Vec<PortDirection>,
+    pub frames: Vec<(Stage, AddressHeaders, Vec<u8>)>,
+    pub links: Vec<IpAddr>,
+    pub pauses: Vec<Stage>,
 }
 
 #[derive(Clone, Default)]
 pub struct Recorder(pub Arc<Mutex<RecordedTraffic>>);
 
-impl DriverSink for Recorder {
-    fn on_frame(&mut self, _: Instant, direction: PortDirection, addressing: &AddressHeaders, packet: &[u8]) {
-        self.0.lock().unwrap().frames.push((direction, *addressing, packet.to_vec()));
-    }
-
-    fn on_link_event(&mut self, _: Instant, event: &LinkEvent) {
-        self.0.lock().unwrap().links.push(*event);
-    }
-
-    fn on_pause_frame(&mut self, _: Instant, direction: PortDirection, _: &softhca_wire::Pfc) {
-        self.0.lock().unwrap().pauses.push(direction);
+impl EventSink for Recorder {
+    fn on_event(&mut self, _: Instant, event: &NetworkEvent<'_>) {
+        let mut recorded = self.0.lock().unwrap();
+        match *event {
+            NetworkEvent::Frame { stage, addressing, packet, .. } => {
+                recorded.frames.push((stage, *addressing, packet.to_vec()));
+            }
+            NetworkEvent::PeerLinkChanged { peer, .. } => recorded.links.push(peer),
+            NetworkEvent::PauseFrame { stage, .. } => recorded.pauses.push(stage),
+            _ => {}
+        }
     }
 }
 
@@ -230,7 +230,7 @@ impl Host {
     pub fn check_links(&self, loopback: Loopback) {
         let own = self.driver.address();
         assert_eq!(self.driver.links().state(own).is_some(), loopback == Loopback::Socket);
-        let links = self.recorder.0.lock().unwrap().links.iter().any(|event| event.peer == own);
+        let links = self.recorder.0.lock().unwrap().links.contains(&own);
         assert_eq!(links, loopback == Loopback::Socket, "a link to itself");
     }
 }

@@ -7,12 +7,12 @@ mod harness;
 
 use harness::{Host, QKEY, QUARTER, RecordedTraffic, drive, for_each_loopback, free_address, once};
 use softhca_engine::{AddressVector, Memory, MemoryId, ModifyQp, PortState, QpState, QpType, Recovery};
-use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule};
+use softhca_fabric::{Action, BitPosition, IcrcPolicy, PacketClasses, Repeat, Rule, Stage};
 use softhca_queue::{
     CompletionStatus, Operation, RemoteAddress, SendImmOrInvalidate, SendWorkRequest, SharedWords,
     UdDestination,
 };
-use softhca_udp::{DrivePolicy, Loopback, PortDirection, SharedDriver};
+use softhca_udp::{DrivePolicy, Loopback, SharedDriver};
 use softhca_wire::link_control::Pause;
 use softhca_wire::{Bth, Gid, Icrc, Psn};
 use std::num::NonZeroU32;
@@ -136,8 +136,8 @@ fn every_packet_has_an_icrc_and_is_received_unchanged() {
                 (addressing.traffic_class, addressing.source_port, packet.clone())
             })
         };
-        assert!(passed(PortDirection::Sent).eq(passed(PortDirection::Received)));
-        let requests = passed(PortDirection::Received).filter_map(|(class, port, packet)| {
+        assert!(passed(Stage::Admitted).eq(passed(Stage::Delivered)));
+        let requests = passed(Stage::Delivered).filter_map(|(class, port, packet)| {
             let bth = Bth::parse(&packet).unwrap();
             bth.opcode.operation().is_request().then_some((class, port, bth.opcode, bth.psn))
         });
@@ -258,7 +258,7 @@ fn pause_of_the_own_host_stops_a_priority_until_it_ends() {
         });
         host.succeed(1);
         assert_eq!(host.driver.hca().counters().rx_pause_frames, 1);
-        assert_eq!(host.recorder.0.lock().unwrap().pauses, [PortDirection::Sent, PortDirection::Received]);
+        assert_eq!(host.recorder.0.lock().unwrap().pauses, [Stage::Admitted, Stage::Delivered]);
     });
 }
 
