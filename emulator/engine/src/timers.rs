@@ -1,7 +1,7 @@
-//! One heap of deadlines for all queue pairs.
+//! A heap of deadlines for all queue pairs.
 //!
-//! A queue pair has at most one entry that counts: the earliest it asked for. When its deadline moves away
-//! the entry stays and fires too early, which costs a look; that is cheaper than moving it with each packet.
+//! Only the earliest entry of a queue pair is valid. When a deadline moves away its entry stays and expires early,
+//! which is cheaper than an update of the heap with each packet.
 
 use crate::Instant;
 use alloc::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use softhca_wire::Qpn;
 
 #[derive(Default)]
 pub(crate) struct Timers {
-    /// The first deadline of the heap: every packet asks for it.
+    /// The first deadline of the heap, cached because every packet reads it.
     next: Option<Instant>,
     heap: BinaryHeap<Reverse<(Instant, Qpn)>>,
 }

@@ -1,7 +1,7 @@
-//! Who may touch which bytes: protection domains, regions, windows and their keys.
+//! Memory protection: protection domains, memory regions, memory windows and their keys.
 //!
-//! A key is a table number and a variant of eight bits: `number << 8 | variant`. Regions and windows share
-//! one table, because a peer's request names either.
+//! A key is a table number and an 8-bit variant: `number << 8 | variant`. Regions and windows share one table,
+//! because an rkey can name either.
 
 use crate::memory::{MemoryFault, MemoryId};
 use crate::table::Table;
@@ -10,7 +10,7 @@ use softhca_queue::{AccessFlags, MemoryWindowBind, Sge};
 use softhca_wire::{LocalKey, Qpn, RemoteKey};
 use thiserror::Error;
 
-/// Why memory may not be touched.
+/// The reason for denying access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[allow(missing_docs, reason = "the fields are named in the messages")]
 pub enum AccessError {
@@ -34,7 +34,7 @@ pub enum AccessError {
     Unreachable { key: u32 },
 }
 
-/// Access rights by their names.
+/// Formats access flags by name.
 struct Rights(AccessFlags);
 
 impl core::fmt::Display for Rights {
@@ -49,7 +49,7 @@ impl core::fmt::Display for Rights {
     }
 }
 
-/// Bytes that were checked and may be touched.
+/// The translated address of an access that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TranslatedAddress {
     pub memory: MemoryId,
@@ -63,20 +63,20 @@ impl TranslatedAddress {
     }
 }
 
-/// A registered region as its owner sees it.
+/// A registered memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRegion {
-    /// Whose it is.
+    /// The owner.
     pub client: ClientId,
-    /// Its protection domain.
+    /// The protection domain.
     pub pd: PdId,
-    /// The address of its first byte, in its own terms.
+    /// The I/O virtual address of the first byte.
     pub iova: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// What is allowed.
+    /// The allowed accesses.
     pub access_flags: AccessFlags,
-    /// What the driver calls the memory.
+    /// The driver's identifier of the memory.
     pub memory: MemoryId,
 }
 
@@ -148,13 +148,13 @@ impl Protection {
             .ok_or(VerbsError::NotFound { resource: Resource::ProtectionDomain, number: domain.0 })
     }
 
-    /// Notes that a resource of `client` uses the domain from now on.
+    /// Counts a resource of `client` that uses the protection domain.
     pub fn acquire_pd(&mut self, client: ClientId, domain: PdId) -> Result<(), VerbsError> {
         self.protection_domain(client, domain)?.users += 1;
         Ok(())
     }
 
-    /// Notes that a resource no longer uses the domain.
+    /// Releases a use of the protection domain.
     pub fn release_pd(&mut self, domain: PdId) {
         if let Some(domain) = self.pds.get_mut(domain.0) {
             domain.users -= 1;
@@ -196,7 +196,7 @@ impl Protection {
         }
     }
 
-    /// Registers under a key of the caller's choice; for replaying captures.
+    /// Registers a region with a given key, to replay captures.
     pub fn register_memory_region_with_key(
         &mut self,
         region: MemoryRegion,
@@ -227,7 +227,7 @@ impl Protection {
             .ok_or(VerbsError::NotFound { resource, number: key })
     }
 
-    /// The region that `key` names, whatever its variant.
+    /// The region of `key`, regardless of the variant.
     pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
             KeyKind::MemoryRegion { region, .. } => Ok(region),
@@ -246,7 +246,7 @@ impl Protection {
         }
     }
 
-    /// Removes a region and returns what it was.
+    /// Deregisters a region and returns it.
     pub fn deregister_memory_region(
         &mut self,
         client: ClientId,
@@ -259,7 +259,7 @@ impl Protection {
         Ok(region)
     }
 
-    /// Changes a region in place; its key gets the next variant, so that old holders are refused.
+    /// Modifies a region in place. If its range changes, the key gets the next variant and the old key becomes stale.
     pub fn reregister_memory_region(
         &mut self,
         client: ClientId,
@@ -325,7 +325,7 @@ impl Protection {
         }
     }
 
-    /// Binds a window on behalf of a queue pair of `domain`. Returns the window's new key.
+    /// Binds a window on behalf of a queue pair of `domain`. Returns the new rkey.
     pub fn bind_memory_window(
         &mut self,
         domain: PdId,
@@ -346,7 +346,7 @@ impl Protection {
         if window_domain != domain {
             return Err(AccessError::PdMismatch { key: window_key });
         }
-        // A type 2 window is bound again only after it was invalidated, under a key with the same number.
+        // A type 2 window can be bound only while it is invalid, with a key of the same number.
         if kind == MemoryWindowType::Type2 && (bound || bind.new_rkey.0 >> 8 != window_key >> 8) {
             return Err(AccessError::StaleKey { key: bind.new_rkey.0, present: window_key });
         }
@@ -406,7 +406,7 @@ impl Protection {
         Ok(key)
     }
 
-    /// Takes the binding of a type 2 window away, on behalf of a queue pair of `domain` or of its peer.
+    /// Invalidates a type 2 window, on behalf of a queue pair of `domain` or of its peer.
     pub fn invalidate(&mut self, domain: PdId, queue_pair: Qpn, key: RemoteKey) -> Result<(), AccessError> {
         let key = key.0;
         let Some(entry) = self.keys.get_mut(key >> 8) else { return Err(AccessError::UnknownKey { key }) };
@@ -415,7 +415,7 @@ impl Protection {
         }
         let KeyKind::MemoryWindow { pd: owner, kind: MemoryWindowType::Type2, binding, .. } = &mut entry.kind
         else {
-            // Only what can be made valid again by a work request can be invalidated (IBA 10.6.7.2).
+            // Only keys that a work request can make valid again can be invalidated (IBA 10.6.7.2).
             return Err(AccessError::UnknownKey { key });
         };
         if *owner != domain {
@@ -431,7 +431,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Finds the bytes of a local scatter/gather entry, from `skip` on, `length` of them.
+    /// Translates `length` bytes of a scatter/gather entry, from `skip` on.
     #[inline]
     pub fn check_local_access(
         &self,
@@ -460,7 +460,7 @@ impl Protection {
         Ok(TranslatedAddress { memory: region.memory, offset, key })
     }
 
-    /// Finds the bytes that a peer's request names.
+    /// Translates the remote address of a peer's request.
     #[inline]
     pub fn check_remote_access(
         &self,
@@ -502,7 +502,7 @@ impl Protection {
         Ok(TranslatedAddress { memory: region.memory, offset, key })
     }
 
-    /// What `client` owns, by key: regions first, then windows.
+    /// The regions and windows of `client`, by key.
     pub fn keys_of_client(
         &self,
         client: ClientId,

@@ -1,4 +1,4 @@
-//! The receiving half of a queue pair: what is expected, what is open, what is owed.
+//! The responder's state: the expected PSN, the message in progress and the pending responses.
 
 use crate::PdId;
 use alloc::collections::VecDeque;
@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use softhca_queue::{ReceiveConsumer, Sge};
 use softhca_wire::{Operation, Psn, Reth, Syndrome};
 
-/// A receive that was taken from its queue.
+/// A receive WQE that was fetched from its queue.
 #[derive(Default)]
 pub(crate) struct ReceiveWqe {
     pub wr_id: u64,
@@ -14,18 +14,17 @@ pub(crate) struct ReceiveWqe {
     pub capacity: u64,
 }
 
-/// A message of which packets are still to come.
+/// A message that is not complete.
 #[derive(Clone, Copy)]
 pub(crate) struct InProgressMessage {
     pub operation: Operation,
     pub first_psn: Psn,
-    /// Bytes that came so far.
     pub bytes_received: u64,
-    /// Of a WRITE.
+    /// The RETH of a WRITE.
     pub reth: Option<Reth>,
 }
 
-/// A reply that waits to be sent.
+/// A response that waits for transmission.
 #[derive(Clone, Copy)]
 pub(crate) enum PendingResponse {
     Ack { psn: Psn, syndrome: Syndrome, msn: u32 },
@@ -33,19 +32,19 @@ pub(crate) enum PendingResponse {
     AtomicResponse { psn: Psn, original: u64, msn: u32, is_duplicate: bool },
 }
 
-/// What every packet touches stands first.
+/// Fields that every packet touches come first.
 #[repr(C)]
 pub(crate) struct ResponderState {
     pub expected_psn: Psn,
-    /// Messages completed, modulo 2^24.
+    /// The number of completed messages modulo 2^24.
     pub msn: u32,
-    /// A NAK was sent for the expected PSN and nothing else is taken until it comes.
+    /// A NAK for the expected PSN was sent; the responder accepts only that PSN.
     pub nak_sent: bool,
-    /// Communication-established was raised.
+    /// The communication established event was raised.
     pub communication_established: bool,
     pub pending_responses: VecDeque<PendingResponse>,
     pub in_progress_message: Option<InProgressMessage>,
-    /// The receive that the open message uses, or that a broken one left behind.
+    /// The receive WQE of the message in progress, or of an aborted one.
     pub receive_wqe: Option<ReceiveWqe>,
     pub ring: Option<ReceiveConsumer>,
     pub spare_receive_wqes: Vec<ReceiveWqe>,
@@ -79,7 +78,7 @@ impl ResponderState {
         self.communication_established = false;
     }
 
-    /// Reads and atomics that wait to be answered for the first time.
+    /// READs and atomics that wait for their first response.
     pub fn pending_rd_atomic(&self) -> usize {
         self.pending_responses
             .iter()
@@ -93,7 +92,6 @@ impl ResponderState {
             .count()
     }
 
-    /// The next message sequence number.
     pub fn increment_msn(&mut self) {
         self.msn = (self.msn + 1) & 0xff_ffff;
     }

@@ -1,18 +1,18 @@
-//! Which attributes each state transition of a queue pair needs and allows.
+//! The attributes that each state transition of a queue pair requires and allows.
 
 use crate::{ModifyQp, QpAttributeMask, QpState, QpType, VerbsError};
 use softhca_wire::Qpn;
 
-/// What a transition needs and what it allows besides.
+/// The required and optional attributes of a transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// Attributes that must be given.
+    /// The required attributes.
     pub required: QpAttributeMask,
-    /// Attributes that may be given.
+    /// The optional attributes.
     pub optional: QpAttributeMask,
 }
 
-/// The transition that a caller may ask for (IBA table 91), if there is one.
+/// The transition that an application may request (IBA table 91), if it exists.
 pub fn transition(kind: QpType, from: QpState, to: QpState) -> Option<Transition> {
     use QpAttributeMask as M;
     use QpState::*;
@@ -97,7 +97,7 @@ pub(crate) fn check_modify(
 ) -> Result<QpState, VerbsError> {
     if let Some(believed) = modify.current_state
         && believed != from
-        // A send queue error comes by itself: the caller may not have seen it yet.
+        // The application may not know about a send queue error yet.
         && !(believed == QpState::ReadyToSend && from == QpState::SendQueueError)
     {
         return Err(VerbsError::Invalid { what: "current state", why: "the queue pair is in another state" });
@@ -108,7 +108,7 @@ pub(crate) fn check_modify(
     };
     let given = modify.mask();
     let (missing, forbidden) = (required - given, given - required - optional);
-    // What is set when everything is torn down does not matter (IBA: "ignored").
+    // Transitions to RESET and ERR ignore all attributes.
     let ignored = matches!(to, QpState::Reset | QpState::Error);
     if !missing.is_empty() || !forbidden.is_empty() && !ignored {
         return Err(VerbsError::InvalidAttributes { queue_pair, from, to, missing, forbidden });
