@@ -225,7 +225,7 @@ fn packets_between_attached_hosts_pass_the_switch_and_no_socket() {
     assert_eq!(hosts[1].driver.hca().counters().rcvd_bytes, 200_000);
     let two = [addresses[0], addresses[1]];
     let wrong = HostNetwork::new(1, &two, &Topology::Star { hosts: 3 }, line, settings).err().unwrap();
-    assert_eq!(wrong.to_string(), "invalid topology: 2 hosts for a topology of 3");
+    assert_eq!(wrong.to_string(), "invalid topology: the topology has 3 hosts, got 2");
 }
 
 #[test]
