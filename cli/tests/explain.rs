@@ -1,4 +1,4 @@
-//! What `softhca why`, `lint` and `trace --follow` print for the canonical captures and logs.
+//! Output of `softhca why`, `lint` and `trace --follow` for the canonical captures and logs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ fn softhca() -> Command {
 
 fn format_output(output: Output) -> String {
     let mut text = String::from_utf8(output.stdout).expect("UTF-8");
-    let complaint = String::from_utf8(output.stderr).expect("UTF-8");
-    if !complaint.is_empty() {
-        text += &format!("stderr: {complaint}");
+    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+    if !stderr.is_empty() {
+        text += &format!("stderr: {stderr}");
     }
     text + &format!("exit {}", output.status.code().expect("an exit code"))
 }
@@ -30,32 +30,32 @@ fn run(arguments: &[&str], file: &str) -> String {
 fn a_loss_is_explained() {
     insta::assert_snapshot!(run(&["why"], "loss-fatal.jsonl"));
     insta::assert_snapshot!(
-        "what_was_flushed_is_explained",
+        "a_flushed_request_is_explained",
         run(&["why", "--qp", "alice.1", "--wr", "2"], "loss-fatal.jsonl")
     );
 }
 
 #[test]
-fn what_is_not_there_is_refused_with_a_sentence() {
-    let answers = [
+fn bad_input_is_rejected_with_a_reason() {
+    let outputs = [
         run(&["why", "--qp", "carol.1"], "rc-write.jsonl"),
         run(&["why", "--wr", "77"], "rc-write.jsonl"),
         run(&["why"], "rc-write.pcapng"),
         run(&["lint"], "nothing.jsonl"),
         run(&["trace", "--ladder"], "rc-write.jsonl"),
     ];
-    insta::assert_snapshot!(answers.join("\n"));
+    insta::assert_snapshot!(outputs.join("\n"));
 }
 
 #[test]
-fn pitfalls_are_found_and_decide_the_exit_code() {
+fn lint_findings_determine_the_exit_code() {
     insta::assert_snapshot!(run(&["lint"], "rnr-exhausted.jsonl"));
     insta::assert_snapshot!("findings_in_json", run(&["lint", "--json"], "nak-remote-access.jsonl"));
     assert_eq!(run(&["lint"], "rc-write.jsonl"), "0 errors, 0 warnings, 0 notes\nexit 0");
 }
 
 #[test]
-fn a_log_is_told_line_by_line() {
+fn trace_prints_a_log_line_by_line() {
     insta::assert_snapshot!(run(&["trace"], "rnr.jsonl"));
     let json = softhca().args(["trace", "--json"]).arg(example("rnr.jsonl")).output().expect("it runs");
     let file = std::fs::read_to_string(example("rnr.jsonl")).expect("a log");
@@ -63,7 +63,7 @@ fn a_log_is_told_line_by_line() {
     assert_eq!(String::from_utf8(json.stdout).expect("UTF-8"), lines);
 }
 
-/// A command that is ended with the test, however that ends.
+/// A command that is killed when the test ends.
 struct Following(Child);
 
 impl Drop for Following {
@@ -73,35 +73,35 @@ impl Drop for Following {
     }
 }
 
-/// Feeds a file to a following command piece by piece, and reads so many lines from it.
+/// Runs a command with `--follow` on a file that grows in two parts, and reads `lines` of its output.
 fn follow(arguments: &[&str], source: &str, cut: usize, lines: [usize; 2]) -> Vec<String> {
     let bytes = std::fs::read(example(source)).expect("a file");
-    let grown = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{source}", arguments.len()));
-    let mut file = std::fs::File::create(&grown).expect("a file in the target folder");
-    file.write_all(&bytes[..cut]).expect("room");
-    let child = softhca().args(arguments).arg("--follow").arg(&grown).stdout(Stdio::piped()).spawn();
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{source}", arguments.len()));
+    let mut file = std::fs::File::create(&path).expect("a file in the target folder");
+    file.write_all(&bytes[..cut]).expect("a file that can be written");
+    let child = softhca().args(arguments).arg("--follow").arg(&path).stdout(Stdio::piped()).spawn();
     let mut child = Following(child.expect("the command runs"));
     let output = BufReader::new(child.0.stdout.take().expect("a pipe"));
     let mut output = output.lines().map(|line| line.expect("UTF-8"));
-    // What is there is told before the file goes on.
-    let mut told: Vec<String> = output.by_ref().take(lines[0]).collect();
-    file.write_all(&bytes[cut..]).expect("room");
-    told.extend(output.take(lines[1]));
-    told
+    // The first part is printed before the file grows.
+    let mut printed: Vec<String> = output.by_ref().take(lines[0]).collect();
+    file.write_all(&bytes[cut..]).expect("a file that can be written");
+    printed.extend(output.take(lines[1]));
+    printed
 }
 
 #[test]
-fn a_growing_capture_is_told_as_it_grows() {
+fn a_growing_capture_is_followed() {
     let whole = softhca().arg("trace").arg(example("rc-write.pcapng")).output().expect("it runs");
     let whole = String::from_utf8(whole.stdout).expect("UTF-8");
     let expected: Vec<&str> = whole.lines().take(7).collect();
     // The cut is in the middle of the third packet.
-    let told = follow(&["trace"], "rc-write.pcapng", 2800, [2, 5]);
-    assert_eq!(told, expected);
+    let printed = follow(&["trace"], "rc-write.pcapng", 2800, [2, 5]);
+    assert_eq!(printed, expected);
 }
 
 #[test]
-fn a_growing_log_is_told_as_it_grows() {
+fn a_growing_log_is_followed() {
     let whole = softhca().arg("trace").arg(example("rc-write.jsonl")).output().expect("it runs");
     let whole = String::from_utf8(whole.stdout).expect("UTF-8");
     let expected: Vec<&str> = whole.lines().take(12).collect();
@@ -109,13 +109,13 @@ fn a_growing_log_is_told_as_it_grows() {
 }
 
 #[test]
-fn a_ladder_is_drawn_as_it_grows() {
-    let told = follow(&["trace", "--ladder"], "loss-go-back-n.pcapng", 2800, [4, 8]);
-    insta::assert_snapshot!(told.join("\n"));
+fn a_ladder_of_a_growing_capture_is_followed() {
+    let printed = follow(&["trace", "--ladder"], "loss-go-back-n.pcapng", 2800, [4, 8]);
+    insta::assert_snapshot!(printed.join("\n"));
 }
 
 #[test]
-fn standard_input_is_followed_to_its_end() {
+fn standard_input_is_followed_until_it_ends() {
     let mut child = softhca()
         .args(["trace", "--ladder", "--follow", "-"])
         .stdin(Stdio::piped())
