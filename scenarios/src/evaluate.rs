@@ -151,7 +151,7 @@ pub(crate) fn evaluate(
             text: "the run ends by itself".into(),
             held: false,
             detail: format!(
-                "after {} it still went on; say `ends` if that is meant",
+                "after {} it still went on; say `duration` if that is meant",
                 Time(evidence.ended_ns)
             ),
             location: judge.default_location(),

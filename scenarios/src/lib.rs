@@ -20,7 +20,7 @@
 //!     [[expect]]
 //!     memory = { qp = "bob.1", bytes = 4000, holds = "alice.1" }
 //! "#;
-//! let scenario = Scenario::read("write.toml", text).unwrap();
+//! let scenario = Scenario::parse("write.toml", text).unwrap();
 //! let outcome = simulate(&scenario.plan(&Default::default(), 1).unwrap(), Recording::Digest);
 //! assert_eq!(outcome.verdict, Verdict::Pass);
 //! ```

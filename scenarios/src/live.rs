@@ -385,9 +385,9 @@ mod tests {
             r#"{{"time":1,"host":"alice","name":"qp:state_changed","data":{{"qp":{qp},"from":"INIT","to":"RTR","reason":"asked"}}}}"#
         );
         let configured = format!(
-            r#"{{"time":1,"host":"alice","name":"qp:configured","data":{{"qp":{qp},"kind":"{kind}","recovery":"fatal","mtu":1024,
-            "first_psn":0,"expected_psn":0,"timeout":14,"retry_cnt":7,"rnr_retry":7,"access":"","max_rd_atomic":1,
-            "max_dest_rd_atomic":1,"send_slots":1,"receive_slots":1}}}}"#
+            r#"{{"time":1,"host":"alice","name":"qp:configured","data":{{"qp":{qp},"qp_type":"{kind}","recovery":"fatal","path_mtu":1024,
+            "sq_psn":0,"rq_psn":0,"timeout":14,"retry_cnt":7,"rnr_retry":7,"qp_access_flags":"","max_rd_atomic":1,
+            "max_dest_rd_atomic":1,"max_send_wr":1,"max_recv_wr":1}}}}"#
         );
         for line in [state, configured] {
             live.on_log_entry(&serde_json::from_str(&line).unwrap());
@@ -406,7 +406,7 @@ mod tests {
         arrive(&mut live, 19, "rc");
         for qp in [17, 19] {
             let failed = format!(
-                r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"id":3,"operation":"write","status":"retry-exceeded","bytes":0,"cq":1,"reason":"x","vendor_error":20}}}}"#
+                r#"{{"time":5,"host":"alice","name":"work:completed","data":{{"qp":{qp},"wr_id":3,"operation":"write","status":"retry-exceeded","bytes":0,"cq":1,"reason":"x","vendor_err":20}}}}"#
             );
             live.on_log_entry(&serde_json::from_str(&failed).unwrap());
         }
@@ -434,8 +434,8 @@ mod tests {
         };
         for (text, sentence) in [
             ("host = \"alice\"\naction = \"kill\"", "a program that is killed"),
-            ("qp = \"alice.1\"\naction = { hold = \"1ms\" }", "the completions of a program"),
-            ("link = \"alice -> bob\"\naction = { down = {} }", "one way only"),
+            ("qp = \"alice.1\"\naction = { delay-completion = \"1ms\" }", "the completions of a program"),
+            ("link = \"alice -> bob\"\naction = { link-down = {} }", "one way only"),
         ] {
             let plan = Scenario::parse("f", &fault(text)).unwrap().plan(&ParameterValues::new(), 1).unwrap();
             let why = LiveScenario::new(&plan).err().unwrap();

@@ -135,7 +135,7 @@ fn single_hit_fault(plan: &Plan, fault: &FaultPlan, rule: &Rule, cable: usize, h
     };
     let [first, second] = plan.links[cable].ends.map(name);
     let [from, to] = if hit.direction == Direction::Forward { [first, second] } else { [second, first] };
-    let class = if sighting.packet_type == Some(PacketType::Request) { "data" } else { "answer" };
+    let class = if sighting.packet_type == Some(PacketType::Request) { "request" } else { "response" };
     let text = format!(
         "[[fault]] # of {:?}: {:?}\n  on = \"{from} -> {to}\"\n  match = {{ class = \"{class}\", qp = \"{}\", psn = \"+{psn}\", \
          transmission = {} }}\n  action = {}\n  times = 1",
@@ -165,6 +165,6 @@ fn action_toml(action: &softhca_fabric::Action) -> String {
         Action::Corrupt { .. } => "{ corrupt = {} }".into(),
         Action::MarkCe => "\"mark-ce\"".into(),
         Action::Rewrite { .. } => "{ rewrite = … }".into(),
-        Action::LinkDown { for_ns, .. } => format!("{{ down = {{ for = \"{for_ns}ns\" }} }}"),
+        Action::LinkDown { for_ns, .. } => format!("{{ link-down = {{ for = \"{for_ns}ns\" }} }}"),
     }
 }

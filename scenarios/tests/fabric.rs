@@ -17,7 +17,7 @@ fn passes(text: &str) -> Outcome {
 }
 
 const STAR: &str = r#"title = "two senders, one receiver"
-ends = "2ms"
+duration = "2ms"
 [device]
 payload = "elided"
 [hosts]
@@ -45,7 +45,7 @@ fn a_write_through_every_topology_arrives() {
         ("fat-tree = { k = 4 }", 9),
     ] {
         let text = format!(
-            "title = \"t\"\ninvariants = [\"no-other-loss\"]\n[hosts]\n\"h[1..{hosts}]\" = {{}}\n[topology]\n{topology}\n\
+            "title = \"t\"\ninvariants = [\"only-injected-loss\"]\n[hosts]\n\"h[1..{hosts}]\" = {{}}\n[topology]\n{topology}\n\
              [[pair]]\nqps = [\"h1.1\", \"h{hosts}.1\"]\n[[step]]\nqp = \"h1.1\"\nwrite = {{ bytes = 10000 }}\n\
              [[expect]]\nmemory = {{ qp = \"h{hosts}.1\", bytes = 10000, holds = \"h1.1\" }}\n"
         );
@@ -57,15 +57,20 @@ fn a_write_through_every_topology_arrives() {
 #[test]
 fn the_settings_of_a_switch_change_at_their_time() {
     let quiet = "[switches.tor]\necn = { kmin = \"1GB\", kmax = \"1GB\", pmax = 0 }\n";
-    passes(&format!("{STAR}{quiet}[[expect]]\nswitch = {{ name = \"tor\", marked = 0, dropped = 0 }}\n"));
-    let marks =
-        "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { ecn = { kmin = 0, kmax = 1, pmax = 1 } }\n";
-    passes(&format!("{STAR}{quiet}{marks}[[expect]]\nswitch = {{ name = \"tor\", marked = \">= 100\" }}\n"));
+    passes(&format!("{STAR}{quiet}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = 0, dropped = 0 }}\n"));
+    let marks = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-ecn = { kmin = 0, kmax = 1, pmax = 1 } }\n";
+    passes(&format!(
+        "{STAR}{quiet}{marks}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = \">= 100\" }}\n"
+    ));
     let lossy = "[switches.tor]\npfc = { priorities = [] }\nqueue-limit = \"8MB\"\n";
-    passes(&format!("{STAR}{lossy}[[expect]]\nswitch = {{ name = \"tor\", paused = 0, dropped = 0 }}\n"));
-    let pauses = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { pfc = { xoff = \"20KB\" } }\n";
-    passes(&format!("{STAR}{lossy}{pauses}[[expect]]\nswitch = {{ name = \"tor\", paused = \">= 2\" }}\n"));
-    let buffer = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { buffer = \"50KB\" }\n";
+    passes(&format!(
+        "{STAR}{lossy}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = 0, dropped = 0 }}\n"
+    ));
+    let pauses = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-pfc = { xoff = \"20KB\" } }\n";
+    passes(&format!(
+        "{STAR}{lossy}{pauses}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = \">= 2\" }}\n"
+    ));
+    let buffer = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-buffer = \"50KB\" }\n";
     passes(&format!("{STAR}{buffer}[[expect]]\nswitch = {{ name = \"tor\", dropped = \">= 1\" }}\n"));
 }
 
@@ -93,7 +98,8 @@ fn a_capture_has_the_pause_frames() {
 /// Expectations about switches fail when they ought to.
 #[test]
 fn an_expectation_about_a_switch_says_what_there_was() {
-    let outcome = run(&format!("{STAR}[[expect]]\nswitch = {{ name = \"tor\", marked = 0, paused = 0 }}\n"));
+    let outcome =
+        run(&format!("{STAR}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = 0, pause-frames = 0 }}\n"));
     let failure = outcome.failures().next().expect("a failure");
     assert!(failure.detail.contains("marked") && failure.detail.contains("pauses"), "{}", failure.detail);
     let outcome = run(&format!("{STAR}[[expect]]\npause = {{ on = \"c -> tor\" }}\n"));

@@ -229,14 +229,14 @@ impl PlanBuilder<'_> {
             ("retry-count", spec.retry_count, 7),
             ("rnr-retry", spec.rnr_retry, 7),
             ("min-rnr-timer", spec.min_rnr_timer, 31),
-            ("reads", spec.max_rd_atomic, DeviceLimits::HCA.max_qp_rd_atom),
+            ("max-rd-atomic", spec.max_rd_atomic, DeviceLimits::HCA.max_qp_rd_atom),
             ("priority", spec.priority, 7),
         ]
         .map(|(name, value, limit)| (name, value.map(u64::from), u64::from(limit)));
         let sizes = [
-            ("receives", spec.posted_receives.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
-            ("sends", spec.max_send_wr.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
-            ("completions", spec.cqe.map(u64::from), u64::from(DeviceLimits::HCA.max_cqe)),
+            ("posted-receives", spec.posted_receives.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
+            ("max-send-wr", spec.max_send_wr.map(u64::from), u64::from(DeviceLimits::HCA.max_qp_wr)),
+            ("cqe", spec.cqe.map(u64::from), u64::from(DeviceLimits::HCA.max_cqe)),
             ("receive-bytes", spec.receive_bytes.map(|size| size.0), u64::from(u32::MAX)),
         ];
         for (name, value, limit) in limits.into_iter().chain(sizes) {
@@ -249,7 +249,7 @@ impl PlanBuilder<'_> {
         }
         for (side, psn) in spec.sq_psn.into_iter().flatten().enumerate() {
             if psn >= 1 << 24 {
-                let path = format!("{path}.first-psn.{side}");
+                let path = format!("{path}.sq-psn.{side}");
                 return Err(self.error_at(&path, format!("{psn:#x} has more than the 24 bits of a PSN")));
             }
         }

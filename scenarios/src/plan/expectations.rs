@@ -43,7 +43,7 @@ pub(super) fn expectations(
 }
 
 const EXPECTATION_KINDS: &str = "give one of completion, state, packet, counter, event, connection, order, memory, goodput, fairness, latency, \
-                     finish, switch, pause, verbs";
+                     finish, switch, pause, verb-error";
 
 /// Everything that one `[[expect]]` says; it should be one thing.
 fn parse_expectation(
@@ -115,7 +115,7 @@ fn parse_expectation(
         found.push(pause(builder, spec, &join_path(path, "pause"))?);
     }
     if let Some(spec) = &expect.verb_error {
-        let host = builder.network.host(&spec.host, builder.source, &join_path(path, "verbs.host"))?;
+        let host = builder.network.host(&spec.host, builder.source, &join_path(path, "verb-error.host"))?;
         let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
         let errno = spec.errno.map_or("an error".to_owned(), |errno| format!("{errno:?}"));
         let text = format!("a call of {} fails with {errno}, {}", spec.host, describe_times(times));
@@ -184,7 +184,9 @@ fn switch(
         parts.iter().filter_map(|(word, amount)| amount.map(|amount| format!("{word}: {amount}"))).collect();
     if said.is_empty() {
         let problem = builder.error_at(path, "this expects nothing of the switch");
-        return Err(problem.help("give dropped, marked, paused, watchdog or held"));
+        return Err(
+            problem.help("give dropped, ecn-marked, pause-frames, watchdog-dropped or max-queue-bytes")
+        );
     }
     let text = format!("switch {} {}", spec.name, said.join(", "));
     Ok(untimed(text, Check::Switch { switch, spec: spec.clone() }))

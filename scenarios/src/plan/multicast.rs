@@ -39,11 +39,11 @@ impl PlanBuilder<'_> {
     ) -> Result<Vec<StepAction>, Diagnostic> {
         let mut deeds = Vec::new();
         if let Some(group) = step.attach_mcast {
-            self.check_group(group, qp, &join_path(path, "join"))?;
+            self.check_group(group, qp, &join_path(path, "attach-mcast"))?;
             deeds.push(StepAction::AttachMulticast(group));
         }
         if let Some(group) = step.detach_mcast {
-            let path = join_path(path, "leave");
+            let path = join_path(path, "detach-mcast");
             self.check_group(group, qp, &path)?;
             if !self
                 .steps
@@ -51,7 +51,7 @@ impl PlanBuilder<'_> {
                 .any(|earlier| earlier.qp == qp && earlier.action == StepAction::AttachMulticast(group))
             {
                 let message = format!("{} is no member of {group}", self.qps[qp].name);
-                let help = format!("add an earlier step with join = \"{group}\"");
+                let help = format!("add an earlier step with attach-mcast = \"{group}\"");
                 return Err(self.error_at(&path, message).help(help));
             }
             deeds.push(StepAction::DetachMulticast(group));

@@ -182,11 +182,11 @@ pub(super) fn describe_packets(matching: &PacketMatch) -> String {
         (_, Some(code), _) => words.push(format!("NAK {}", nak_code(code).name())),
         (_, _, Some(message)) => words.push(format!("CM {}", cm_message(message).name())),
         (Some(class), None, None) => words.push(match class {
-            ClassName::Request => "data packet".into(),
+            ClassName::Request => "request".into(),
             ClassName::ReadRequest => "READ request".into(),
             ClassName::ReadResponse => "READ response".into(),
             ClassName::AtomicResponse => "atomic response".into(),
-            ClassName::Response => "answer".into(),
+            ClassName::Response => "response".into(),
             ClassName::Atomic => "atomic request".into(),
             ClassName::Datagram => "datagram".into(),
             ClassName::Management => "management datagram".into(),

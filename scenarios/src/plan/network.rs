@@ -136,7 +136,7 @@ impl Network {
         let mut settings = host_settings(host, device);
         let mut initial_rate = None;
         if let Some(spec) = host.congestion_control.as_ref().or(device.congestion_control.as_ref()) {
-            let path = place(host.congestion_control.is_some(), "congestion");
+            let path = place(host.congestion_control.is_some(), "congestion-control");
             settings.congestion = congestion_settings(spec, source, &path)?;
             initial_rate = spec.initial_rate.map(|rate| rate.0);
         }
@@ -514,7 +514,7 @@ fn congestion_settings(
         (spec.rate_timer.is_some_and(|time| time.0 == 0), "rate-timer"),
         (spec.byte_counter.is_some_and(|size| size.0 == 0), "byte-counter"),
         (spec.initial_rate.is_some_and(|rate| rate.0 == 0), "initial-rate"),
-        (spec.min_rate.is_some_and(|rate| rate.0 == 0), "minimum-rate"),
+        (spec.min_rate.is_some_and(|rate| rate.0 == 0), "min-rate"),
     ];
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
         return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
@@ -553,7 +553,7 @@ fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {
     Ok(CmTimers {
         response_timeout: number("response-timeout", spec.response_timeout, 31, usual.response_timeout)?,
         packet_lifetime: number("packet-lifetime", spec.packet_lifetime, 31, usual.packet_lifetime)?,
-        max_retries: number("retries", spec.max_retries, 15, usual.max_retries)?,
+        max_retries: number("max-retries", spec.max_retries, 15, usual.max_retries)?,
         service_timeout: number("service-timeout", spec.service_timeout, 24, usual.service_timeout)?,
     })
 }

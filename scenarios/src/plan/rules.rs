@@ -162,17 +162,18 @@ fn fault_kind(
         }
         Spoken::Fail(_) => {
             return Err(builder
-                .error_at(path, "which call fails?")
-                .help("say call = \"post-send\" or \"post-receive\""));
+                .error_at(path, "which verb fails?")
+                .help("say verb = \"post-send\" or \"post-receive\""));
         }
         _ => return misplaced(builder, "something else than hosts"),
     };
     timed_fault(builder, fault, path, what)
 }
 
-const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, down and count go with `on`; down, flap, \
-                       rate and mtu with `link`; buffer, ecn and pfc with `switch`; stall, kill, no-receives, slow-receiver, \
-                       event and pause-storm with `host`; status and hold with `qp`; errno with `host` and `call`";
+const ACTION_TARGETS: &str = "drop, duplicate, reorder, delay, corrupt, mark-ce, rewrite, link-down and count need `on`; link-down, \
+                              flap, set-rate and set-mtu need `link`; set-buffer, set-ecn and set-pfc need `switch`; stall, \
+                              kill, withhold-receives, delay-receives, raise-event and pause-storm need `host`; set-status \
+                              and delay-completion need `qp`; fail needs `host` and `verb`";
 
 fn is_packet_action(action: &Spoken) -> bool {
     matches!(
@@ -272,10 +273,10 @@ fn link_fault(
             permanent(FabricChange::LinkRate { link: cable, rate: rate.0 })
         }
         Spoken::SetRate(_) => {
-            return Err(builder.error_at(path, "a cable with rate 0 carries nothing").help("use down"));
+            return Err(builder.error_at(path, "a cable with rate 0 carries nothing").help("use link-down"));
         }
         Spoken::SetMtu(0) => {
-            return Err(builder.error_at(path, "a cable with MTU 0 carries nothing").help("use down"));
+            return Err(builder.error_at(path, "a cable with MTU 0 carries nothing").help("use link-down"));
         }
         Spoken::SetMtu(mtu) => permanent(FabricChange::LinkMtu { link: cable, mtu: *mtu }),
         _ => return Err(builder.error_at(path, "this action is not about links").help(ACTION_TARGETS)),

@@ -7,7 +7,7 @@ use crate::spec::{AtomicSpec, StepSpec, TransferSpec};
 use softhca_engine::{DeviceLimits, QpType};
 use std::collections::BTreeMap;
 
-const STEP_ACTIONS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, join, leave, modify, destroy, unmap, deregister, reregister";
+const STEP_ACTIONS: &str = "give one of send, write, read, compare-swap, fetch-add, receive, listen, connect, accept, reject, disconnect, attach-mcast, detach-mcast, modify, destroy, unmap, deregister, reregister";
 
 impl PlanBuilder<'_> {
     /// The steps of the file, in its order.
@@ -198,7 +198,7 @@ impl PlanBuilder<'_> {
             return Err(self.error_at(&join_path(path, "inline"), "at most 64 bytes travel inline"));
         }
         if spec.imm_data.is_some() && job == WorkOperation::Read {
-            return Err(self.error_at(&join_path(path, "immediate"), "a READ has no immediate data"));
+            return Err(self.error_at(&join_path(path, "imm-data"), "a READ has no immediate data"));
         }
         Ok(())
     }

@@ -205,12 +205,12 @@ impl PlanBuilder<'_> {
             return Err(problem.help("a file that starts programs leaves queue pairs to them"));
         }
         if command.argv.is_empty() {
-            return Err(self.error_at(&join_path(path, "run"), "which program?"));
+            return Err(self.error_at(&join_path(path, "argv"), "which program?"));
         }
         if self.file.duration.is_some_and(|ends| command.at >= ends) {
             return Err(self.error_at(&join_path(path, "at"), "it begins after the end of the run"));
         }
-        self.check_addresses(&command.argv, &join_path(path, "run"))?;
+        self.check_addresses(&command.argv, &join_path(path, "argv"))?;
         let (words, at_ns, exit) = (command.argv.clone(), command.at.0, command.exit_code);
         self.commands.push(CommandPlan { workload, host, argv: words, at_ns, exit_code: exit });
         Ok(())
@@ -283,7 +283,7 @@ impl PlanBuilder<'_> {
         }
         if flow.depth == 0 || flow.depth > pair.max_send_wr {
             let message = format!(
-                "depth is {}, at least 1 and at most {} (`sends`) is possible",
+                "depth is {}, at least 1 and at most {} (`max-send-wr`) is possible",
                 flow.depth, pair.max_send_wr
             );
             return Err(self.error_at(&join_path(path, "depth"), message));
@@ -300,7 +300,7 @@ impl PlanBuilder<'_> {
         if endless && self.file.duration.is_none() {
             return Err(self
                 .error_at(path, "this goes on for ever")
-                .help("say `count` or `until` here, or `ends` for the whole run"));
+                .help("say `count` or `until` here, or `duration` for the whole run"));
         }
         if self.file.duration.is_some_and(|ends| flow.at_ns >= ends.0) {
             return Err(self.error_at(path, "it begins after the end of the run"));

@@ -42,7 +42,7 @@ fn steps_that_no_connection_manager_would_do_are_refused() {
         ),
         &["not connected when the run begins"],
     );
-    refused("[device]\ncm = { retries = 16 }\n", &["retries is 16, at most 15"]);
+    refused("[device]\ncm = { max-retries = 16 }\n", &["max-retries is 16, at most 15"]);
 }
 
 #[test]

@@ -26,11 +26,14 @@ const PERMUTATION: &str = "permutation = { hosts = [\"h[1..4]\"], bytes = 1, cou
 fn queues_are_as_long_as_those_of_a_card() {
     let pair =
         |more: &str| format!("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\n{more}\n[[expect]]\nfinish = {{}}\n");
-    refused(&pair("sends = 4294967295"), &["sends is 4294967295, at most 16384 is possible"]);
-    refused(&pair("receives = 4294967295"), &["receives is 4294967295, at most 16384 is possible"]);
-    refused(&pair("completions = 4294967295"), &["completions is 4294967295, at most 131072"]);
+    refused(&pair("max-send-wr = 4294967295"), &["max-send-wr is 4294967295, at most 16384 is possible"]);
+    refused(
+        &pair("posted-receives = 4294967295"),
+        &["posted-receives is 4294967295, at most 16384 is possible"],
+    );
+    refused(&pair("cqe = 4294967295"), &["cqe is 4294967295, at most 131072"]);
     refused(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, at most 4294967295"]);
-    assert!(read(&pair("sends = 16384\nreceives = 16384")).is_ok());
+    assert!(read(&pair("max-send-wr = 16384\nposted-receives = 16384")).is_ok());
 }
 
 #[test]
@@ -92,8 +95,8 @@ fn priorities_are_those_of_a_packet() {
 #[test]
 fn what_carries_nothing_is_refused() {
     refused(
-        "[[fault]]\nlink = \"alice - bob\"\naction = { mtu = 0 }\n",
-        &["a cable with MTU 0 carries nothing", "use down"],
+        "[[fault]]\nlink = \"alice - bob\"\naction = { set-mtu = 0 }\n",
+        &["a cable with MTU 0 carries nothing", "use link-down"],
     );
 }
 
@@ -115,6 +118,6 @@ fn lists_that_say_nothing_or_too_much_are_refused() {
     star_refused("star = {}", incast, "an incast needs one sender at least");
     let three = "[[pair]]\nqps = [\"alice.2\", \"bob.2\", \"bob.3\"]\n";
     refused(three, &["invalid length 3, expected an array of length 2"]);
-    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nfirst-psn = [1, 2, 3]\n", &["invalid length 3"]);
+    refused("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\nsq-psn = [1, 2, 3]\n", &["invalid length 3"]);
     refused("[[link]]\nbetween = [\"alice\", \"bob\", \"alice\"]\n", &["invalid length 3"]);
 }

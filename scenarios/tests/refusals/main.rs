@@ -6,7 +6,7 @@ mod limits;
 use softhca_scenarios::{Diagnostic, ParameterValues, Recording, Scenario, Verdict, simulate};
 
 const HEAD: &str = r#"title = "t"
-ends = "1ms"
+duration = "1ms"
 [hosts]
 alice = {}
 bob = {}
@@ -63,14 +63,14 @@ fn xrc_is_refused_by_name_with_the_reason() {
 fn groups_are_of_datagram_queue_pairs_and_multicast_addresses() {
     let ud = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"ud\"\n[[step]]\nqp = \"alice.2\"\n";
     let step = |what: &str| format!("{ud}{what}\n");
-    read(&step("join = \"239.1.2.3\"")).expect("this is right");
+    read(&step("attach-mcast = \"239.1.2.3\"")).expect("this is right");
     refused(
-        "[[step]]\nqp = \"alice.1\"\njoin = \"239.1.2.3\"\n",
-        &["s.toml:16:8", "only UD", "transport = \"ud\""],
+        "[[step]]\nqp = \"alice.1\"\nattach-mcast = \"239.1.2.3\"\n",
+        &["s.toml:16:16", "only UD", "transport = \"ud\""],
     );
-    refused(&step("join = \"10.0.0.1\""), &["10.0.0.1 is no multicast address", "239.255.255.255"]);
-    refused(&step("join = \"ff02::1\""), &["alice has the address 10.0.0.1", "other family"]);
-    refused(&step("leave = \"239.1.2.3\""), &["alice.2 is no member of 239.1.2.3", "join = "]);
+    refused(&step("attach-mcast = \"10.0.0.1\""), &["10.0.0.1 is no multicast address", "239.255.255.255"]);
+    refused(&step("attach-mcast = \"ff02::1\""), &["alice has the address 10.0.0.1", "other family"]);
+    refused(&step("detach-mcast = \"239.1.2.3\""), &["alice.2 is no member of 239.1.2.3", "attach-mcast = "]);
     refused(&step("send = { bytes = 10, group = \"10.0.0.1\" }"), &["no multicast address"]);
     refused(
         &step("send = { bytes = 10, group = \"239.1.2.3\", to = \"bob.2\" }"),
@@ -87,7 +87,7 @@ fn names_that_do_not_exist_are_refused() {
         &["s.toml:15:6", "no queue pair \"alice.2\"", "alice.1"],
     );
     refused(
-        "[[fault]]\nlink = \"alice - carol\"\naction = { down = {} }\n",
+        "[[fault]]\nlink = \"alice - carol\"\naction = { link-down = {} }\n",
         &["no host or switch \"carol\""],
     );
     refused(
@@ -121,20 +121,23 @@ fn rules_that_can_never_fire_are_refused() {
         &fault("class = \"ack\", opcode = \"WRITE_FIRST\"", ""),
         &[never, "no packet of that class has that opcode"],
     );
-    refused(&fault("class = \"data\", psn = \"+4\"", ""), &[never, "take 4 PSNs, +0 to +3"]);
+    refused(&fault("class = \"request\", psn = \"+4\"", ""), &[never, "take 4 PSNs, +0 to +3"]);
     refused(&fault("message = 1", ""), &[never, "1 messages"]);
     refused(&fault("packet = 4", ""), &[never, "longest message has 4 packets"]);
     refused(&fault("time = \"2ms..3ms\"", ""), &[never, "after the end of the run"]);
     refused(&fault("class = \"read-request\"", ""), &[never]);
     refused(&fault("class = \"ack\"", ""), &[never, "direction"]);
-    refused(&fault("qp = \"bob.1\", class = \"data\"", ""), &[never]);
+    refused(&fault("qp = \"bob.1\", class = \"request\"", ""), &[never]);
     refused(&fault("priority = 8", ""), &[never]);
     refused(&fault("", "times = 0\n"), &[never]);
     refused(&fault("", "every = 0\n"), &[never]);
     refused(&fault("", "pattern = \"OO\"\n"), &[never, "no X"]);
     refused(&fault("", "probability = 0\n"), &[never]);
-    refused("[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { down = {} }\n", &["never happen"]);
-    let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"r-key\", to = 1 } }\n";
+    refused(
+        "[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n",
+        &["never happen"],
+    );
+    let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"r-key\", value = 1 } }\n";
     refused(rewrite, &[never, "has the field"]);
 }
 
@@ -156,7 +159,7 @@ fn what_is_possible_is_accepted() {
 fn an_action_goes_with_its_target() {
     refused("[[fault]]\nhost = \"bob\"\naction = \"drop\"\n", &["about packets"]);
     refused("[[fault]]\nlink = \"alice - bob\"\naction = { stall = \"1us\" }\n", &["not about links"]);
-    refused("[[fault]]\nhost = \"bob\"\naction = { errno = \"EIO\" }\n", &["which call fails"]);
+    refused("[[fault]]\nhost = \"bob\"\naction = { fail = \"EIO\" }\n", &["which verb fails"]);
     refused("[[fault]]\naction = \"kill\"\n", &["no target"]);
 }
 
@@ -164,11 +167,11 @@ fn an_action_goes_with_its_target() {
 fn bursts_are_of_packets() {
     let burst = "burst = { enter = 0.1, leave = 0.5 }\n";
     refused(
-        &format!("[[fault]]\nqp = \"alice.1\"\naction = {{ hold = \"1us\" }}\n{burst}"),
+        &format!("[[fault]]\nqp = \"alice.1\"\naction = {{ delay-completion = \"1us\" }}\n{burst}"),
         &["s.toml:17:1", "only faults about packets have `burst`"],
     );
     refused(
-        &format!("[[fault]]\nhost = \"bob\"\ncall = \"post-send\"\naction = {{ errno = \"EIO\" }}\n{burst}"),
+        &format!("[[fault]]\nhost = \"bob\"\nverb = \"post-send\"\naction = {{ fail = \"EIO\" }}\n{burst}"),
         &["only faults about packets have `burst`"],
     );
     read(&fault("", &format!("optional = true\n{burst}"))).unwrap_or_else(|problem| panic!("{problem}"));
@@ -177,7 +180,7 @@ fn bursts_are_of_packets() {
 #[test]
 fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
     refused(
-        "[[workload]]\ncommand = { host = \"bob\", run = [\"true\"] }\n",
+        "[[workload]]\ncommand = { host = \"bob\", argv = [\"true\"] }\n",
         &["connects queue pairs of its own", "leaves queue pairs to them"],
     );
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
@@ -195,9 +198,9 @@ fn switches_and_congestion_control_are_checked() {
     refused(&switch("pfc = { priorities = [8] }"), &["priorities are 0 to 7"]);
     refused(&switch("ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 }"), &["kmin is above kmax"]);
     refused(&switch("pfc = { xof = \"10KB\" }"), &["did you mean `xoff`"]);
-    refused("[device]\ncongestion = { control = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
+    refused("[device]\ncongestion-control = { algorithm = \"dcqcn\", gain = 0 }\n", &["`gain` cannot be 0"]);
     let change =
-        "[[fault]]\nswitch = \"tor\"\naction = { ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 } }\n";
+        "[[fault]]\nswitch = \"tor\"\naction = { set-ecn = { kmin = \"2KB\", kmax = \"1KB\", pmax = 1 } }\n";
     refused(&format!("{}{change}", switch("")), &["kmin is above kmax"]);
 }
 
