@@ -116,7 +116,7 @@ fn sizes_beyond_the_device_limits_are_rejected_before_allocation() {
     for builder in [
         pair().max_send_wr(16_385),
         pair().max_recv_wr(16_385),
-        pair().max_sge(33),
+        pair().max_send_sge(33),
         pair().max_inline_data(1025),
     ] {
         assert_eq!(builder.build().err().unwrap().errno(), libc::EINVAL);

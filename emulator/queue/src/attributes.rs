@@ -115,6 +115,7 @@ impl fmt::Display for QpState {
 mod mask {
     bitflags::bitflags! {
     /// Which attributes a call sets. The bits are those of `enum ibv_qp_attr_mask`.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct QpAttributeMask: u32 {
         const STATE = 1;

@@ -184,7 +184,9 @@ fn switch(
         parts.iter().filter_map(|(word, amount)| amount.map(|amount| format!("{word}: {amount}"))).collect();
     if said.is_empty() {
         let problem = builder.error_at(path, "this expects nothing of the switch");
-        return Err(problem.help("give dropped, ecn-marked, pause-frames, watchdog-dropped or max-queue-bytes"));
+        return Err(
+            problem.help("give dropped, ecn-marked, pause-frames, watchdog-dropped or max-queue-bytes")
+        );
     }
     let text = format!("switch {} {}", spec.name, said.join(", "));
     Ok(untimed(text, Check::Switch { switch, spec: spec.clone() }))

@@ -133,7 +133,10 @@ fn rules_that_can_never_fire_are_refused() {
     refused(&fault("", "every = 0\n"), &[never]);
     refused(&fault("", "pattern = \"OO\"\n"), &[never, "no X"]);
     refused(&fault("", "probability = 0\n"), &[never]);
-    refused("[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n", &["never happen"]);
+    refused(
+        "[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n",
+        &["never happen"],
+    );
     let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"r-key\", value = 1 } }\n";
     refused(rewrite, &[never, "has the field"]);
 }

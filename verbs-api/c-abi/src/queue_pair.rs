@@ -149,8 +149,9 @@ unsafe fn builder(
         .create_queue_pair(kind, &sends.queue)
         .max_send_wr(cap.max_send_wr.max(1))
         .max_recv_wr(cap.max_recv_wr.max(1))
-        .max_sge(max_sge(cap) as usize)
-        .max_inline_data(max_inline_data(cap) as usize);
+        .max_send_sge(max_sge(cap))
+        .max_recv_sge(max_sge(cap))
+        .max_inline_data(max_inline_data(cap));
     if kind != QpType::XrcInitiator {
         // SAFETY: as the caller says.
         let receives = unsafe { completion_queue::of(attr.recv_cq) }.ok_or(libc::EINVAL)?;

@@ -95,7 +95,7 @@ pub unsafe extern "C" fn create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
         return errno::null(libc::EINVAL);
     }
     attr.attr.max_sge = attr.attr.max_sge.max(1);
-    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge as usize);
+    let result = domain.domain.create_shared_receive_queue(attr.attr.max_wr, attr.attr.max_sge);
     new_srq(context, attr.srq_context, pd, domain, false, result)
 }
 
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn create_srq_ex(
     let (receives, entries) = (attr.attr.max_wr, attr.attr.max_sge.max(1));
     match kind {
         IBV_SRQT_BASIC => {
-            let result = domain.domain.create_shared_receive_queue(receives, entries as usize);
+            let result = domain.domain.create_shared_receive_queue(receives, entries);
             attr.attr.max_sge = entries;
             new_srq(context, attr.srq_context, attr.pd, domain, false, result)
         }
@@ -134,12 +134,8 @@ pub unsafe extern "C" fn create_srq_ex(
             else {
                 return errno::null(libc::EINVAL);
             };
-            let result = domain.domain.create_xrc_shared_receive_queue(
-                xrc_domain,
-                &cq.queue,
-                receives,
-                entries as usize,
-            );
+            let result =
+                domain.domain.create_xrc_shared_receive_queue(xrc_domain, &cq.queue, receives, entries);
             attr.attr.max_sge = entries;
             new_srq(context, attr.srq_context, attr.pd, domain, true, result)
         }
