@@ -72,8 +72,8 @@ impl PairErrors for Pair {
         ];
         let of = |end, role: &'static str| {
             let counters: Vec<_> = self.counters(end).iter().collect();
-            let told = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
-            told.map(move |(name, _)| format!("{role} {name}"))
+            let nonzero = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
+            nonzero.map(move |(name, _)| format!("{role} {name}"))
         };
         or_dash(of(self.a, "requester").chain(of(self.b, "responder")).collect())
     }
