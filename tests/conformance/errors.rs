@@ -141,7 +141,7 @@ fn every_row_has_a_test_and_every_test_a_row() {
     assert_eq!(distinct.len(), rows.len(), "a test has two rows");
     let source = include_str!("errors.rs");
     let named =
-        source.lines().filter_map(|line| line.trim().strip_prefix("pair.is_row(\"")?.strip_suffix("\");"));
+        source.lines().filter_map(|line| line.trim().strip_prefix("pair.assert_row(\"")?.strip_suffix("\");"));
     assert_eq!(distinct, named.map(String::from).collect());
     for name in &distinct {
         assert!(source.contains(&format!("#[test]\nfn {name}() {{")), "{name}");
