@@ -197,7 +197,7 @@ fn our_fields(roce: &RocePacket<'_>) -> [Option<u64>; 15] {
         header.deth.map(|deth| deth.source_qp.value().into()),
         header.immediate.map(|immediate| immediate.0.into()),
         match roce.mad {
-            Some(Mad::Cm(datagram)) => Some(datagram.message.attribute().into()),
+            Some(Mad::Cm(datagram)) => Some(datagram.message.attribute_id().into()),
             _ => None,
         },
         Some(u32::from_be_bytes(roce.frame.icrc().0).into()),

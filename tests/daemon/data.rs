@@ -99,7 +99,7 @@ pub fn connected(daemon: &TestDaemon, ours: &str, theirs: &str) -> (ConnectedHos
 }
 
 /// The configuration of a daemon with internal loopback.
-pub const DEVICE_LOOPBACK: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'card'")];
+pub const DEVICE_LOOPBACK: [(&str, &str); 1] = [("TEST_CONFIG", "loopback = 'internal'")];
 
 fn every_operation(daemon: &TestDaemon, ours: &str, theirs: &str) {
     let (end, mut echo, remote) = connected(daemon, ours, theirs);
@@ -153,7 +153,7 @@ fn two_processes_on_one_host_do_every_operation_with_internal_loopback() {
     let daemon = TestDaemon::with(&DEVICE_LOOPBACK);
     every_operation(&daemon, "alice", "alice");
     let status = daemon.control().status().unwrap();
-    assert!(status.hosts.iter().all(|host| host.host.loopback == "card"), "{status:?}");
+    assert!(status.hosts.iter().all(|host| host.host.loopback == "internal"), "{status:?}");
     // Other hosts are reached as before.
     every_operation(&daemon, "alice", "bob");
 }

@@ -104,7 +104,7 @@ const PAIRS: &[&str] = &[
     "rdma_xserver",
 ];
 
-/// The same with `--loopback card`: both ends are on one host.
+/// The same with `--loopback internal`: both ends are on one host.
 const DEVICE_LOOPBACK_PAIRS: &[&str] = &[
     "ibv_rc_pingpong -g 0 -n 200 -e",
     "ibv_rc_pingpong -g 0 -s 1048576 -n 1000",
@@ -165,9 +165,9 @@ fn settings_of_a_running_daemon_do_not_change() {
     assert_eq!(seen.code, Some(125), "{seen:?}");
     assert!(seen.text.contains("has recovery fatal, not go-back-n"), "{seen:?}");
     assert_eq!(rig.exec(&["--recovery", "fatal"], &["true"]).code, Some(0));
-    let seen = rig.exec(&["--loopback", "card"], &["true"]);
+    let seen = rig.exec(&["--loopback", "internal"], &["true"]);
     assert_eq!(seen.code, Some(125), "{seen:?}");
-    assert!(seen.text.contains("has loopback socket, not card"), "{seen:?}");
+    assert!(seen.text.contains("has loopback socket, not internal"), "{seen:?}");
     assert_eq!(rig.exec(&["--loopback", "socket"], &["true"]).code, Some(0));
     let status = rig.softhca(&["status"]);
     assert!(status.text.contains("loopback socket"), "{status:?}");

@@ -41,7 +41,7 @@ impl Rig {
     /// A rig with internal loopback.
     pub fn with_card_loopback() -> Rig {
         let mut rig = Rig::new();
-        rig.options.extend(["--loopback", "card"]);
+        rig.options.extend(["--loopback", "internal"]);
         rig
     }
 

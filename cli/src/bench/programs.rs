@@ -24,7 +24,7 @@ struct Placement {
 /// Both hosts on one host, the same without sockets, and two hosts.
 static PLACEMENTS: [Placement; 3] = [
     Placement { suffix: "", hosts: ["alice", "alice"], loopback: Loopback::Socket },
-    Placement { suffix: "-card-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
+    Placement { suffix: "-internal-loopback", hosts: ["alice", "alice"], loopback: Loopback::Internal },
     Placement { suffix: "-two-hosts", hosts: ["alice", "bob"], loopback: Loopback::Socket },
 ];
 

@@ -1,6 +1,7 @@
-//! A host: a card, its memory, and the application's ends of the card's queues.
+//! A host: an HCA, its memory, and the application's side of its queues.
 
-use crate::{Direction, LinkId, SparseMemory};
+use super::memory::SparseMemory;
+use crate::{Direction, LinkId};
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 use alloc::vec;
@@ -9,29 +10,25 @@ use softhca_engine::{ClientId, CqId, DeviceLimits, Hca, Settings, SrqId};
 use softhca_queue::{CompletionConsumer, DoorbellProducer, ReceiveProducer, SendProducer, doorbell_ring};
 use softhca_wire::{Gid, Qpn};
 
-/// Names a host of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct HostId(pub u32);
-
-/// The application's ends of a queue pair's rings.
+/// The application's side of a queue pair's rings.
 pub(crate) struct QueueProducers {
     pub send: Option<SendProducer>,
     pub receive: Option<ReceiveProducer>,
 }
 
-/// A host of a world. What every packet touches stands together and first.
+/// A host of a world. The fields that every packet touches come first.
 #[repr(C)]
 pub struct Host {
-    /// When it is woken next, of what the agenda holds; the end of time if it is not.
+    /// The next scheduled wakeup; `u64::MAX` if none.
     pub(crate) next_wakeup: u64,
-    /// It stands still until this time.
+    /// The host is stalled until this time.
     pub(crate) stalled_until: u64,
-    /// The port will be looked at when the line is free.
+    /// An event for the free link is scheduled.
     pub(crate) waiting_for_link: bool,
     pub(crate) address: IpAddr,
     pub(crate) memory: SparseMemory,
     pub(crate) hca: Hca,
-    /// Later wake-ups that the agenda holds, the earliest last.
+    /// Later scheduled wakeups, earliest last.
     pub(crate) later_wakeups: alloc::vec::Vec<u64>,
     pub(crate) name: String,
     pub(crate) client: ClientId,
@@ -39,9 +36,9 @@ pub struct Host {
     pub(crate) queue_pairs: BTreeMap<Qpn, QueueProducers>,
     pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
     pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
-    /// Where the card's next region begins: regions have the same addresses in every run.
+    /// The address of the next region: regions have the same addresses in every run.
     pub(crate) next_region_address: u64,
-    /// The cables that leave this host, and which way.
+    /// The host's links and their egress directions.
     pub(crate) links: alloc::vec::Vec<(LinkId, Direction)>,
 }
 
@@ -69,7 +66,7 @@ impl Host {
         }
     }
 
-    /// Notes a wake-up. False if an earlier one will do.
+    /// Records a wakeup. Returns false if an earlier one is scheduled.
     pub(crate) fn schedule_wakeup(&mut self, at: u64) -> bool {
         if at >= self.next_wakeup {
             return false;
@@ -81,7 +78,7 @@ impl Host {
         true
     }
 
-    /// The next wake-up has come.
+    /// Handles a due wakeup.
     pub(crate) fn on_wakeup(&mut self) {
         self.next_wakeup = self.later_wakeups.pop().unwrap_or(u64::MAX);
     }
@@ -96,12 +93,12 @@ impl Host {
         self.address
     }
 
-    /// The cables that leave it, and which way.
+    /// The links and their egress directions.
     pub fn links(&self) -> &[(LinkId, Direction)] {
         &self.links
     }
 
-    /// Its card.
+    /// The HCA.
     pub fn hca(&self) -> &Hca {
         &self.hca
     }

@@ -1,30 +1,23 @@
-//! What switches do with the frames of a network.
+//! Forwarding of frames in switches.
 
-use crate::event_queue::SimEvent;
+use super::Network;
 use crate::fabric_event::PacketId;
 use crate::frame_pool::Slot;
-use crate::network::Network;
-use crate::pfc::{PauseChange, pause_ns};
+use crate::pfc::{PauseChange, pause_frame, pause_ns};
+use crate::sim_event::SimEvent;
 use crate::sink::{EventSink, NetworkEvent, Stage};
 use crate::switch::WatchdogAction;
 use crate::{FabricEvent, FrameDropReason, LinkId, Node, PauseEndReason, SwitchId};
 use softhca_engine::Instant;
-use softhca_wire::{Ecn, MacAddress, Pfc};
+use softhca_wire::{Ecn, MacAddress};
 
-/// The words of a draw that say that it is about a mark.
+/// Domain of the draws for ECN marks.
 const MARK: u64 = 0x6d61_726b;
 
-/// The address that pause frames of a switch's port come from: made up, and marked as such.
+/// The source MAC address of a switch port: synthetic, locally administered.
 fn port_mac(switch: SwitchId, port: u16) -> MacAddress {
     let ([_, _, a, b], [c, d]) = (switch.0.to_be_bytes(), port.to_be_bytes());
     MacAddress([0x02, 0x53, a, b, c, d])
-}
-
-/// A frame that changes one priority.
-pub(crate) fn pause_frame(source: MacAddress, priority: u8, quanta: u16) -> Pfc {
-    let mut pause = [None; 8];
-    pause[usize::from(priority)] = Some(quanta);
-    Pfc { source, pause }
 }
 
 impl Network {
@@ -46,13 +39,13 @@ impl Network {
         let this = &mut self.switches[switch.0 as usize];
         let entry = &mut this.ports[usize::from(port)];
         entry.received_frames += 1;
-        let cable = entry.link;
+        let link = entry.link;
         if is_old {
             return self.drop_at_switch(
                 now,
                 switch,
                 port,
-                cable,
+                link,
                 slot,
                 FrameDropReason::HopLimitExceeded,
                 sink,
@@ -63,7 +56,7 @@ impl Network {
         }
         match this.egress_port(host, flow) {
             Some(egress) => self.enqueue(now, switch, port, egress, slot, sink),
-            None => self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, sink),
+            None => self.drop_at_switch(now, switch, port, link, slot, FrameDropReason::NoRoute, sink),
         }
     }
 
@@ -72,23 +65,23 @@ impl Network {
         now: Instant,
         switch: SwitchId,
         port: u16,
-        cable: LinkId,
+        link: LinkId,
         slot: u32,
         cause: FrameDropReason,
         sink: &mut dyn EventSink,
     ) {
         self.switches[switch.0 as usize].ports[usize::from(port)].dropped_frames += 1;
-        self.drop_frame(now, Node::Switch(switch), cable, slot, cause, sink);
+        self.drop_frame(now, Node::Switch(switch), link, slot, cause, sink);
     }
 
-    /// Sends a datagram for a group along the tree.
+    /// Forwards a multicast frame along the tree.
     fn flood(&mut self, now: Instant, switch: SwitchId, port: u16, slot: u32, sink: &mut dyn EventSink) {
         let this = &self.switches[switch.0 as usize];
         let ports: alloc::vec::Vec<u16> =
             this.routes.flood.iter().copied().filter(|egress| *egress != port).collect();
         let Some((last, others)) = ports.split_last() else {
-            let cable = this.ports[usize::from(port)].link;
-            return self.drop_at_switch(now, switch, port, cable, slot, FrameDropReason::NoRoute, sink);
+            let link = this.ports[usize::from(port)].link;
+            return self.drop_at_switch(now, switch, port, link, slot, FrameDropReason::NoRoute, sink);
         };
         self.count_copies(others.len() as u64);
         for egress in others {
@@ -100,7 +93,7 @@ impl Network {
         self.enqueue(now, switch, port, *last, slot, sink);
     }
 
-    /// Takes a frame into the queue of the port that it leaves by, or loses it.
+    /// Queues a frame at its egress port, or drops it.
     fn enqueue(
         &mut self,
         now: Instant,
@@ -114,9 +107,9 @@ impl Network {
         frame.ingress = ingress;
         let Slot { priority, bytes, flow, packet, traffic_class, .. } = *frame;
         let this = &mut self.switches[switch.0 as usize];
-        let cable = this.ports[usize::from(egress)].link;
+        let link = this.ports[usize::from(egress)].link;
         if let Err(cause) = this.admit(ingress, egress, priority, bytes.into()) {
-            return self.drop_at_switch(now, switch, ingress, cable, slot, cause, sink);
+            return self.drop_at_switch(now, switch, ingress, link, slot, cause, sink);
         }
         let port = &mut this.ports[usize::from(egress)];
         let depth = port.queues[usize::from(priority)].depth;
@@ -129,15 +122,15 @@ impl Network {
                 frame.traffic_class |= Ecn::CongestionExperienced as u8;
                 port.marked += 1;
                 if sink.is_enabled() {
-                    let culprit = PacketId::of(self.event_queue.pool.frame(slot));
+                    let packet = PacketId::of(self.event_queue.pool.frame(slot));
                     sink.on_event(
                         now,
                         &NetworkEvent::Fabric(FabricEvent::EcnMarked {
                             node: Node::Switch(switch),
-                            link: cable,
+                            link,
                             priority,
                             depth,
-                            packet: culprit,
+                            packet,
                         }),
                     );
                 }
@@ -151,7 +144,7 @@ impl Network {
                 now,
                 &NetworkEvent::Fabric(FabricEvent::QueueSampled {
                     node: Node::Switch(switch),
-                    link: cable,
+                    link,
                     priority,
                     depth,
                 }),
@@ -164,7 +157,7 @@ impl Network {
         self.serve(now, switch, egress, sink);
     }
 
-    /// Sends what the port may send now.
+    /// Transmits frames while the link is free.
     pub fn serve(&mut self, now: Instant, switch: SwitchId, port: u16, sink: &mut dyn EventSink) {
         loop {
             let this = &mut self.switches[switch.0 as usize];
@@ -172,8 +165,8 @@ impl Network {
             let step = this.settings.sample_step;
             let egress = &mut this.ports[usize::from(port)];
             let Some(priority) = egress.next_priority(scheduling) else { return };
-            let (cable, direction) = (egress.link, egress.direction);
-            let free_at = self.links[cable.0 as usize].free_at_ns(direction);
+            let (link, direction) = (egress.link, egress.direction);
+            let free_at = self.links[link.0 as usize].free_at_ns(direction);
             if free_at > now.nanos() {
                 if !egress.waiting_for_link {
                     egress.waiting_for_link = true;
@@ -198,21 +191,21 @@ impl Network {
                     now,
                     &NetworkEvent::Fabric(FabricEvent::QueueSampled {
                         node: Node::Switch(switch),
-                        link: cable,
+                        link,
                         priority,
                         depth,
                     }),
                 );
             }
             self.count_forwarded();
-            self.transmit(now, cable, direction, slot, Stage::Forwarded, sink);
+            self.transmit(now, link, direction, slot, Stage::Forwarded, sink);
             if resumes {
                 self.send_switch_pause(now, switch, ingress, priority, 0, sink);
             }
         }
     }
 
-    /// Tells the sender at a port to stop, and sees to it that it is told again.
+    /// Pauses the sender at a port and schedules the refresh.
     fn request_switch_pause(
         &mut self,
         now: Instant,
@@ -242,24 +235,18 @@ impl Network {
     ) {
         let entry = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
         entry.pause_generator.count_sent(priority);
-        let (cable, direction) = (entry.link, entry.direction);
-        let held = entry.queues[usize::from(priority)].ingress_bytes;
-        let at = Node::Switch(switch);
+        let (link, direction) = (entry.link, entry.direction);
+        let ingress_bytes = entry.queues[usize::from(priority)].ingress_bytes;
+        let node = Node::Switch(switch);
         sink.on_event(
             now,
-            &NetworkEvent::Fabric(FabricEvent::PauseSent {
-                node: at,
-                link: cable,
-                priority,
-                quanta,
-                ingress_bytes: held,
-            }),
+            &NetworkEvent::Fabric(FabricEvent::PauseSent { node, link, priority, quanta, ingress_bytes }),
         );
         let pause = pause_frame(port_mac(switch, port), priority, quanta);
-        self.send_pause(now, cable, direction, &pause, sink);
+        self.send_pause(now, link, direction, &pause, sink);
     }
 
-    /// A pause that was asked for may have to be asked for again.
+    /// Refreshes a pause that is still needed.
     pub fn refresh_switch_pause(
         &mut self,
         now: Instant,
@@ -274,7 +261,7 @@ impl Network {
         }
     }
 
-    /// A pause frame came to a switch.
+    /// Handles a pause frame at a switch.
     fn receive_pause_at_switch(
         &mut self,
         now: Instant,
@@ -283,14 +270,14 @@ impl Network {
         slot: u32,
         sink: &mut dyn EventSink,
     ) {
-        let at = Node::Switch(switch);
-        let cable = self.switches[switch.0 as usize].ports[usize::from(port)].link;
+        let node = Node::Switch(switch);
+        let link = self.switches[switch.0 as usize].ports[usize::from(port)].link;
         let Some(pause) = self.event_queue.pool.frame(slot).as_pause() else {
-            return self.drop_frame(now, at, cable, slot, FrameDropReason::MalformedPause, sink);
+            return self.drop_frame(now, node, link, slot, FrameDropReason::MalformedPause, sink);
         };
         self.count_delivered();
         self.event_queue.pool.release(slot);
-        let rate = self.links[cable.0 as usize].settings().bits_per_second;
+        let rate = self.links[link.0 as usize].settings().bits_per_second;
         for (priority, quanta) in (0..8u8).zip(pause.pause) {
             let Some(quanta) = quanta else { continue };
             let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
@@ -305,13 +292,7 @@ impl Network {
             let until_ns = now.nanos() + for_ns;
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::PauseReceived {
-                    node: at,
-                    link: cable,
-                    priority,
-                    quanta,
-                    until_ns,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::PauseReceived { node, link, priority, quanta, until_ns }),
             );
             match change {
                 PauseChange::Stopped => {
@@ -320,15 +301,10 @@ impl Network {
                 }
                 PauseChange::Resumed => {
                     self.disarm_watchdog(switch, port, priority);
-                    let how = PauseEndReason::Resumed;
+                    let reason = PauseEndReason::Resumed;
                     sink.on_event(
                         now,
-                        &NetworkEvent::Fabric(FabricEvent::PauseEnded {
-                            node: at,
-                            link: cable,
-                            priority,
-                            reason: how,
-                        }),
+                        &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
                     );
                 }
                 PauseChange::Unchanged => {}
@@ -337,7 +313,7 @@ impl Network {
         self.serve(now, switch, port, sink);
     }
 
-    /// A pause may be over.
+    /// Ends expired pauses.
     pub fn expire_switch_pauses(
         &mut self,
         now: Instant,
@@ -346,18 +322,13 @@ impl Network {
         sink: &mut dyn EventSink,
     ) {
         let egress = &mut self.switches[switch.0 as usize].ports[usize::from(port)];
-        let (cable, over) = (egress.link, egress.pause_state.expire(now.nanos()));
+        let (link, over) = (egress.link, egress.pause_state.expire(now.nanos()));
         for priority in (0..8).filter(|priority| over >> priority & 1 == 1) {
             self.disarm_watchdog(switch, port, priority);
-            let (at, how) = (Node::Switch(switch), PauseEndReason::Expired);
+            let (node, reason) = (Node::Switch(switch), PauseEndReason::Expired);
             sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::PauseEnded {
-                    node: at,
-                    link: cable,
-                    priority,
-                    reason: how,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }),
             );
         }
         if over != 0 {
@@ -365,7 +336,7 @@ impl Network {
         }
     }
 
-    /// Takes note of a queue that a pause keeps from moving.
+    /// Starts the watchdog timer of a queue that a pause stalls.
     fn arm_watchdog(&mut self, now: Instant, switch: SwitchId, port: u16, priority: u8) {
         let this = &mut self.switches[switch.0 as usize];
         let Some(watchdog) = this.settings.watchdog else { return };
@@ -385,7 +356,7 @@ impl Network {
         }
     }
 
-    /// A queue may have stood still for too long, or may be trusted again.
+    /// Checks a queue for a stall or for its restoration.
     pub fn run_switch_watchdog(
         &mut self,
         now: Instant,
@@ -394,11 +365,11 @@ impl Network {
         priority: u8,
         sink: &mut dyn EventSink,
     ) {
-        let at = Node::Switch(switch);
+        let node = Node::Switch(switch);
         let this = &mut self.switches[switch.0 as usize];
         let Some(watchdog) = this.settings.watchdog else { return };
         let egress = &mut this.ports[usize::from(port)];
-        let cable = egress.link;
+        let link = egress.link;
         let Some(guard) = &mut egress.watchdog else { return };
         let again = SimEvent::SwitchWatchdog { switch, port, priority };
         if guard.active >> priority & 1 == 1 {
@@ -410,7 +381,7 @@ impl Network {
             guard.active &= !(1 << priority);
             return sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::WatchdogRestored { node: at, link: cable, priority }),
+                &NetworkEvent::Fabric(FabricEvent::WatchdogRestored { node, link, priority }),
             );
         }
         let since = guard.stalled_since[usize::from(priority)];
@@ -425,25 +396,17 @@ impl Network {
         let lost = if watchdog.action == WatchdogAction::Drop { waiting } else { 0 };
         sink.on_event(
             now,
-            &NetworkEvent::Fabric(FabricEvent::WatchdogFired {
-                node: at,
-                link: cable,
-                priority,
-                dropped: lost,
-            }),
+            &NetworkEvent::Fabric(FabricEvent::WatchdogFired { node, link, priority, dropped: lost }),
         );
-        let how = PauseEndReason::WatchdogFired;
-        sink.on_event(
-            now,
-            &NetworkEvent::Fabric(FabricEvent::PauseEnded { node: at, link: cable, priority, reason: how }),
-        );
+        let reason = PauseEndReason::WatchdogFired;
+        sink.on_event(now, &NetworkEvent::Fabric(FabricEvent::PauseEnded { node, link, priority, reason }));
         for _ in 0..lost {
             let this = &mut self.switches[switch.0 as usize];
             let port = &mut this.ports[usize::from(port)];
             let Some(slot) = port.dequeue(priority, &mut self.event_queue.pool) else { break };
             let Slot { bytes, ingress, .. } = *self.event_queue.pool.slot_mut(slot);
             let resumes = this.release(priority, ingress, bytes);
-            self.drop_at_switch(now, switch, ingress, cable, slot, FrameDropReason::Watchdog, sink);
+            self.drop_at_switch(now, switch, ingress, link, slot, FrameDropReason::Watchdog, sink);
             if resumes {
                 self.send_switch_pause(now, switch, ingress, priority, 0, sink);
             }

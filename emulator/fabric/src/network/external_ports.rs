@@ -1,11 +1,13 @@
-//! The ports of other machines at a network: each has a cable of its own to the switch of the host that it sends to.
+//! External ports: the ports of other machines. Each has its own link to the switch of the host that it sends
+//! to.
 //!
-//! What comes from such a machine waits here for the line, and for the pauses that the network asked of it: a port here
-//! honours them at once, whatever the machine itself does. What it is asked for is kept until somebody tells it.
+//! Frames from another machine queue here for the link and for PFC pauses. The external port honors a pause
+//! at once, independent of the machine. Pause requests stay pending until the caller forwards them to the
+//! machine.
 
-use crate::event_queue::SimEvent;
+use super::Network;
 use crate::fabric_event::PacketId;
-use crate::network::Network;
+use crate::sim_event::SimEvent;
 use crate::sink::{EventSink, NetworkEvent};
 use crate::{Direction, FabricEvent, Frame, FrameDropReason, HostId, LinkId, LinkSettings, Node, Stage};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,10 +16,10 @@ use core::net::IpAddr;
 use softhca_engine::Instant;
 use softhca_wire::{AddressHeaders, Pfc};
 
-/// The most ports of other machines. What comes from more of them goes past the network.
+/// The limit of external ports. Frames from further machines bypass the network.
 const MAX_PORTS: usize = 1024;
 
-/// Where a frame that arrived came from.
+/// The origin of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A host of the network.
@@ -26,32 +28,32 @@ pub enum Origin {
     External,
 }
 
-/// What changed at the port of another machine.
+/// A change at an external port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExternalPortUpdate {
     /// The machine's address.
     pub peer: IpAddr,
-    /// Bytes that wait for its line.
+    /// Queued bytes.
     pub queued_bytes: u64,
-    /// What it is asked for: the last word for each priority.
+    /// The pending pause request: the latest value for each priority.
     pub pause: Option<Pfc>,
 }
 
 struct ExternalPort {
-    /// Its own number in the network, and that of the host that it sends to.
+    /// The port's own ID in the network; the destination host follows.
     id: HostId,
     host: HostId,
     address: IpAddr,
-    /// The address of the host that it sends to.
+    /// The address of the destination host.
     destination: IpAddr,
     link: LinkId,
     queues: [VecDeque<Frame>; 8],
-    /// The queues that hold frames.
+    /// Bit mask of the non-empty queues.
     occupied: u8,
     queued_bytes: u64,
-    /// Frames that wait here or are on their way to the host.
+    /// Frames queued here or in flight to the host.
     in_flight: u64,
-    /// It will be looked at when its line is free.
+    /// An event for the free link is scheduled.
     waiting_for_link: bool,
     pending_pause: Option<Pfc>,
 }
@@ -68,22 +70,22 @@ impl ExternalPort {
     }
 }
 
-/// All ports of other machines.
+/// All external ports.
 pub(crate) struct ExternalPorts {
     settings: LinkSettings,
     ports: Vec<ExternalPort>,
     by_ends: BTreeMap<(HostId, IpAddr), usize>,
     by_id: BTreeMap<HostId, usize>,
     by_link: BTreeMap<LinkId, usize>,
-    /// Those that there is something to tell of.
+    /// Ports with a change to report.
     updated: BTreeSet<(HostId, usize)>,
 }
 
 impl ExternalPorts {
-    /// Nobody yet; the cables will be like this.
-    pub fn new(line: LinkSettings) -> ExternalPorts {
+    /// No ports; new ones get links with these settings.
+    pub fn new(link_settings: LinkSettings) -> ExternalPorts {
         ExternalPorts {
-            settings: line,
+            settings: link_settings,
             ports: Vec::new(),
             by_ends: BTreeMap::new(),
             by_id: BTreeMap::new(),
@@ -100,34 +102,34 @@ impl ExternalPorts {
         self.by_ends.get(&(host, peer)).copied()
     }
 
-    /// Connects a port to the switch of a host, or to the host itself if it has none.
+    /// Connects a port to the switch of a host, or to the host itself if it has no switch.
     pub fn attach(
         &mut self,
         now: Instant,
         host: HostId,
-        envelope: &AddressHeaders,
+        addressing: &AddressHeaders,
         network: &mut Network,
         sink: &mut dyn EventSink,
     ) -> Option<usize> {
-        let AddressHeaders { source: address, destination, .. } = *envelope;
+        let AddressHeaders { source: address, destination, .. } = *addressing;
         if self.ports.len() >= MAX_PORTS {
             return None;
         }
         let uplink = network.hosts[host.0 as usize].uplinks.first().copied();
         let there = match uplink {
-            Some((cable, direction)) => network.link_source(cable, direction.reverse()),
+            Some((link, direction)) => network.link_source(link, direction.reverse()),
             None => Node::Host(host),
         };
         let id = network.add_port(address);
         let ends = [Node::Host(id), there];
-        let cable = network.add_link(ends, self.settings);
+        let link = network.add_link(ends, self.settings);
         let index = self.ports.len();
         self.ports.push(ExternalPort {
             id,
             host,
             address,
             destination,
-            link: cable,
+            link,
             queues: Default::default(),
             occupied: 0,
             queued_bytes: 0,
@@ -137,12 +139,12 @@ impl ExternalPorts {
         });
         self.by_ends.insert((host, address), index);
         self.by_id.insert(id, index);
-        self.by_link.insert(cable, index);
-        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link: cable, ends });
+        self.by_link.insert(link, index);
+        sink.on_event(now, &NetworkEvent::PortAttached { port: id, address, link, ends });
         Some(index)
     }
 
-    /// Takes a frame in, unless too much waits already.
+    /// Queues a frame, or drops it if the queue is full.
     pub fn enqueue(
         &mut self,
         now: Instant,
@@ -150,23 +152,17 @@ impl ExternalPorts {
         frame: Frame,
         max_queued_bytes: u64,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         let port = &mut self.ports[index];
         let (priority, bytes) = (frame.priority(), frame.bytes.len() as u64);
         if port.queued_bytes + bytes > max_queued_bytes {
-            let (at, cable, culprit) = (Node::Host(port.id), port.link, PacketId::of(&frame));
-            let cause = FrameDropReason::BufferFull;
+            let (node, link, packet) = (Node::Host(port.id), port.link, PacketId::of(&frame));
+            let reason = FrameDropReason::BufferFull;
             return sink.on_event(
                 now,
-                &NetworkEvent::Fabric(FabricEvent::FrameDropped {
-                    node: at,
-                    link: cable,
-                    priority,
-                    reason: cause,
-                    packet: culprit,
-                }),
+                &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason, packet }),
             );
         }
         port.queued_bytes += bytes;
@@ -174,16 +170,16 @@ impl ExternalPorts {
         port.occupied |= 1 << priority;
         port.queues[usize::from(priority)].push_back(frame);
         self.updated.insert((port.host, index));
-        self.serve(now, index, network, woken, sink);
+        self.serve(now, index, network, ready_hosts, sink);
     }
 
-    /// Sends what the port may send now: the highest priority first, as hosts do.
+    /// Sends frames while the link is free: highest unpaused priority first, as hosts do.
     fn serve(
         &mut self,
         now: Instant,
         index: usize,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         loop {
@@ -203,7 +199,7 @@ impl ExternalPorts {
             let Some(frame) = port.pop(7 - may.leading_zeros() as u8) else { return };
             let (host, way) = (port.host, (port.link, Direction::Forward));
             if port.occupied == 0 {
-                woken.push(host);
+                ready_hosts.push(host);
             }
             self.updated.insert((host, index));
             network.send_on_link(
@@ -216,37 +212,37 @@ impl ExternalPorts {
         }
     }
 
-    /// The line of a port is free, if it is one of these.
+    /// Handles a free link, if it belongs to an external port.
     pub fn on_link_free(
         &mut self,
         now: Instant,
         id: HostId,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
             self.ports[index].waiting_for_link = false;
-            self.serve(now, index, network, woken, sink);
+            self.serve(now, index, network, ready_hosts, sink);
         }
     }
 
-    /// A port was told to stop, or goes on: its machine is to be told.
+    /// Handles a pause or resume of an external port.
     pub fn on_pause_change(
         &mut self,
         now: Instant,
         id: HostId,
         network: &mut Network,
-        woken: &mut Vec<HostId>,
+        ready_hosts: &mut Vec<HostId>,
         sink: &mut dyn EventSink,
     ) {
         if let Some(index) = self.by_id.get(&id).copied() {
-            woken.push(self.ports[index].host);
-            self.serve(now, index, network, woken, sink);
+            ready_hosts.push(self.ports[index].host);
+            self.serve(now, index, network, ready_hosts, sink);
         }
     }
 
-    /// What there is to tell of a port that sends to `host`.
+    /// The next change at a port that sends to `host`.
     pub fn next_update(&mut self, host: HostId) -> Option<ExternalPortUpdate> {
         let entry = *self.updated.range((host, 0)..=(host, usize::MAX)).next()?;
         self.updated.remove(&entry);
@@ -262,7 +258,7 @@ impl ExternalPorts {
         self.find(host, peer).is_some_and(|index| self.ports[index].in_flight > 0)
     }
 
-    /// A frame of a machine left the network, or was lost there.
+    /// Accounts for a frame that left the network or was dropped.
     pub fn record_departure(&mut self, host: HostId, peer: IpAddr) -> Origin {
         match self.find(host, peer) {
             Some(index) => {
@@ -274,9 +270,9 @@ impl ExternalPorts {
         }
     }
 
-    /// A frame between these addresses was lost in the network.
-    fn record_drop(&mut self, culprit: &PacketId) {
-        let ends = (culprit.source, culprit.destination);
+    /// Accounts for a dropped frame between these addresses.
+    fn record_drop(&mut self, packet: &PacketId) {
+        let ends = (packet.source, packet.destination);
         if let Some(port) = self.ports.iter_mut().find(|port| (port.address, port.destination) == ends) {
             port.in_flight = port.in_flight.saturating_sub(1);
         }
@@ -298,7 +294,7 @@ impl ExternalPorts {
     }
 }
 
-/// Shows everything to somebody else, and takes note of what concerns the ports of other machines.
+/// Forwards events to another sink and tracks those that concern external ports.
 pub(crate) struct ExternalPortSink<'a> {
     pub inner: &'a mut dyn EventSink,
     pub external_ports: &'a mut ExternalPorts,
@@ -345,9 +341,9 @@ mod tests {
         IpAddr::V4(Ipv4Addr::new(10, 0, 0, last))
     }
 
-    /// Bob behind a switch, who takes what comes at a tenth of the rate of the lines.
+    /// Bob behind a switch; his receiver has a tenth of the link rate.
     fn slow_host() -> Fabric {
-        let line = LinkSettings {
+        let link_settings = LinkSettings {
             bits_per_second: NonZeroU64::new(1_000_000_000),
             delay_ns: 1_000,
             ..LinkSettings::default()
@@ -355,7 +351,7 @@ mod tests {
         let flow_control = Some(PfcSettings { xoff: 16_000, xon: 12_000, ..PfcSettings::default() });
         let settings = SwitchSettings { pfc: flow_control, ..SwitchSettings::default() };
         let (mut fabric, _) =
-            Fabric::new(1, &[address(1)], &Topology::Star { hosts: 1 }, line, settings).unwrap();
+            Fabric::new(1, &[address(1)], &Topology::Star { hosts: 1 }, link_settings, settings).unwrap();
         let receiver = ReceiverSettings {
             bits_per_second: Some(100_000_000),
             pfc: settings.pfc,
@@ -365,11 +361,11 @@ mod tests {
         fabric
     }
 
-    /// A packet of priority 3 that tells its number.
+    /// A packet of priority 3 with a number as its content.
     fn packet(from: u8, number: u8) -> Frame {
-        let envelope =
+        let addressing =
             AddressHeaders { traffic_class: 3 << 5, ..AddressHeaders::between(address(from), address(1)) };
-        Frame::new(envelope, vec![number; 1_000])
+        Frame::new(addressing, vec![number; 1_000])
     }
 
     #[derive(Default)]
@@ -383,8 +379,8 @@ mod tests {
         }
     }
 
-    /// Lets time pass until nothing happens any more. Returns the numbers of what Bob got, and what machines were
-    /// told about priority 3.
+    /// Processes all events. Returns the numbers that Bob received and the pause times for priority 3 sent to
+    /// machines.
     fn settle(fabric: &mut Fabric, losses: &mut Losses) -> (Vec<u8>, Vec<(IpAddr, u16)>) {
         let (mut taken, mut told) = (Vec::new(), Vec::new());
         while let Some(at) = fabric.next_at() {
@@ -401,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_host_stops_other_machines_in_time_and_lets_them_go_on() {
+    fn slow_host_pauses_and_resumes_other_machines_without_loss() {
         let (mut fabric, mut losses) = (slow_host(), Losses::default());
         for number in 0..200 {
             fabric
@@ -416,14 +412,14 @@ mod tests {
         assert_eq!(told.last(), Some(&(address(2), 0)));
         assert!(!fabric.has_in_flight(BOB, address(2)) && fabric.frame_counters().is_balanced());
         let ports: Vec<_> = fabric.external_ports().collect();
-        let [(BOB, peer, cable, port)] = ports[..] else { panic!("{ports:?}") };
+        let [(BOB, peer, link, port)] = ports[..] else { panic!("{ports:?}") };
         assert_eq!(peer, address(2));
         assert_eq!(port.pauses_received[3] as usize, told.len());
-        assert_eq!(fabric.link_ends(cable)[1], Node::Switch(crate::SwitchId(0)));
+        assert_eq!(fabric.link_ends(link)[1], Node::Switch(crate::SwitchId(0)));
     }
 
     #[test]
-    fn a_machine_that_sends_more_than_it_may_loses_that_and_stops_nobody_else() {
+    fn machine_that_exceeds_its_queue_loses_only_its_own_frames() {
         let (mut fabric, mut losses) = (slow_host(), Losses::default());
         for number in 0..100 {
             fabric
@@ -431,7 +427,7 @@ mod tests {
                 .unwrap();
         }
         fabric.inject_external(Instant::from_nanos(0), BOB, packet(3, 200), 10_000, &mut losses).unwrap();
-        // One was on its way at once, ten waited.
+        // One frame was sent at once, ten were queued.
         assert_eq!(losses.0, [FrameDropReason::BufferFull; 89]);
         let (taken, _) = settle(&mut fabric, &mut losses);
         assert_eq!((taken.len(), losses.0.len()), (12, 89));
@@ -439,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_of_a_machine_that_is_gone_is_dropped() {
+    fn queued_frames_of_a_removed_machine_are_dropped() {
         let (mut fabric, mut losses) = (slow_host(), Losses::default());
         for number in 0..10 {
             fabric

@@ -1,4 +1,4 @@
-//! The memory of a host in virtual time.
+//! Host memory in virtual time.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -8,7 +8,7 @@ use softhca_engine::{AtomicOperation, Memory, MemoryFault, MemoryId};
 
 const PAGE: usize = 4096;
 
-/// Memory from this size on is kept as pages that exist only once they are written.
+/// Blocks of this size or more allocate pages on the first write.
 const SPARSE_FROM: u64 = 64 << 20;
 
 enum MemoryBlock {
@@ -18,20 +18,20 @@ enum MemoryBlock {
         pages: BTreeMap<u64, Box<[u8; PAGE]>>,
     },
     External(Box<dyn Memory + Send>),
-    /// Zeroes for ever.
+    /// Reads as zero; ignores writes.
     Null {
         length: u64,
     },
 }
 
-/// The memory behind the regions of one host. Large blocks are sparse: gigabytes cost only what is written.
+/// The memory of a host's regions. Large blocks are sparse and cost only what is written.
 #[derive(Default)]
 pub struct SparseMemory {
     blocks: Vec<Option<MemoryBlock>>,
 }
 
 impl SparseMemory {
-    /// A block of zeroes.
+    /// Allocates a zeroed block.
     pub fn allocate(&mut self, length: u64) -> MemoryId {
         let block = match length {
             0..SPARSE_FROM => MemoryBlock::Dense(vec![0; length as usize]),
@@ -40,12 +40,12 @@ impl SparseMemory {
         self.add(block)
     }
 
-    /// A block of zeroes that nothing is ever written to: what packets without payload are about.
+    /// Allocates a block that reads as zero and ignores writes: for packets with elided payload.
     pub fn allocate_null(&mut self, length: u64) -> MemoryId {
         self.add(MemoryBlock::Null { length })
     }
 
-    /// A block that somebody else keeps: asked for its bytes, and for no other block's.
+    /// Adds a block that another owner stores and accesses.
     pub fn attach_external(&mut self, memory: Box<dyn Memory + Send>) -> MemoryId {
         self.add(MemoryBlock::External(memory))
     }
@@ -55,7 +55,7 @@ impl SparseMemory {
         MemoryId(self.blocks.len() as u32 - 1)
     }
 
-    /// Forgets a block: the card's next access to it faults.
+    /// Frees a block: later accesses fault.
     pub fn free(&mut self, memory: MemoryId) {
         if let Some(block) = self.blocks.get_mut(memory.0 as usize) {
             *block = None;
@@ -67,8 +67,7 @@ impl SparseMemory {
     }
 }
 
-/// Splits `length` bytes at `offset` into pieces that do not cross a page: page, place in it, place in the
-/// whole, size.
+/// Splits `length` bytes at `offset` at page boundaries: page, offset in the page, offset in the whole, size.
 fn page_chunks(offset: u64, length: usize) -> impl Iterator<Item = (u64, usize, usize, usize)> {
     let mut done = 0;
     core::iter::from_fn(move || {
@@ -126,7 +125,7 @@ impl Memory for SparseMemory {
                 check_range(offset, from.len(), *length)?;
                 for (page, place, done, size) in page_chunks(offset, from.len()) {
                     let from = &from[done..done + size];
-                    // Zeroes on a page that does not exist are there already.
+                    // A missing page already reads as zero.
                     if pages.contains_key(&page) || *from != [0; PAGE][..size] {
                         let page = pages.entry(page).or_insert_with(|| Box::new([0; PAGE]));
                         page[place..place + size].copy_from_slice(from);
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparse_memory_reads_zero_until_written_and_keeps_what_crosses_pages() {
+    fn sparse_memory_reads_zero_until_written_also_across_pages() {
         let mut store = SparseMemory::default();
         let block = store.allocate(2 << 30);
         let mut read = [9; 6];

@@ -1,21 +1,21 @@
-//! Finds the shortest ways through a network, and the tree that datagrams for groups take.
+//! Computes shortest-path routes and the multicast tree.
 
-use crate::network::Network;
+use super::Network;
 use crate::switch::{NextHop, RoutingTable};
 use crate::{HostId, Node, SwitchId};
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// The switches that each switch is connected to, and by which of its ports.
+/// The neighbors of each switch, with the port to each.
 type Neighbours = Vec<Vec<(u16, usize)>>;
 
 impl Network {
-    /// Gives every switch its routes: every shortest way, and those set by hand in place of them.
+    /// Computes the routing tables: all shortest paths, replaced by static routes where set.
     pub fn compute_routes(&mut self) {
         self.routes_stale = false;
         let mut neighbours: Neighbours = vec![Vec::new(); self.switches.len()];
-        // The ports of each host: the switch and its port.
+        // The switch and port of each host link.
         let mut homes: Vec<Vec<(usize, u16)>> = vec![Vec::new(); self.hosts.len()];
         for link in &self.link_ends {
             for here in 0..2 {
@@ -32,7 +32,7 @@ impl Network {
             switch.routes = RoutingTable::default();
             switch.routes.next_hops = vec![NextHop::NONE; self.hosts.len()];
         }
-        // Hosts on the same switches are reached the same way from everywhere else.
+        // Hosts on the same switches share their routes on all other switches.
         let mut groups: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
         for (host, home) in homes.iter().enumerate().filter(|(_, home)| !home.is_empty()) {
             groups.entry(home.iter().map(|(switch, _)| *switch).collect()).or_default().push(host);
@@ -97,14 +97,14 @@ impl Network {
         }
     }
 
-    /// Whether two ports are the ends of one cable.
+    /// Whether two ports are the ends of one link.
     fn is_other_end(&self, here: usize, port: u16, there: usize, other: u16) -> bool {
         self.switches[here].ports[usize::from(port)].link
             == self.switches[there].ports[usize::from(other)].link
     }
 }
 
-/// How many cables lie between each switch and the nearest of `roots`.
+/// The number of hops from each switch to the nearest of `roots`.
 fn distances(neighbours: &Neighbours, roots: &[usize]) -> Vec<usize> {
     let mut distances = vec![usize::MAX; neighbours.len()];
     let mut queue = VecDeque::new();

@@ -1,17 +1,17 @@
-//! Who a packet belongs to: the queue pairs that a scenario has names for.
+//! Flows: the queue pairs that a scenario names.
 //!
-//! The owner of the cables keeps one table for all of them and fills it as queue pairs connect.
+//! The owner of the links keeps one table and fills it as queue pairs connect.
 
 use alloc::collections::BTreeMap;
 use core::net::IpAddr;
 use softhca_wire::{AddressHeaders, Psn, Qpn, TransportHeader};
 
-/// A queue pair by the place that it has in a scenario, whatever number it got in this run.
+/// Identifies a flow by its position in a scenario, independent of its QPN.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 
-/// A queue pair by address and number.
+/// A queue pair by address and QPN.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
@@ -21,43 +21,43 @@ pub struct Endpoint {
     pub qpn: Qpn,
 }
 
-/// Whether a packet comes from a flow's queue pair as its request, or goes to it as an answer.
+/// Whether a packet is a request of the flow's queue pair or a response to it.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PacketType {
-    /// The queue pair asks.
+    /// Sent by the flow's queue pair.
     Request,
-    /// The queue pair is answered, or told to slow down.
+    /// Sent to the flow's queue pair: a response or a CNP.
     Response,
 }
 
-/// The requests of one queue pair and the answers to them. They share one PSN space.
+/// The requests of a queue pair and their responses, which share a PSN space.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Its name.
+    /// The flow's ID.
     pub id: FlowId,
     /// The queue pair that sends the requests.
     pub requester: Endpoint,
-    /// The one that answers; none for a datagram queue pair, which sends to anybody.
+    /// The responder; `None` for a datagram queue pair, which sends to any peer.
     pub responder: Option<Endpoint>,
-    /// The PSN of its first request: the zero of relative PSNs.
+    /// The first PSN: the origin of relative PSNs.
     pub first_psn: Psn,
 }
 
-/// What in a packet identifies its flow. Connected packets do not name their sender's queue pair.
+/// The lookup key of a flow. Packets of a connection do not contain the source QPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlowKey {
-    Connected { sense: PacketType, from: IpAddr, to: Endpoint },
+    Connected { packet_type: PacketType, from: IpAddr, to: Endpoint },
     Datagram { from: Endpoint },
 }
 
-/// A flow as found for a packet.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowMatch {
     pub flow: Flow,
     pub packet_type: PacketType,
-    /// Tells a flow from an earlier one of the same role.
+    /// Distinguishes a flow from earlier ones with the same ID.
     pub serial: u64,
 }
 
@@ -75,7 +75,7 @@ impl FlowTable {
         FlowTable { by_id: BTreeMap::new(), by_key: BTreeMap::new(), serial: 0 }
     }
 
-    /// Adds a flow, or starts the one of that role anew: what cables remember of it counts no more.
+    /// Adds a flow, or restarts the flow with this ID: links discard its history.
     pub fn insert(&mut self, flow: Flow) {
         self.remove(flow.id);
         self.serial += 1;
@@ -85,24 +85,24 @@ impl FlowTable {
         }
     }
 
-    /// Takes a flow out; its packets belong to nobody from now on.
-    pub fn remove(&mut self, role: FlowId) -> Option<Flow> {
-        let (flow, _) = self.by_id.remove(&role)?;
+    /// Removes a flow; its packets no longer match.
+    pub fn remove(&mut self, flow_id: FlowId) -> Option<Flow> {
+        let (flow, _) = self.by_id.remove(&flow_id)?;
         for key in FlowTable::keys(&flow).into_iter().flatten() {
-            // A reused queue pair number may have given the key to another role in the meantime.
-            if self.by_key.get(&key) == Some(&role) {
+            // Another flow may own the key by now, if its QPN was reused.
+            if self.by_key.get(&key) == Some(&flow_id) {
                 self.by_key.remove(&key);
             }
         }
         Some(flow)
     }
 
-    /// The flow of this role.
-    pub fn flow(&self, role: FlowId) -> Option<&Flow> {
-        self.by_id.get(&role).map(|(flow, _)| flow)
+    /// The flow with this ID.
+    pub fn flow(&self, flow_id: FlowId) -> Option<&Flow> {
+        self.by_id.get(&flow_id).map(|(flow, _)| flow)
     }
 
-    /// Every flow, in the order of roles.
+    /// All flows, ordered by ID.
     pub fn iter(&self) -> impl Iterator<Item = &Flow> {
         self.by_id.values().map(|(flow, _)| flow)
     }
@@ -113,12 +113,12 @@ impl FlowTable {
             None => [Some(FlowKey::Datagram { from: requester }), None],
             Some(responder) => [
                 Some(FlowKey::Connected {
-                    sense: PacketType::Request,
+                    packet_type: PacketType::Request,
                     from: requester.address,
                     to: responder,
                 }),
                 Some(FlowKey::Connected {
-                    sense: PacketType::Response,
+                    packet_type: PacketType::Response,
                     from: responder.address,
                     to: requester,
                 }),
@@ -126,24 +126,24 @@ impl FlowTable {
         }
     }
 
-    /// The flow that a packet belongs to.
-    pub(crate) fn find(&self, envelope: &AddressHeaders, header: &TransportHeader) -> Option<FlowMatch> {
-        let sense = match header.bth.opcode.operation().is_request() {
+    /// The flow of a packet.
+    pub(crate) fn find(&self, addressing: &AddressHeaders, header: &TransportHeader) -> Option<FlowMatch> {
+        let packet_type = match header.bth.opcode.operation().is_request() {
             true => PacketType::Request,
             false => PacketType::Response,
         };
         let key = match header.deth {
             Some(deth) => {
-                FlowKey::Datagram { from: Endpoint { address: envelope.source, qpn: deth.source_qp } }
+                FlowKey::Datagram { from: Endpoint { address: addressing.source, qpn: deth.source_qp } }
             }
             None => FlowKey::Connected {
-                sense,
-                from: envelope.source,
-                to: Endpoint { address: envelope.destination, qpn: header.bth.destination_qp },
+                packet_type,
+                from: addressing.source,
+                to: Endpoint { address: addressing.destination, qpn: header.bth.destination_qp },
             },
         };
         let (flow, serial) = *self.by_id.get(self.by_key.get(&key)?)?;
-        Some(FlowMatch { flow, packet_type: sense, serial })
+        Some(FlowMatch { flow, packet_type, serial })
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_their_answers_belong_to_the_requester() {
+    fn requests_and_responses_belong_to_the_flow_of_the_requester() {
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0));
         flows.insert(flow(2, BOB, ALICE, 0));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_connected_to_itself_still_has_two_senses() {
+    fn loopback_queue_pair_has_requests_and_responses() {
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, ALICE, 0));
         let write = Packet::rc(Operation::Write, 0).between(ALICE, ALICE);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_belongs_to_its_sender_wherever_it_goes() {
+    fn datagram_belongs_to_the_flow_of_its_sender() {
         let mut flows = FlowTable::new();
         let requester = Endpoint { qpn: Qpn::GSI, ..ALICE };
         flows.insert(Flow { id: FlowId(3), requester, responder: None, first_psn: Psn::new(0) });
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_keeps_its_name_when_another_takes_over_its_number() {
+    fn flow_keeps_its_key_when_another_with_the_same_qpn_is_removed() {
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0));
         flows.insert(flow(2, ALICE, BOB, 0));

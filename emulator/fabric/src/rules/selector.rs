@@ -1,10 +1,13 @@
-//! Which packets a rule is about.
+//! Packet selection.
 
-use crate::{Direction, FlowId, ObservedPacket, PacketClass, PacketClasses, PacketType};
+use super::flow::{FlowId, PacketType};
+use super::flow_history::ObservedPacket;
+use super::packet_class::{PacketClass, PacketClasses};
+use crate::Direction;
 use alloc::vec::Vec;
 use softhca_wire::Opcode;
 
-/// Whole numbers from `first` to `last`, both included.
+/// Integers from `first` to `last`, inclusive.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InclusiveRange {
@@ -20,54 +23,54 @@ impl InclusiveRange {
         InclusiveRange { first: number, last: number }
     }
 
-    /// This number and every larger one.
+    /// This number and all larger ones.
     pub const fn at_least(first: u64) -> InclusiveRange {
         InclusiveRange { first, last: u64::MAX }
     }
 
-    /// Whether `number` is one of them.
+    /// Whether the range includes `number`.
     pub const fn contains(self, number: u64) -> bool {
         self.first <= number && number <= self.last
     }
 }
 
-/// What a packet must be like: every condition that is given has to hold. The default takes every packet.
+/// Conditions on a packet; all must hold. The default matches every packet.
 ///
-/// A condition about something that a packet does not have (the message of a CNP, the relative PSN of an
-/// unknown queue pair) does not hold.
+/// A condition on an absent property (the message of a CNP, the relative PSN of an unknown queue pair) does
+/// not hold.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// Which end of the cable sends it.
+    /// The direction.
     pub direction: Option<Direction>,
-    /// What it is for.
+    /// The class.
     pub classes: Option<PacketClasses>,
-    /// Its opcode: any of these; empty for all.
+    /// The opcodes; empty for all.
     pub opcodes: Vec<Opcode>,
-    /// The queue pair that asks or is answered.
+    /// The flow.
     pub flow_id: Option<FlowId>,
-    /// Whether that queue pair asks or is answered.
+    /// Request or response of the flow.
     pub packet_type: Option<PacketType>,
-    /// Its PSN, counted from the first of the flow and on beyond 2^24.
+    /// The PSN relative to the first PSN of the flow, continued beyond 2^24.
     pub psn: Option<InclusiveRange>,
-    /// The PSN as it stands in the packet.
+    /// The PSN in the packet.
     pub absolute_psn: Option<InclusiveRange>,
-    /// Its message, counted from zero among the requests that the cable saw of the flow; an answer has the
-    /// message that it answers.
+    /// The message, counted from zero among the flow's requests on this link; a response has the message of
+    /// its request.
     pub message: Option<InclusiveRange>,
-    /// Its place in that message, counted from zero.
+    /// The index in the message, counted from zero.
     pub packet: Option<InclusiveRange>,
-    /// How often the cable saw this PSN, this time included: 1 is the first transmission.
+    /// The occurrence of this PSN on the link: 1 is the first transmission.
     pub transmission: Option<InclusiveRange>,
-    /// The upper three bits of its DSCP.
+    /// The priority: the upper three bits of the DSCP.
     pub priority: Option<u8>,
-    /// The time of its admission in nanoseconds.
+    /// The admission time in nanoseconds.
     pub time_ns: Option<InclusiveRange>,
 }
 
 impl Selector {
-    /// Whether the packet seen at `now_ns` on its way in `direction` is one of those meant.
-    pub fn matches(&self, now_ns: u64, direction: Direction, sighting: &ObservedPacket) -> bool {
+    /// Whether a packet seen at `now_ns` in `direction` matches.
+    pub fn matches(&self, now_ns: u64, direction: Direction, observed: &ObservedPacket) -> bool {
         fn is<T: PartialEq>(wanted: Option<T>, found: Option<T>) -> bool {
             wanted.is_none() || wanted == found
         }
@@ -76,23 +79,23 @@ impl Selector {
         }
         is(self.direction, Some(direction))
             && match self.classes {
-                Some(classes) => classes.contains(sighting.class),
-                None => sighting.class != PacketClass::Pause,
+                Some(classes) => classes.contains(observed.class),
+                None => observed.class != PacketClass::Pause,
             }
             && (self.opcodes.is_empty()
-                || sighting.opcode.is_some_and(|opcode| self.opcodes.contains(&opcode)))
-            && is(self.flow_id, sighting.flow_id)
-            && is(self.packet_type, sighting.packet_type)
-            && within(self.psn, sighting.relative_psn.and_then(|psn| psn.try_into().ok()))
-            && within(self.absolute_psn, sighting.psn.map(|psn| psn.value().into()))
-            && within(self.message, sighting.message_index)
-            && within(self.packet, sighting.packet_index)
-            && within(self.transmission, sighting.relative_psn.map(|_| sighting.transmission))
-            && is(self.priority, Some(sighting.priority))
+                || observed.opcode.is_some_and(|opcode| self.opcodes.contains(&opcode)))
+            && is(self.flow_id, observed.flow_id)
+            && is(self.packet_type, observed.packet_type)
+            && within(self.psn, observed.relative_psn.and_then(|psn| psn.try_into().ok()))
+            && within(self.absolute_psn, observed.psn.map(|psn| psn.value().into()))
+            && within(self.message, observed.message_index)
+            && within(self.packet, observed.packet_index)
+            && within(self.transmission, observed.relative_psn.map(|_| observed.transmission))
+            && is(self.priority, Some(observed.priority))
             && within(self.time_ns, Some(now_ns))
     }
 
-    /// Whether the conditions ask about earlier packets of the flow.
+    /// Whether the conditions depend on earlier packets of the flow.
     pub(crate) const fn needs_history(&self) -> bool {
         self.psn.is_some() || self.message.is_some() || self.packet.is_some() || self.transmission.is_some()
     }
@@ -107,7 +110,7 @@ mod tests {
     use softhca_wire::Operation;
 
     /// The second transmission of a WRITE with relative PSN 1 on priority 3.
-    fn sighting() -> ObservedPacket {
+    fn observed() -> ObservedPacket {
         let mut flows = FlowTable::new();
         flows.insert(flow(1, ALICE, BOB, 0xff_ffff));
         let mut history = FlowHistory::new();
@@ -118,12 +121,12 @@ mod tests {
     }
 
     #[test]
-    fn the_default_takes_every_packet() {
-        assert!(Selector::default().matches(0, Direction::Backward, &sighting()));
+    fn default_matches_every_packet() {
+        assert!(Selector::default().matches(0, Direction::Backward, &observed()));
     }
 
     #[test]
-    fn each_condition_decides_alone() {
+    fn each_condition_applies_alone() {
         let write = Packet::rc(Operation::Write, 0).opcode;
         let read = Packet::rc(Operation::ReadRequest, 0).opcode;
         let any = Selector::default;
@@ -154,23 +157,23 @@ mod tests {
             (Selector { time_ns: Some(InclusiveRange { first: 5, last: 9 }), ..any() }, false),
         ];
         for (selector, expected) in cases {
-            assert_eq!(selector.matches(10, Direction::Forward, &sighting()), expected, "{selector:?}");
+            assert_eq!(selector.matches(10, Direction::Forward, &observed()), expected, "{selector:?}");
         }
     }
 
     #[test]
-    fn all_conditions_have_to_hold() {
+    fn all_conditions_must_hold() {
         let selector = Selector {
             classes: Some(PacketClasses::Data),
             psn: Some(InclusiveRange::exactly(2)),
             flow_id: Some(FlowId(1)),
             ..Selector::default()
         };
-        assert!(!selector.matches(0, Direction::Forward, &sighting()));
+        assert!(!selector.matches(0, Direction::Forward, &observed()));
     }
 
     #[test]
-    fn a_condition_about_what_a_packet_lacks_does_not_hold() {
+    fn condition_on_an_absent_property_does_not_hold() {
         let stranger = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &FlowTable::new());
         let span = Some(InclusiveRange::at_least(0));
         let any = Selector::default;

@@ -1,11 +1,11 @@
-//! Fields of transport headers as ranges of bits, so that a rule can rewrite any of them.
+//! Header fields as bit ranges that rules can rewrite.
 
 use softhca_wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Feth, ICRC_LEN, Ieth, Immediate, Opcode, Reth,
     XrcEth,
 };
 
-/// A field of a BTH or of an extended header.
+/// A field of the BTH or of an extended header.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HeaderField {
@@ -13,13 +13,13 @@ pub enum HeaderField {
     Opcode,
     /// BTH: the solicited event bit.
     Solicited,
-    /// BTH: the path migration bit.
+    /// BTH: the migration request bit.
     Migration,
-    /// BTH: the number of pad bytes.
+    /// BTH: the pad count.
     Pad,
     /// BTH: the transport header version.
     Version,
-    /// BTH: the partition key.
+    /// BTH: the P_Key.
     PartitionKey,
     /// BTH: the reserved byte, which the ICRC does not cover.
     Reserved,
@@ -35,17 +35,17 @@ pub enum HeaderField {
     SourceQp,
     /// XRCETH: the shared receive queue.
     SharedReceiveQueue,
-    /// FETH: the kind of flush.
+    /// FETH: the placement type and selectivity.
     Flush,
     /// RETH: the virtual address.
     Address,
-    /// RETH: the remote key.
+    /// RETH: the rkey.
     RemoteKey,
-    /// RETH: the length of the message.
+    /// RETH: the DMA length.
     Length,
     /// AtomicETH: the virtual address.
     AtomicAddress,
-    /// AtomicETH: the remote key.
+    /// AtomicETH: the rkey.
     AtomicKey,
     /// AtomicETH: the value to swap in or to add.
     SwapOrAdd,
@@ -53,27 +53,27 @@ pub enum HeaderField {
     Compare,
     /// AETH: the syndrome.
     Syndrome,
-    /// AETH: the message sequence number.
+    /// AETH: the MSN.
     Msn,
-    /// AtomicAckETH: the value before the atomic.
+    /// AtomicAckETH: the original value.
     Original,
     /// ImmDt: the immediate data.
     Immediate,
-    /// IETH: the key to invalidate.
+    /// IETH: the rkey to invalidate.
     InvalidatedKey,
 }
 
-/// What a field becomes.
+/// The new value of a field.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldValue {
-    /// This.
+    /// This value.
     Set(u64),
-    /// What it was and so much more, modulo its width.
+    /// The old value plus this, modulo the field's width.
     Add(i64),
 }
 
-/// A range of bits in a packet, counted from the highest bit of the first byte.
+/// A range of bits, counted from the most significant bit of the first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BitRange {
     first: usize,
@@ -81,7 +81,7 @@ struct BitRange {
 }
 
 impl HeaderField {
-    /// The extended header that has the field (none for the BTH), its first bit there, and its width.
+    /// The extended header of the field (empty for the BTH), its first bit there, and its width.
     const fn location(self) -> (ExtendedHeaders, usize, usize) {
         const BTH: ExtendedHeaders = ExtendedHeaders::empty();
         match self {
@@ -114,7 +114,7 @@ impl HeaderField {
         }
     }
 
-    /// How many bits it has.
+    /// The width in bits.
     pub const fn width(self) -> usize {
         self.location().2
     }
@@ -130,7 +130,7 @@ impl HeaderField {
         BitRange { first: start * 8 + first, width }
     }
 
-    /// Changes the field in a packet with this opcode, which must have it; returns what it was and is.
+    /// Changes the field in a packet with this opcode, which must have it. Returns the old and the new value.
     pub(crate) fn rewrite(self, opcode: Opcode, bytes: &mut [u8], value: FieldValue) -> (u64, u64) {
         let slot = self.bit_range(opcode);
         let from = slot.read(bytes);
@@ -156,14 +156,14 @@ const LENGTHS: [(ExtendedHeaders, usize); 9] = [
     (ExtendedHeaders::IETH, Ieth::LEN),
 ];
 
-/// Where the headers before `stop` end; with none to stop at, where the payload starts.
+/// The end of the headers before `stop`; if `stop` is empty, the start of the payload.
 fn header_end(opcode: Opcode, stop: ExtendedHeaders) -> usize {
     let before = LENGTHS.iter().take_while(|(header, _)| *header != stop);
     let present = before.filter(|(header, _)| opcode.headers().contains(*header));
     Bth::LEN + present.map(|(_, length)| length).sum::<usize>()
 }
 
-/// The payload of a packet with this opcode, as a range of its bytes: no headers, pad bytes or ICRC.
+/// The byte range of the payload, without headers, padding and ICRC.
 pub(crate) fn payload(opcode: Opcode, bytes: &[u8]) -> core::ops::Range<usize> {
     let pad = HeaderField::Pad.bit_range(opcode).read(bytes) as usize;
     header_end(opcode, ExtendedHeaders::empty())..bytes.len() - ICRC_LEN - pad
@@ -174,7 +174,7 @@ impl BitRange {
         u64::MAX >> (64 - self.width)
     }
 
-    /// The bytes that hold it, at most eight, and how many bits they have behind it.
+    /// The bytes of the range, at most eight, and the number of bits after it.
     const fn span(self) -> (core::ops::Range<usize>, usize) {
         let end = self.first + self.width;
         let bytes = self.first / 8..end.div_ceil(8);
@@ -231,7 +231,7 @@ mod tests {
         HeaderField::InvalidatedKey,
     ];
 
-    /// The field as the parser of headers reads it.
+    /// The field as parsed by the wire crate.
     fn parsed(field: HeaderField, header: &TransportHeader) -> Option<u64> {
         let bth = &header.bth;
         Some(match field {
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_every_opcode_is_where_the_parser_finds_it() {
+    fn every_field_of_every_opcode_matches_the_parser() {
         for opcode in Opcode::all() {
             let frame = Packet::new(opcode, 0x12_3456).frame();
             let (header, _) = TransportHeader::parse(&frame.bytes).expect("a header");
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewrite_changes_its_field_and_nothing_else() {
+    fn rewrite_changes_only_its_field() {
         for opcode in Opcode::all() {
             for field in ALL.into_iter().filter(|field| field.is_in(opcode)) {
                 let before = Packet::new(opcode, 0x12_3456).frame().bytes;
@@ -293,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn a_value_too_wide_is_cut_to_the_width_of_its_field() {
+    fn value_is_truncated_to_the_width_of_its_field() {
         let opcode = Packet::rc(Operation::Write, 0).opcode;
         let mut bytes = Packet::rc(Operation::Write, 0).frame().bytes;
         assert_eq!(HeaderField::Psn.rewrite(opcode, &mut bytes, FieldValue::Set(0x1ff_ffff)), (0, 0xff_ffff));
     }
 
     #[test]
-    fn the_payload_is_what_the_parser_says() {
+    fn payload_range_matches_the_parser() {
         for opcode in Opcode::all() {
             for length in [0, 1, 5, 8] {
                 let bytes = Packet::new(opcode, 0).payload(length).frame().bytes;

@@ -1,21 +1,23 @@
-//! How often a rule acts on the packets that it is about.
+//! How often a rule acts on matching packets.
 
-use crate::{Direction, FlowId, ObservedPacket, Seed};
+use super::flow::FlowId;
+use super::flow_history::ObservedPacket;
+use crate::{Direction, Seed};
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::fmt;
 use core::num::NonZeroU64;
 
-/// How often, among the packets that match. The default is every time.
+/// How often a rule acts on matching packets; by default always.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Repeat {
-    /// The first so many are left alone.
+    /// The number of packets to skip first.
     pub skip: u64,
-    /// At most so many are hit; none for no limit.
+    /// The maximum number of hits; `None` for no limit.
     pub times: Option<u64>,
-    /// Which of the others are hit.
+    /// Which of the remaining packets are hit.
     pub choice: Choice,
-    /// What `skip`, `times` and `choice` count.
+    /// The scope of the counts.
     pub scope: Scope,
 }
 
@@ -25,44 +27,44 @@ impl Repeat {
         Repeat { times: Some(times), ..Repeat::default() }
     }
 
-    /// A choice among all packets, without a limit.
+    /// A choice without a limit.
     pub fn choice(choice: Choice) -> Repeat {
         Repeat { choice, ..Repeat::default() }
     }
 }
 
-/// Whose packets are counted together.
+/// Which packets share a count.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Scope {
-    /// All that match. With several flows, which of them is hit depends on their order.
+    /// All matching packets. With several flows, their order determines which is hit.
     #[default]
     Rule,
-    /// Those of each flow and direction by themselves.
+    /// Each flow and direction separately.
     Flow,
 }
 
-/// Which of the packets that match are hit.
+/// Which matching packets are hit.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// All.
+    /// All packets.
     #[default]
     All,
-    /// The n-th, the 2n-th and so on.
+    /// Every n-th packet.
     Every(NonZeroU64),
-    /// Those at an `X`, over and over.
+    /// The packets at an `X` of a repeated pattern.
     Pattern(Pattern),
-    /// So many in a billion, each for itself.
+    /// Each packet with this probability, independently.
     Probability {
-        /// The probability.
+        /// The probability in parts per billion.
         per_billion: u32,
     },
-    /// In bursts.
+    /// Bursts.
     Burst(GilbertElliott),
 }
 
-/// Hits and misses in order, such as `XOO`: at most 64.
+/// A sequence of hits and misses such as `XOO`, at most 64.
 #[cfg_attr(
     feature = "serde",
     derive(serde::Serialize, serde::Deserialize),
@@ -70,18 +72,18 @@ pub enum Choice {
 )]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
-    /// Bit n is set if the n-th is a hit.
+    /// Bit n is set if packet n is a hit.
     hits: u64,
     length: u8,
 }
 
 impl Pattern {
-    /// Reads a pattern of `X` (hit) and `O` (miss), in either case.
+    /// Parses a pattern of `X` (hit) and `O` (miss) in either case.
     ///
     /// ```
-    /// use softhca_fabric::{BadPattern, Pattern};
+    /// use softhca_fabric::{Pattern, PatternError};
     /// assert_eq!(Pattern::parse("XOO").unwrap().to_string(), "XOO");
-    /// assert_eq!(Pattern::parse("X-O"), Err(BadPattern::Letter('-')));
+    /// assert_eq!(Pattern::parse("X-O"), Err(PatternError::InvalidChar('-')));
     /// ```
     pub fn parse(text: &str) -> Result<Pattern, PatternError> {
         let mut pattern = Pattern { hits: 0, length: 0 };
@@ -100,12 +102,12 @@ impl Pattern {
         if pattern.length == 0 { Err(PatternError::Empty) } else { Ok(pattern) }
     }
 
-    /// Whether the packet with this index is hit, when the pattern is repeated for ever.
+    /// Whether the packet with this index is hit when the pattern repeats.
     pub const fn hits(self, index: u64) -> bool {
         self.hits >> (index % self.length as u64) & 1 == 1
     }
 
-    /// Whether no packet is ever hit.
+    /// Whether the pattern has no hit.
     pub const fn never_hits(self) -> bool {
         self.hits == 0
     }
@@ -139,45 +141,47 @@ impl fmt::Debug for Pattern {
     }
 }
 
-/// Why text is not a [`Pattern`].
+/// Why text is not a valid [`Pattern`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatternError {
-    /// It has no letters.
+    /// The text is empty.
     Empty,
-    /// It has more than 64.
+    /// The text has more than 64 letters.
     TooLong,
-    /// This one is neither `X` nor `O`.
+    /// A letter is neither `X` nor `O`.
     InvalidChar(char),
 }
 
 impl fmt::Display for PatternError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PatternError::Empty => f.write_str("a pattern has at least one letter"),
-            PatternError::TooLong => f.write_str("a pattern has at most 64 letters"),
-            PatternError::InvalidChar(letter) => write!(f, "a pattern has only X and O, not {letter:?}"),
+            PatternError::Empty => f.write_str("the pattern is empty"),
+            PatternError::TooLong => f.write_str("the pattern has more than 64 letters"),
+            PatternError::InvalidChar(letter) => {
+                write!(f, "the pattern has {letter:?}; only X and O are valid")
+            }
         }
     }
 }
 
 impl core::error::Error for PatternError {}
 
-/// The Gilbert-Elliott model: every flow is in a good or in a bad state and may change it with each packet;
-/// it starts in the good one. All in parts per billion.
+/// The Gilbert-Elliott model: each flow is in a good or a bad state and may change state with each packet; it
+/// starts in the good state. All values are parts per billion.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GilbertElliott {
-    /// From good to bad.
+    /// Probability of a change from good to bad.
     pub good_to_bad: u32,
-    /// From bad to good.
+    /// Probability of a change from bad to good.
     pub bad_to_good: u32,
-    /// A hit in the good state.
+    /// Probability of a hit in the good state.
     pub hit_in_good: u32,
-    /// A hit in the bad state.
+    /// Probability of a hit in the bad state.
     pub hit_in_bad: u32,
 }
 
-/// What a draw is about: the words of the hash that decides it, without the seed.
+/// The input of a draw, without the seed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DrawKey {
     pub rule: u64,
@@ -185,7 +189,7 @@ pub(crate) struct DrawKey {
     pub packet: ObservedPacket,
 }
 
-/// The draws that one rule makes about one packet.
+/// The purposes of draws for one rule and packet.
 #[derive(Clone, Copy)]
 pub(crate) enum DrawPurpose {
     Chance,
@@ -195,19 +199,18 @@ pub(crate) enum DrawPurpose {
 }
 
 impl DrawKey {
-    /// The words for one draw: rule, direction, role, PSN, n-th transmission, and which draw it is.
+    /// The words of a draw: rule, direction, flow, PSN, transmission, purpose.
     pub fn words(&self, draw: DrawPurpose) -> [u64; 6] {
-        let ObservedPacket { flow_id: role, packet_type: sense, psn, relative_psn, transmission, .. } =
-            self.packet;
-        let role = match (role, sense) {
-            (Some(role), Some(sense)) => (u64::from(role.0) << 1 | sense as u64) + 1,
+        let ObservedPacket { flow_id, packet_type, psn, relative_psn, transmission, .. } = self.packet;
+        let flow_id = match (flow_id, packet_type) {
+            (Some(flow_id), Some(packet_type)) => (u64::from(flow_id.0) << 1 | packet_type as u64) + 1,
             _ => 0,
         };
         let psn = match relative_psn {
             Some(relative) => relative as u64,
             None => psn.map_or(0, |psn| psn.value().into()),
         };
-        [self.rule, self.direction as u64, role, psn, transmission, draw as u64]
+        [self.rule, self.direction as u64, flow_id, psn, transmission, draw as u64]
     }
 
     fn flow(&self) -> (Direction, Option<FlowId>) {
@@ -215,10 +218,10 @@ impl DrawKey {
     }
 }
 
-/// How far a rule's repetition has come.
+/// The state of a rule's repetition.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RepeatState {
-    /// Matches and hits, by what the scope counts; the key is `None` for the whole rule.
+    /// Matches and hits by scope; the key is `None` for the whole rule.
     counts: BTreeMap<Option<(Direction, Option<FlowId>)>, Count>,
     /// The flows in the bad state.
     bad: BTreeSet<(Direction, Option<FlowId>)>,
@@ -231,21 +234,21 @@ struct Count {
 }
 
 impl RepeatState {
-    /// Takes note of one more packet that matches and tells whether it is hit.
-    pub fn next(&mut self, repeat: &Repeat, seed: Seed, question: &DrawKey) -> bool {
-        let scope = (repeat.scope == Scope::Flow).then(|| question.flow());
+    /// Counts a matching packet and returns whether it is hit.
+    pub fn next(&mut self, repeat: &Repeat, seed: Seed, draw_key: &DrawKey) -> bool {
+        let scope = (repeat.scope == Scope::Flow).then(|| draw_key.flow());
         let count = self.counts.entry(scope).or_default();
         count.matched += 1;
-        // From here on the count starts at one behind the skipped packets.
+        // `ordinal` counts from one after the skipped packets.
         let Some(ordinal @ 1..) = count.matched.checked_sub(repeat.skip) else { return false };
         let hit = match repeat.choice {
             Choice::All => true,
             Choice::Every(n) => ordinal.is_multiple_of(n.get()),
             Choice::Pattern(pattern) => pattern.hits(ordinal - 1),
             Choice::Probability { per_billion } => {
-                seed.happens(per_billion, &question.words(DrawPurpose::Chance))
+                seed.happens(per_billion, &draw_key.words(DrawPurpose::Chance))
             }
-            Choice::Burst(burst) => burst.next(&mut self.bad, seed, question),
+            Choice::Burst(burst) => burst.next(&mut self.bad, seed, draw_key),
         };
         let hit = hit && repeat.times.is_none_or(|times| count.hit < times);
         count.hit += u64::from(hit);
@@ -254,11 +257,11 @@ impl RepeatState {
 }
 
 impl GilbertElliott {
-    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, question: &DrawKey) -> bool {
-        let flow = question.flow();
+    fn next(&self, bad: &mut BTreeSet<(Direction, Option<FlowId>)>, seed: Seed, draw_key: &DrawKey) -> bool {
+        let flow = draw_key.flow();
         let was_bad = bad.contains(&flow);
         let change = if was_bad { self.bad_to_good } else { self.good_to_bad };
-        let is_bad = was_bad ^ seed.happens(change, &question.words(DrawPurpose::BurstState));
+        let is_bad = was_bad ^ seed.happens(change, &draw_key.words(DrawPurpose::BurstState));
         if is_bad != was_bad {
             if is_bad {
                 bad.insert(flow)
@@ -267,12 +270,12 @@ impl GilbertElliott {
             };
         }
         let hit = if is_bad { self.hit_in_bad } else { self.hit_in_good };
-        seed.happens(hit, &question.words(DrawPurpose::BurstHit))
+        seed.happens(hit, &draw_key.words(DrawPurpose::BurstHit))
     }
 }
 
 impl Choice {
-    /// Whether the choice is a draw, which asks for the n-th transmission.
+    /// Whether the choice draws, which requires the transmission count.
     pub(crate) const fn needs_history(&self) -> bool {
         matches!(self, Choice::Probability { .. } | Choice::Burst(_))
     }
@@ -287,24 +290,24 @@ mod tests {
     use alloc::vec::Vec;
     use softhca_wire::Operation;
 
-    fn question(role: u32, position: i64) -> DrawKey {
+    fn draw_key(flow_id: u32, position: i64) -> DrawKey {
         let mut flows = FlowTable::new();
-        flows.insert(flow(role, ALICE, BOB, 0));
-        let mut sighting = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &flows);
-        sighting.relative_psn = Some(position);
-        sighting.transmission = 1;
-        DrawKey { rule: 0, direction: Direction::Forward, packet: sighting }
+        flows.insert(flow(flow_id, ALICE, BOB, 0));
+        let mut observed = ObservedPacket::of(&Packet::rc(Operation::Write, 0).frame(), &flows);
+        observed.relative_psn = Some(position);
+        observed.transmission = 1;
+        DrawKey { rule: 0, direction: Direction::Forward, packet: observed }
     }
 
     /// The hits among the first packets of one flow.
     fn hits(repeat: Repeat, packets: i64) -> String {
         let mut progress = RepeatState::default();
-        let hit = |position| progress.next(&repeat, Seed(1), &question(1, position));
+        let hit = |position| progress.next(&repeat, Seed(1), &draw_key(1, position));
         (0..packets).map(hit).map(|hit| if hit { 'X' } else { 'O' }).collect()
     }
 
     #[test]
-    fn counts_patterns_and_their_limits() {
+    fn skip_times_every_and_pattern_select_packets() {
         let every = |n| Choice::Every(NonZeroU64::new(n).expect("not zero"));
         let pattern = |text| Choice::Pattern(Pattern::parse(text).expect("a pattern"));
         assert_eq!(hits(Repeat::default(), 4), "XXXX");
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_read_or_refused_with_a_reason() {
+    fn pattern_parses_or_reports_its_error() {
         assert_eq!(Pattern::parse(""), Err(PatternError::Empty));
         assert_eq!(Pattern::parse("XO X"), Err(PatternError::InvalidChar(' ')));
         let long = "X".repeat(64);
@@ -329,45 +332,45 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_counts_by_itself_if_the_rule_says_so() {
+    fn flow_scope_counts_each_flow_separately() {
         let both = |scope| {
             let repeat = Repeat { scope, ..Repeat::times(1) };
             let mut progress = RepeatState::default();
-            [1, 2, 1, 2].map(|role| progress.next(&repeat, Seed(1), &question(role, 0)))
+            [1, 2, 1, 2].map(|flow_id| progress.next(&repeat, Seed(1), &draw_key(flow_id, 0)))
         };
         assert_eq!(both(Scope::Rule), [true, false, false, false]);
         assert_eq!(both(Scope::Flow), [true, true, false, false]);
     }
 
     #[test]
-    fn chance_depends_on_every_word_of_the_question() {
+    fn probability_depends_on_every_word_of_the_draw_key() {
         let repeat = Repeat::choice(Choice::Probability { per_billion: PER_BILLION / 2 });
         let hits = |seed, change: fn(&mut DrawKey)| -> Vec<bool> {
             let ask = |position| {
-                let mut question = question(1, position);
-                change(&mut question);
-                RepeatState::default().next(&repeat, seed, &question)
+                let mut draw_key = draw_key(1, position);
+                change(&mut draw_key);
+                RepeatState::default().next(&repeat, seed, &draw_key)
             };
             (0..64).map(ask).collect()
         };
         let usual = hits(Seed(1), |_| ());
         assert_eq!(hits(Seed(1), |_| ()), usual);
         assert_ne!(hits(Seed(2), |_| ()), usual);
-        assert_ne!(hits(Seed(1), |question| question.rule = 1), usual);
-        assert_ne!(hits(Seed(1), |question| question.direction = Direction::Backward), usual);
-        assert_ne!(hits(Seed(1), |question| question.packet.flow_id = Some(FlowId(2))), usual);
-        assert_ne!(hits(Seed(1), |question| question.packet.transmission = 2), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.rule = 1), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.direction = Direction::Backward), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.flow_id = Some(FlowId(2))), usual);
+        assert_ne!(hits(Seed(1), |draw_key| draw_key.packet.transmission = 2), usual);
     }
 
     #[test]
-    fn chance_does_not_depend_on_the_first_psn_that_a_run_happened_to_get() {
-        let mut other = question(1, 5);
+    fn probability_does_not_depend_on_the_first_psn() {
+        let mut other = draw_key(1, 5);
         other.packet.psn = other.packet.psn.map(|psn| psn.plus(77));
-        assert_eq!(other.words(DrawPurpose::Chance), question(1, 5).words(DrawPurpose::Chance));
+        assert_eq!(other.words(DrawPurpose::Chance), draw_key(1, 5).words(DrawPurpose::Chance));
     }
 
     #[test]
-    fn bursts_are_as_long_and_as_frequent_as_their_probabilities_say() {
+    fn burst_length_and_frequency_match_the_probabilities() {
         // Bad for 10 packets, good for 90 on average.
         let burst = GilbertElliott {
             good_to_bad: PER_BILLION / 90,

@@ -1,7 +1,8 @@
-//! The verbs of a host's application in virtual time.
+//! Verbs in virtual time.
 
-use crate::host::QueueProducers;
-use crate::{Endpoint, Flow, FlowId, HostId, World};
+use super::World;
+use super::host::QueueProducers;
+use crate::{Endpoint, Flow, FlowId, HostId};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
@@ -15,22 +16,22 @@ use softhca_queue::{
 };
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
-/// The sizes of a queue pair's rings, and where it takes its receives from.
+/// Ring sizes of a queue pair, and its SRQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpOptions {
-    /// Send work requests that may wait.
+    /// Capacity of the send queue in work requests.
     pub max_send_wr: u32,
-    /// Receive work requests that may wait.
+    /// Capacity of the receive queue in work requests.
     pub max_recv_wr: u32,
-    /// Entries of a scatter/gather list.
+    /// Scatter/gather entries per work request.
     pub max_sge: usize,
-    /// Bytes of inline data.
+    /// Inline data in bytes.
     pub max_inline_data: usize,
-    /// Every send reports its success.
+    /// All send work requests are signaled.
     pub sq_sig_all: bool,
-    /// Where receives come from, if not from its own queue.
+    /// The SRQ, if the queue pair has no receive queue of its own.
     pub shared_receive_queue: Option<SrqId>,
-    /// The domain of an XRC target.
+    /// The XRC domain of an XRC target.
     pub xrc_domain: Option<XrcdId>,
 }
 
@@ -48,30 +49,30 @@ impl Default for QpOptions {
     }
 }
 
-/// How two queue pairs are connected.
+/// Parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
-    /// Payload bytes per packet.
+    /// The path MTU.
     pub path_mtu: Mtu,
     /// The first PSN of each direction.
     pub first_psns: [Psn; 2],
-    /// What each side may do to the other.
+    /// Access flags of both queue pairs.
     pub access: AccessFlags,
-    /// Reads and atomics outstanding, both ways.
+    /// Outstanding READs and atomics, in both directions.
     pub max_rd_atomic: u8,
-    /// The exponent of 4.096 µs that an acknowledgement may take.
+    /// The ACK timeout as an exponent of 4.096 µs.
     pub timeout: u8,
-    /// How often to try again.
+    /// The transport retry count.
     pub retry_count: u8,
-    /// How often to try again when no receive is posted.
+    /// The RNR retry count.
     pub rnr_retry: u8,
-    /// How long a peer waits when no receive is posted.
+    /// The minimum RNR NAK timer.
     pub min_rnr_timer: RnrTimer,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// The priority where no DSCP says otherwise.
+    /// The service level: the priority if the DSCP is zero.
     pub service_level: u8,
-    /// The roles under which rules know the two queue pairs.
+    /// The flow IDs of the two queue pairs in fault rules.
     pub flow_ids: [Option<FlowId>; 2],
 }
 
@@ -109,13 +110,14 @@ impl Verbs<'_> {
         host.hca.allocate_protection_domain(host.client)
     }
 
-    /// Frees a protection domain.
+    /// Deallocates a protection domain.
     pub fn deallocate_protection_domain(&mut self, domain: PdId) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.free_protection_domain(host.client, domain)
     }
 
-    /// Allocates zeroed memory and registers it; it stays zeroed if payloads are elided. Returns its key and the address of its first byte.
+    /// Allocates and registers zeroed memory; it stays zeroed if payloads are elided. Returns the key and the
+    /// address of its first byte.
     pub fn register_memory(
         &mut self,
         domain: PdId,
@@ -137,12 +139,12 @@ impl Verbs<'_> {
             memory,
         };
         let key = host.hca.register_memory_region(region)?;
-        // The next region begins on a page of its own, behind a page that belongs to nobody.
+        // The next region starts on its own page, after an unused one.
         host.next_region_address += length.div_ceil(4096) * 4096 + 4096;
         Ok((key, base))
     }
 
-    /// Registers memory that is there already once more, with other rights, range or address.
+    /// Registers existing memory again, with other access flags, range or address.
     pub fn register_existing(
         &mut self,
         domain: PdId,
@@ -162,7 +164,7 @@ impl Verbs<'_> {
         })
     }
 
-    /// Registers zeroed memory under a key and an address of the caller's choice. For replaying captures.
+    /// Registers zeroed memory with a chosen key and address. For replaying captures.
     pub fn register_memory_with_key(
         &mut self,
         domain: PdId,
@@ -186,7 +188,7 @@ impl Verbs<'_> {
         )
     }
 
-    /// What a region was registered as.
+    /// The registration of a region.
     pub fn memory_region(&mut self, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.query_memory_region(host.client, key)
@@ -204,38 +206,38 @@ impl Verbs<'_> {
         host.hca.reregister_memory_region(host.client, key, region)
     }
 
-    /// Removes a region.
+    /// Deregisters a region.
     pub fn deregister_memory(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.deregister_memory_region(host.client, key).map(|_| ())
     }
 
-    /// Takes the memory behind a region away without deregistering it: an access to it faults.
+    /// Frees the memory of a region without deregistering it: accesses fault.
     pub fn unmap(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let memory = self.memory_region(key)?.memory;
         self.world.host_mut(self.id).memory.free(memory);
         Ok(())
     }
 
-    /// Stores bytes in a region, as the application itself would.
+    /// Writes bytes to a region, as the application does.
     ///
     /// # Panics
-    /// If the bytes are not inside of the region: a script that does this is wrong.
+    /// If the bytes are outside the region: a bug in the caller.
     pub fn write_memory(&mut self, key: RemoteKey, address: u64, bytes: &[u8]) {
         let region = self.memory_region(key).expect("a region of this host");
-        let store = &mut self.world.host_mut(self.id).memory;
-        store.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
+        let memory = &mut self.world.host_mut(self.id).memory;
+        memory.write(region.memory, address - region.iova, bytes).expect("bytes inside of the region");
     }
 
-    /// Reads bytes from a region, as the application itself would.
+    /// Reads bytes from a region, as the application does.
     ///
     /// # Panics
-    /// If the bytes are not inside of the region: a script that does this is wrong.
+    /// If the bytes are outside the region: a bug in the caller.
     pub fn read_memory(&mut self, key: RemoteKey, address: u64, length: usize) -> Vec<u8> {
         let region = self.memory_region(key).expect("a region of this host");
         let mut bytes = alloc::vec![0; length];
-        let store = &self.world.host_mut(self.id).memory;
-        store.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
+        let memory = &self.world.host_mut(self.id).memory;
+        memory.read(region.memory, address - region.iova, &mut bytes).expect("bytes inside of the region");
         bytes
     }
 
@@ -249,7 +251,7 @@ impl Verbs<'_> {
         host.hca.allocate_memory_window(host.client, domain, kind)
     }
 
-    /// Frees a memory window.
+    /// Deallocates a memory window.
     pub fn deallocate_memory_window(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
         host.hca.free_memory_window(host.client, key)
@@ -264,7 +266,7 @@ impl Verbs<'_> {
         Ok(cq)
     }
 
-    /// Changes the size of a completion queue.
+    /// Resizes a completion queue.
     pub fn resize_completion_queue(&mut self, cq: CqId, slots: u32) -> Result<(), VerbsError> {
         let (producer, consumer) = completion_ring(slots);
         let host = self.world.host_mut(self.id);
@@ -281,19 +283,19 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Asks to be woken by the next completion.
+    /// Requests a notification for the next completion.
     pub fn request_notification(&mut self, cq: CqId, notify: CqNotify) {
         if let Some(queue) = self.world.host_mut(self.id).completion_queues.get(&cq) {
             queue.request_notification(notify);
         }
     }
 
-    /// Takes the oldest completion.
+    /// Removes the oldest completion.
     pub fn poll(&mut self, cq: CqId) -> Option<Completion> {
         self.world.host_mut(self.id).completion_queues.get_mut(&cq)?.pop()
     }
 
-    /// Takes everything that waits in a completion queue.
+    /// Removes all completions.
     pub fn poll_all(&mut self, cq: CqId) -> Vec<Completion> {
         core::iter::from_fn(|| self.poll(cq)).collect()
     }
@@ -361,15 +363,15 @@ impl Verbs<'_> {
         self.create_queue_pair_with(kind, domain, [cq, cq], options, None)
     }
 
-    /// Creates a queue pair with a completion queue for sends and one for receives, under a number of the
-    /// caller's choice if one is given.
+    /// Creates a queue pair with separate completion queues for sends and receives, and with a chosen QPN if
+    /// given.
     pub fn create_queue_pair_with(
         &mut self,
         kind: QpType,
         domain: PdId,
         [send_cq, receive_cq]: [CqId; 2],
         options: QpOptions,
-        number: Option<Qpn>,
+        qpn: Option<Qpn>,
     ) -> Result<Qpn, VerbsError> {
         let QpOptions {
             max_send_wr: sends,
@@ -400,52 +402,52 @@ impl Verbs<'_> {
             sq_sig_all: options.sq_sig_all,
         };
         let host = self.world.host_mut(self.id);
-        let number = match number {
-            Some(number) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, number)?,
+        let qpn = match qpn {
+            Some(qpn) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, qpn)?,
             None => host.hca.create_queue_pair(host.client, init, rings)?,
         };
-        host.queue_pairs.insert(number, queues);
-        Ok(number)
+        host.queue_pairs.insert(qpn, queues);
+        Ok(qpn)
     }
 
-    /// Changes a queue pair's attributes and state.
-    pub fn modify_queue_pair(&mut self, number: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
+    /// Modifies a queue pair.
+    pub fn modify_queue_pair(&mut self, qpn: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, number, &modify))
+        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, qpn, &modify))
     }
 
-    /// What a queue pair is doing.
-    pub fn query_queue_pair(&self, number: Qpn) -> Result<QpSnapshot, VerbsError> {
+    /// Queries a queue pair.
+    pub fn query_queue_pair(&self, qpn: Qpn) -> Result<QpSnapshot, VerbsError> {
         let host = self.world.host(self.id);
-        host.hca.query_queue_pair(host.client, number)
+        host.hca.query_queue_pair(host.client, qpn)
     }
 
     /// The attributes of a queue pair.
-    pub fn attributes(&self, number: Qpn) -> Result<QpAttributes, VerbsError> {
-        self.query_queue_pair(number).map(|view| view.attributes)
+    pub fn attributes(&self, qpn: Qpn) -> Result<QpAttributes, VerbsError> {
+        self.query_queue_pair(qpn).map(|view| view.attributes)
     }
 
     /// Destroys a queue pair.
-    pub fn destroy_queue_pair(&mut self, number: Qpn) -> Result<(), VerbsError> {
+    pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
         let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, number))?;
-        self.world.host_mut(self.id).queue_pairs.remove(&number);
+        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, qpn))?;
+        self.world.host_mut(self.id).queue_pairs.remove(&qpn);
         Ok(())
     }
 
-    /// Makes a datagram queue pair a member of a multicast group.
-    pub fn attach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    /// Attaches a UD queue pair to a multicast group.
+    pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.attach_multicast(host.client, number, group)
+        host.hca.attach_multicast(host.client, qpn, group)
     }
 
-    /// Takes a queue pair out of a multicast group.
-    pub fn detach_multicast(&mut self, number: Qpn, group: Gid) -> Result<(), VerbsError> {
+    /// Detaches a queue pair from a multicast group.
+    pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
         let host = self.world.host_mut(self.id);
-        host.hca.detach_multicast(host.client, number, group)
+        host.hca.detach_multicast(host.client, qpn, group)
     }
 
-    /// Carries out a call to the connection manager.
+    /// Executes a connection manager call.
     pub fn cm(&mut self, call: cm::Command) -> Result<cm::Reply, VerbsError> {
         let client = self.world.host(self.id).client;
         self.world.with_hca(self.id, |hca, ctx| hca.execute_cm(ctx, client, call))
@@ -454,14 +456,14 @@ impl Verbs<'_> {
     /// Posts send work requests; all or none.
     ///
     /// # Panics
-    /// If the queue pair is not of this host or has no send queue: a script that does this is wrong.
+    /// If the queue pair does not belong to this host or has no send queue: a bug in the caller.
     pub fn post_sends(
         &mut self,
-        number: Qpn,
+        qpn: Qpn,
         requests: &[SendWorkRequest<'_>],
     ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.send.as_mut().expect("a queue pair with a send queue");
         for request in requests {
             if let Err(why) = ring.enqueue(request) {
@@ -470,46 +472,42 @@ impl Verbs<'_> {
             }
         }
         ring.publish();
-        ring.ring(&host.doorbell, number);
+        ring.ring(&host.doorbell, qpn);
         self.world.process_doorbells(self.id);
         Ok(())
     }
 
     /// Posts one send work request.
-    pub fn post_send(
-        &mut self,
-        number: Qpn,
-        request: &SendWorkRequest<'_>,
-    ) -> Result<(), InvalidWorkRequest> {
-        self.post_sends(number, core::slice::from_ref(request))
+    pub fn post_send(&mut self, qpn: Qpn, request: &SendWorkRequest<'_>) -> Result<(), InvalidWorkRequest> {
+        self.post_sends(qpn, core::slice::from_ref(request))
     }
 
-    /// Posts a receive.
+    /// Posts a receive work request.
     ///
     /// # Panics
-    /// If the queue pair is not of this host or has no receive queue: a script that does this is wrong.
+    /// If the queue pair does not belong to this host or has no receive queue: a bug in the caller.
     pub fn post_receive(
         &mut self,
-        number: Qpn,
+        qpn: Qpn,
         receive: &ReceiveWorkRequest<'_>,
     ) -> Result<(), InvalidWorkRequest> {
         let host = self.world.host_mut(self.id);
-        let queues = host.queue_pairs.get_mut(&number).expect("a queue pair of this host");
+        let queues = host.queue_pairs.get_mut(&qpn).expect("a queue pair of this host");
         let ring = queues.receive.as_mut().expect("a queue pair with a receive queue");
         ring.enqueue(receive)?;
         if ring.publish()
             && let Some(send) = &queues.send
         {
-            send.ring(&host.doorbell, number);
+            send.ring(&host.doorbell, qpn);
         }
         self.world.process_doorbells(self.id);
         Ok(())
     }
 
-    /// Posts a receive to a shared queue.
+    /// Posts a receive work request to an SRQ.
     ///
     /// # Panics
-    /// If the queue is not of this host: a script that does this is wrong.
+    /// If the SRQ does not belong to this host: a bug in the caller.
     pub fn post_srq_receive(
         &mut self,
         srq: SrqId,
@@ -522,43 +520,43 @@ impl Verbs<'_> {
         Ok(())
     }
 
-    /// Takes a datagram queue pair to RTS.
-    pub fn start_datagrams(&mut self, number: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
+    /// Moves a UD queue pair to RTS.
+    pub fn start_datagrams(&mut self, qpn: Qpn, queue_key: QueueKey, psn: Psn) -> Result<(), VerbsError> {
         let modify = ModifyQp::default();
-        self.modify_queue_pair(number, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
-        self.modify_queue_pair(number, modify.state(QpState::ReadyToReceive))?;
-        self.modify_queue_pair(number, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::Init).pkey_index(0).port(1).qkey(queue_key))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToReceive))?;
+        self.modify_queue_pair(qpn, modify.state(QpState::ReadyToSend).sq_psn(psn))?;
         Ok(())
     }
 
-    /// Takes a queue pair to RTS towards a peer.
+    /// Moves a queue pair to RTS with this peer.
     pub fn connect(
         &mut self,
-        number: Qpn,
-        (peer, peer_number): (HostId, Qpn),
+        qpn: Qpn,
+        (peer, peer_qpn): (HostId, Qpn),
         connection: &ConnectOptions,
         [send_psn, receive_psn]: [Psn; 2],
     ) -> Result<(), VerbsError> {
         let destination = Gid::from(self.world.host(peer).address);
-        let kind = self.query_queue_pair(number)?.qp_type;
+        let kind = self.query_queue_pair(qpn)?.qp_type;
         let ConnectOptions { traffic_class, service_level, .. } = *connection;
         let path = AddressVector { traffic_class, service_level, ..AddressVector::to(destination) };
         let modify = ModifyQp::default();
         self.modify_queue_pair(
-            number,
+            qpn,
             modify.state(QpState::Init).pkey_index(0).port(1).access_flags(connection.access),
         )?;
         let mut receive = modify
             .state(QpState::ReadyToReceive)
             .address_vector(path)
             .path_mtu(connection.path_mtu)
-            .dest_qpn(peer_number)
+            .dest_qpn(peer_qpn)
             .rq_psn(receive_psn);
         if matches!(kind, QpType::Rc | QpType::XrcTarget) {
             receive =
                 receive.max_dest_rd_atomic(connection.max_rd_atomic).min_rnr_timer(connection.min_rnr_timer);
         }
-        self.modify_queue_pair(number, receive)?;
+        self.modify_queue_pair(qpn, receive)?;
         let mut send = modify.state(QpState::ReadyToSend).sq_psn(send_psn);
         if matches!(kind, QpType::Rc | QpType::XrcInitiator) {
             send = send
@@ -569,13 +567,18 @@ impl Verbs<'_> {
         } else if kind == QpType::XrcTarget {
             send = send.timeout(connection.timeout);
         }
-        self.modify_queue_pair(number, send)?;
+        self.modify_queue_pair(qpn, send)?;
         Ok(())
     }
 }
 
 impl World {
-    /// Connects two queue pairs, and lets rules know them by their roles.
+    /// The verbs of a host.
+    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
+        Verbs { world: self, id: host }
+    }
+
+    /// Connects two queue pairs and registers their flows.
     pub fn connect(
         &mut self,
         first: (HostId, Qpn),
@@ -586,17 +589,17 @@ impl World {
         self.verbs(first.0).connect(first.1, second, connection, [a, b])?;
         self.verbs(second.0).connect(second.1, first, connection, [b, a])?;
         let ends = [first, second].map(|(host, qpn)| Endpoint { address: self.host(host).address, qpn });
-        for (index, role) in connection.flow_ids.into_iter().enumerate() {
-            if let Some(role) = role {
+        for (index, flow_id) in connection.flow_ids.into_iter().enumerate() {
+            if let Some(flow_id) = flow_id {
                 let (requester, responder) = (ends[index], Some(ends[1 - index]));
                 let first_psn = connection.first_psns[index];
-                self.flows_mut().insert(Flow { id: role, requester, responder, first_psn });
+                self.flows_mut().insert(Flow { id: flow_id, requester, responder, first_psn });
             }
         }
         Ok(())
     }
 
-    /// Goes on for this long.
+    /// Runs for this long.
     pub fn run_for(&mut self, duration: Duration) -> bool {
         let until: Instant = self.now().plus(duration);
         self.run_until(until)

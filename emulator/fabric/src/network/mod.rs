@@ -1,13 +1,21 @@
-//! What lies between hosts: cables, switches, and the ports of hosts, under one agenda.
+//! The network between hosts: links, switches and host ports with a common event queue.
 //!
-//! A network moves frames from node to node; it knows no card. Whoever owns it lets things happen in their
-//! order, hands frames in and takes frames out: [`crate::World`] under a virtual clock, [`crate::Fabric`] under
-//! any other.
+//! A network moves frames between nodes; it has no HCAs. Its owner processes events in order, sends frames
+//! and receives them: [`crate::World`] under a virtual clock, [`crate::Fabric`] under an external one.
 
-use crate::event_queue::{EventQueue, SimEvent};
+mod external_ports;
+mod forwarding;
+mod host_ports;
+mod routes;
+
+pub(crate) use external_ports::{ExternalPortSink, ExternalPorts};
+pub use external_ports::{ExternalPortUpdate, Origin};
+
+use crate::event_queue::EventQueue;
 use crate::fabric_event::PacketId;
 use crate::frame_pool::{NO_SLOT, Slot};
 use crate::host_port::HostPort;
+use crate::sim_event::SimEvent;
 use crate::sink::{EventSink, NetworkEvent, Stage};
 use crate::switch::Switch;
 use crate::{
@@ -21,11 +29,11 @@ use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::Instant;
 use softhca_wire::{AddressHeaders, Pfc};
 
-/// Who has which address.
+/// Host addresses.
 #[derive(Default)]
 pub(crate) struct AddressTable {
     all: BTreeMap<IpAddr, HostId>,
-    /// Where the address of the first host plus `n` is that of host `n`, no search is needed.
+    /// If host `n` has the first host's address plus `n`, the lookup needs no search.
     first: Option<Ipv4Addr>,
     contiguous: u32,
 }
@@ -54,22 +62,22 @@ impl AddressTable {
     }
 }
 
-/// What a cable ends in. Every frame that arrives asks for it, hence apart from the cable.
+/// The nodes at the ends of a link. Every arriving frame reads it, so it is stored apart from the link.
 pub(crate) struct LinkEnds {
     pub ends: [Node; 2],
-    /// The port of the switch at each end.
+    /// The switch port at each end.
     pub ports: [u16; 2],
 }
 
-/// What came of something that happened, for the owner of the network.
+/// The result of an event for the owner of the network.
 pub(crate) enum Outcome {
     Nothing,
-    /// A frame reached a host; whoever takes it frees its slot.
+    /// A frame reached a host; the owner frees its slot.
     Arrived {
         host: HostId,
         slot: u32,
     },
-    /// Other priorities of a host are stopped than before; so many pause frames did that.
+    /// The paused priorities of a host changed; `frames` pause frames caused it.
     Paused {
         host: HostId,
         frames: u64,
@@ -80,38 +88,38 @@ pub(crate) struct Network {
     pub seed: Seed,
     pub hosts: Vec<HostPort>,
     pub links: Vec<Link>,
-    /// What each cable ends in.
+    /// The ends of each link.
     pub link_ends: Vec<LinkEnds>,
     pub switches: Vec<Switch>,
     pub flows: FlowTable,
     pub addresses: AddressTable,
-    /// Routes that were set by hand: at a switch, to a host, over these ports.
+    /// Static routes: at a switch, to a host, over these ports.
     pub static_routes: BTreeMap<(SwitchId, HostId), Vec<u16>>,
     pub event_queue: EventQueue,
     pub routes_stale: bool,
     /// Frames that reached a host, and pause frames that reached a switch.
     delivered: u64,
-    /// Frames that were lost in switches and at hosts.
+    /// Frames dropped in switches and at hosts.
     dropped: u64,
-    /// Frames that switches put on cables though hosts had sent them.
+    /// Frames that switches forwarded.
     forwarded: u64,
-    /// Copies of datagrams for groups that switches made.
+    /// Copies of multicast frames made by switches.
     copied: u64,
 }
 
-/// What came of laying out a topology, in the order of its layout.
+/// The switches and links of a topology, in the order of its layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltTopology {
     /// The switches.
     pub switches: Vec<SwitchId>,
-    /// The cables.
+    /// The links.
     pub links: Vec<LinkId>,
 }
 
-/// Stands for the flow that a packet belongs to: addresses and ports.
-fn flow_hash(envelope: &AddressHeaders) -> u64 {
-    let port = u64::from(envelope.source_port);
-    match (envelope.source, envelope.destination) {
+/// A hash of the flow: addresses and ports.
+fn flow_hash(addressing: &AddressHeaders) -> u64 {
+    let port = u64::from(addressing.source_port);
+    match (addressing.source, addressing.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let addresses = u64::from(source.to_bits()) << 32 | u64::from(destination.to_bits());
             Seed(addresses).draw(&[port])
@@ -127,21 +135,21 @@ fn flow_hash(envelope: &AddressHeaders) -> u64 {
     }
 }
 
-/// How many frames went where.
+/// Frame counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounters {
-    /// Frames that hosts put on cables, duplicates that rules made, pause frames and copies that switches made.
+    /// Frames that hosts sent, copies made by rules and switches, and pause frames.
     pub admitted: u64,
     /// Frames that reached a host, and pause frames that reached a switch.
     pub delivered: u64,
-    /// Frames that were lost.
+    /// Dropped frames.
     pub dropped: u64,
-    /// Frames that are on their way, queued and held-back ones included.
+    /// Frames in flight, including queued and held ones.
     pub in_flight: u64,
 }
 
 impl FrameCounters {
-    /// Nothing appeared and nothing vanished.
+    /// Whether every frame is accounted for.
     pub const fn is_balanced(&self) -> bool {
         self.admitted == self.delivered + self.dropped + self.in_flight
     }
@@ -173,7 +181,7 @@ impl Network {
         id
     }
 
-    /// A port that nothing is sent to: it has no place among the addresses.
+    /// Adds a port without a destination address: it only sends.
     pub fn add_port(&mut self, address: IpAddr) -> HostId {
         let id = HostId(self.hosts.len() as u32);
         self.hosts.push(HostPort::new(address));
@@ -188,7 +196,7 @@ impl Network {
         id
     }
 
-    pub fn add_link(&mut self, ends: [Node; 2], line: LinkSettings) -> LinkId {
+    pub fn add_link(&mut self, ends: [Node; 2], link_settings: LinkSettings) -> LinkId {
         let id = LinkId(self.link_ends.len() as u32);
         let mut ports = [0; 2];
         for (at, direction) in [Direction::Forward, Direction::Backward].into_iter().enumerate() {
@@ -201,18 +209,18 @@ impl Network {
                 }
             }
         }
-        self.links.push(Link::new(self.seed, line));
+        self.links.push(Link::new(self.seed, link_settings));
         self.link_ends.push(LinkEnds { ends, ports });
         self.routes_stale = true;
         id
     }
 
-    /// Connects hosts as a layout says.
+    /// Builds a layout with these hosts.
     pub fn build_layout(
         &mut self,
         layout: &Layout,
         hosts: &[HostId],
-        line: LinkSettings,
+        link_settings: LinkSettings,
         settings: SwitchSettings,
     ) -> BuiltTopology {
         assert!(hosts.len() >= layout.hosts as usize, "{} hosts for {}", hosts.len(), layout.hosts);
@@ -221,31 +229,32 @@ impl Network {
             LayoutNode::Host(host) => Node::Host(hosts[host as usize]),
             LayoutNode::Switch(switch) => Node::Switch(switches[switch as usize]),
         };
-        let cables: Vec<_> = layout.links.iter().map(|ends| self.add_link(ends.map(node), line)).collect();
-        for (switch, host, cable) in &layout.routes {
-            self.set_route(switches[*switch as usize], hosts[*host as usize], &[cables[*cable]]);
+        let links: Vec<_> =
+            layout.links.iter().map(|ends| self.add_link(ends.map(node), link_settings)).collect();
+        for (switch, host, link) in &layout.routes {
+            self.set_route(switches[*switch as usize], hosts[*host as usize], &[links[*link]]);
         }
-        BuiltTopology { switches, links: cables }
+        BuiltTopology { switches, links }
     }
 
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, links: &[LinkId]) {
         let ports = self.switches[switch.0 as usize].ports.iter().zip(0..);
-        let ports = ports.filter(|(port, _)| cables.contains(&port.link)).map(|(_, port)| port).collect();
+        let ports = ports.filter(|(port, _)| links.contains(&port.link)).map(|(_, port)| port).collect();
         self.static_routes.insert((switch, host), ports);
         self.routes_stale = true;
     }
 
-    /// Reads a word of what the next thing is going to ask for, and of what follows it. In a large network many things
-    /// happen within one nanosecond, each somewhere else: while one happens, the memory of the next is on its way.
-    /// The host that comes next, if it is one.
+    /// Prefetches the memory of the next event and of the one after it. In a large network many events of one
+    /// nanosecond touch unrelated memory; the loads overlap with the current event. Returns the host of the
+    /// next event, if any.
     pub fn prefetch(&mut self, slot: u32) -> Option<HostId> {
-        let Slot { event: happening, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
+        let Slot { event, next, host: to, .. } = *self.event_queue.pool.slot_mut(slot);
         if next != NO_SLOT {
             black_box(self.event_queue.pool.slot_mut(next).serial);
         }
-        match happening {
-            SimEvent::Arrival { link: cable, direction, .. } => {
-                let LinkEnds { ends, ports } = &self.link_ends[cable.0 as usize];
+        match event {
+            SimEvent::Arrival { link, direction, .. } => {
+                let LinkEnds { ends, ports } = &self.link_ends[link.0 as usize];
                 let end = direction.reverse() as usize;
                 match ends[end] {
                     Node::Switch(switch) => {
@@ -269,11 +278,11 @@ impl Network {
         }
     }
 
-    /// Lets something happen. What is the business of hosts only is not done here.
-    pub fn handle_event(&mut self, now: Instant, happening: SimEvent, sink: &mut dyn EventSink) -> Outcome {
-        match happening {
-            SimEvent::Arrival { slot, link: cable, direction } => {
-                return self.arrive(now, slot, cable, direction, sink);
+    /// Handles an event, except for events that only hosts handle.
+    pub fn handle_event(&mut self, now: Instant, event: SimEvent, sink: &mut dyn EventSink) -> Outcome {
+        match event {
+            SimEvent::Arrival { slot, link, direction } => {
+                return self.arrive(now, slot, link, direction, sink);
             }
             SimEvent::HostPauseExpired { host } => return self.expire_host_pauses(now, host, sink),
             SimEvent::ReceiverDrain { host } => return self.drain(now, host, sink),
@@ -281,8 +290,8 @@ impl Network {
                 self.switches[switch.0 as usize].ports[usize::from(port)].waiting_for_link = false;
                 self.serve(now, switch, port, sink);
             }
-            SimEvent::ReorderTimeout { link: cable } => {
-                self.with_link(now, cable, sink, |cable, _, outlet| cable.expire(now.nanos(), outlet));
+            SimEvent::ReorderTimeout { link } => {
+                self.with_link(now, link, sink, |link, _, output| link.expire(now.nanos(), output));
             }
             SimEvent::SwitchPauseExpired { switch, port } => {
                 self.expire_switch_pauses(now, switch, port, sink)
@@ -302,49 +311,49 @@ impl Network {
         Outcome::Nothing
     }
 
-    /// The node that a direction of a cable starts at.
-    pub fn link_source(&self, cable: LinkId, direction: Direction) -> Node {
-        self.link_ends[cable.0 as usize].ends[direction as usize]
+    /// The node at the start of a direction.
+    pub fn link_source(&self, link: LinkId, direction: Direction) -> Node {
+        self.link_ends[link.0 as usize].ends[direction as usize]
     }
 
-    /// When every line of a host has room: a host with several cables sends at the pace of its slowest.
+    /// When all links of a host are free: a host with several links sends at the rate of the slowest.
     pub fn host_link_free_at(&self, host: HostId) -> u64 {
-        let HostPort { single_uplink: only, links: cables, .. } = &self.hosts[host.0 as usize];
+        let HostPort { single_uplink: only, links, .. } = &self.hosts[host.0 as usize];
         let free_at =
-            |(cable, direction): (LinkId, Direction)| self.links[cable.0 as usize].free_at_ns(direction);
+            |(link, direction): (LinkId, Direction)| self.links[link.0 as usize].free_at_ns(direction);
         match *only {
             Some(only) => free_at(only),
-            None => cables.iter().copied().map(free_at).max().unwrap_or(0),
+            None => links.iter().copied().map(free_at).max().unwrap_or(0),
         }
     }
 
-    /// Takes a frame that a host sends to others. A frame for nobody's address goes nowhere, as on a network
-    /// without a route.
+    /// Accepts a frame from a host. Discards a frame to an unknown address, as a network without a route
+    /// does.
     pub fn send(&mut self, now: Instant, from: HostId, frame: Frame, sink: &mut dyn EventSink) {
         if self.routes_stale {
             self.compute_routes();
         }
         let destination = frame.addressing.destination;
         if destination.is_multicast() {
-            for (cable, direction) in self.hosts[from.0 as usize].links.clone() {
+            for (link, direction) in self.hosts[from.0 as usize].links.clone() {
                 let slot = self.event_queue.pool.insert(frame.clone(), Slot::MULTICAST, 0);
-                self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+                self.transmit(now, link, direction, slot, Stage::Admitted, sink);
             }
             return;
         }
         let flow = flow_hash(&frame.addressing);
-        if let Some((to, (cable, direction))) = self.route(from, destination, flow) {
+        if let Some((to, (link, direction))) = self.route(from, destination, flow) {
             let slot = self.event_queue.pool.insert(frame, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
         }
     }
 
-    /// Takes a frame that a host sends to another.
+    /// Accepts a unicast packet from a host.
     pub fn send_bytes(
         &mut self,
         now: Instant,
         from: HostId,
-        (envelope, bytes): (&AddressHeaders, &[u8]),
+        (addressing, bytes): (&AddressHeaders, &[u8]),
         content: FrameContent,
         service_level: u8,
         sink: &mut dyn EventSink,
@@ -352,15 +361,15 @@ impl Network {
         if self.routes_stale {
             self.compute_routes();
         }
-        let flow = flow_hash(envelope);
-        if let Some((to, (cable, direction))) = self.route(from, envelope.destination, flow) {
+        let flow = flow_hash(addressing);
+        if let Some((to, (link, direction))) = self.route(from, addressing.destination, flow) {
             let slot =
-                self.event_queue.pool.insert_bytes(envelope, bytes, content, service_level, to.0, flow);
-            self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+                self.event_queue.pool.insert_bytes(addressing, bytes, content, service_level, to.0, flow);
+            self.transmit(now, link, direction, slot, Stage::Admitted, sink);
         }
     }
 
-    /// Who has an address, and by which cable a host sends to it.
+    /// The host with an address, and the link to it.
     fn route(&self, from: HostId, destination: IpAddr, flow: u64) -> Option<(HostId, (LinkId, Direction))> {
         let port = &self.hosts[from.0 as usize];
         let to = self.addresses.find(destination)?;
@@ -375,11 +384,11 @@ impl Network {
         Some((to, way))
     }
 
-    /// Takes a frame for a host at one of a cable's ends.
+    /// Accepts a frame to a host at the start of a link direction.
     pub fn send_on_link(
         &mut self,
         now: Instant,
-        (cable, direction): (LinkId, Direction),
+        (link, direction): (LinkId, Direction),
         to: HostId,
         frame: Frame,
         sink: &mut dyn EventSink,
@@ -389,32 +398,33 @@ impl Network {
         }
         let flow = flow_hash(&frame.addressing);
         let slot = self.event_queue.pool.insert(frame, to.0, flow);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// Puts a frame on a cable.
+    /// Transmits a frame on a link.
     pub fn transmit(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         slot: u32,
         stage: Stage,
         sink: &mut dyn EventSink,
     ) {
-        self.emit_frame(now, cable, direction, stage, slot, sink);
+        self.emit_frame(now, link, direction, stage, slot, sink);
         let Slot { bytes, is_pause, .. } = *self.event_queue.pool.slot_mut(slot);
-        let line = &mut self.links[cable.0 as usize];
-        if let Some(at) = line.fast_transmit(now.nanos(), direction, bytes as usize, is_pause) {
-            return self.event_queue.push(at, SimEvent::Arrival { slot, link: cable, direction });
+        let fast =
+            self.links[link.0 as usize].fast_transmit(now.nanos(), direction, bytes as usize, is_pause);
+        if let Some(at) = fast {
+            return self.event_queue.push(at, SimEvent::Arrival { slot, link, direction });
         }
         let frame = self.event_queue.pool.remove(slot);
-        self.with_link(now, cable, sink, |cable, flows, outlet| {
-            cable.admit(now.nanos(), direction, frame, flows, outlet);
+        self.with_link(now, link, sink, |link, flows, output| {
+            link.admit(now.nanos(), direction, frame, flows, output);
         });
     }
 
-    /// Calls `act` with a cable and takes what comes out of it.
+    /// Calls `act` with a link and schedules its output.
     pub fn with_link(
         &mut self,
         now: Instant,
@@ -422,65 +432,59 @@ impl Network {
         sink: &mut dyn EventSink,
         act: impl FnOnce(&mut Link, &FlowTable, &mut dyn LinkOutput),
     ) {
-        let Network { links: cables, flows, event_queue: agenda, addresses, .. } = self;
-        let cable = &mut cables[id.0 as usize];
-        act(cable, flows, &mut ScheduledOutput { id, now, agenda, addresses, sink });
-        if let Some(at) = cable.next_timeout() {
+        let Network { links, flows, event_queue, addresses, .. } = self;
+        let link = &mut links[id.0 as usize];
+        act(link, flows, &mut ScheduledOutput { id, now, event_queue, addresses, sink });
+        if let Some(at) = link.next_timeout() {
             self.event_queue.push(at, SimEvent::ReorderTimeout { link: id });
         }
     }
 
-    /// A frame comes out of a cable.
+    /// Handles the arrival of a frame at the end of a link.
     pub fn arrive(
         &mut self,
         now: Instant,
         slot: u32,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         sink: &mut dyn EventSink,
     ) -> Outcome {
-        let link = &self.link_ends[cable.0 as usize];
+        let ends = &self.link_ends[link.0 as usize];
         let end = direction.reverse() as usize;
-        match link.ends[end] {
+        match ends.ends[end] {
             Node::Switch(switch) => {
-                let port = link.ports[end];
+                let port = ends.ports[end];
                 self.arrive_at_switch(now, switch, port, slot, sink);
                 Outcome::Nothing
             }
             Node::Host(host) => {
-                self.emit_frame(now, cable, direction, Stage::Delivered, slot, sink);
-                self.arrive_at_host(now, host, cable, slot, sink)
+                self.emit_frame(now, link, direction, Stage::Delivered, slot, sink);
+                self.arrive_at_host(now, host, link, slot, sink)
             }
         }
     }
 
-    /// A frame is where it was to go; whoever takes it frees its slot.
+    /// Counts a delivered frame; the owner frees its slot.
     pub fn count_delivered(&mut self) {
         self.delivered += 1;
     }
 
-    /// Loses a frame.
+    /// Drops a frame.
     pub fn drop_frame(
         &mut self,
         now: Instant,
-        at: Node,
-        cable: LinkId,
+        node: Node,
+        link: LinkId,
         slot: u32,
         cause: FrameDropReason,
         sink: &mut dyn EventSink,
     ) {
         self.dropped += 1;
         let frame = self.event_queue.pool.frame(slot);
-        let (priority, culprit) = (frame.priority(), PacketId::of(frame));
+        let (priority, packet) = (frame.priority(), PacketId::of(frame));
         sink.on_event(
             now,
-            &NetworkEvent::Fabric(FabricEvent::FrameDropped {
-                node: at,
-                link: cable,
-                priority,
-                reason: cause,
-                packet: culprit,
-            }),
+            &NetworkEvent::Fabric(FabricEvent::FrameDropped { node, link, priority, reason: cause, packet }),
         );
         self.event_queue.pool.release(slot);
     }
@@ -493,60 +497,60 @@ impl Network {
         self.copied += copies;
     }
 
-    /// Sends a pause frame over a cable.
+    /// Sends a pause frame on a link.
     pub fn send_pause(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         pause: &Pfc,
         sink: &mut dyn EventSink,
     ) {
         let slot = self.event_queue.pool.insert(Frame::pause(pause), 0, 0);
-        self.transmit(now, cable, direction, slot, Stage::Admitted, sink);
+        self.transmit(now, link, direction, slot, Stage::Admitted, sink);
     }
 
-    /// How many frames went where.
+    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
-        let mut census = FrameCounters {
+        let mut counters = FrameCounters {
             delivered: self.delivered,
             dropped: self.dropped,
             in_flight: self.event_queue.pool.frames_in_flight() as u64,
             admitted: self.copied,
         };
-        for cable in &self.links {
+        for link in &self.links {
             for direction in [Direction::Forward, Direction::Backward] {
-                let LinkCounters { admitted, duplicated, dropped, held, .. } = cable.counters(direction);
-                census.admitted += admitted + duplicated;
-                census.dropped += dropped;
-                census.in_flight += held;
+                let LinkCounters { admitted, duplicated, dropped, held, .. } = link.counters(direction);
+                counters.admitted += admitted + duplicated;
+                counters.dropped += dropped;
+                counters.in_flight += held;
             }
         }
-        census.admitted -= self.forwarded;
-        census
+        counters.admitted -= self.forwarded;
+        counters
     }
 
-    /// Shows a frame to whoever looks.
+    /// Emits a frame event if the sink is enabled.
     #[inline]
     fn emit_frame(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
         sink: &mut dyn EventSink,
     ) {
         if sink.is_enabled() {
-            self.emit_frame_or_pause(now, cable, direction, stage, slot, sink);
+            self.emit_frame_or_pause(now, link, direction, stage, slot, sink);
         }
     }
 
-    /// Shows a frame, or the pause that it asks for.
+    /// Emits a frame or pause frame event.
     fn emit_frame_or_pause(
         &mut self,
         now: Instant,
-        cable: LinkId,
+        link: LinkId,
         direction: Direction,
         stage: Stage,
         slot: u32,
@@ -555,13 +559,13 @@ impl Network {
         let frame = self.event_queue.pool.frame(slot);
         match (frame.content, frame.as_pause()) {
             (FrameContent::Pause, Some(pause)) => {
-                sink.on_event(now, &NetworkEvent::PauseFrame { link: cable, direction, stage, pause: &pause })
+                sink.on_event(now, &NetworkEvent::PauseFrame { link, direction, stage, pause: &pause })
             }
             (FrameContent::Pause, None) => {}
             _ => sink.on_event(
                 now,
                 &NetworkEvent::Frame {
-                    link: cable,
+                    link,
                     direction,
                     stage,
                     addressing: &frame.addressing,
@@ -572,11 +576,11 @@ impl Network {
     }
 }
 
-/// Where a cable's frames come out: the agenda.
+/// Schedules the frames that leave a link.
 struct ScheduledOutput<'a> {
     id: LinkId,
     now: Instant,
-    agenda: &'a mut EventQueue,
+    event_queue: &'a mut EventQueue,
     addresses: &'a AddressTable,
     sink: &'a mut dyn EventSink,
 }
@@ -589,8 +593,8 @@ impl LinkOutput for ScheduledOutput<'_> {
             false => self.addresses.find(destination).map_or(Slot::MULTICAST - 1, |host| host.0),
         };
         let flow = flow_hash(&frame.addressing);
-        let slot = self.agenda.pool.insert(frame, host, flow);
-        self.agenda.push(at_ns, SimEvent::Arrival { slot, link: self.id, direction });
+        let slot = self.event_queue.pool.insert(frame, host, flow);
+        self.event_queue.push(at_ns, SimEvent::Arrival { slot, link: self.id, direction });
     }
 
     fn report(&mut self, fault: Fault) {

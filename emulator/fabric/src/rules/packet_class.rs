@@ -1,15 +1,15 @@
-//! What a packet is for, in the words of a scenario.
+//! Packet classes, as scenarios name them.
 
 use softhca_wire::{NakCode, Opcode, Operation, Qpn, Service, Syndrome, TransportPacket};
 
-/// What one packet is for.
+/// The class of a packet.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum PacketClass {
-    /// Part of a SEND on a connection.
+    /// A packet of a SEND on a connection.
     Send,
-    /// Part of a WRITE.
+    /// A packet of a WRITE.
     Write,
     /// A READ request.
     ReadRequest,
@@ -17,27 +17,27 @@ pub enum PacketClass {
     Atomic,
     /// A FLUSH request.
     Flush,
-    /// A SEND of an unreliable datagram queue pair other than QP1.
+    /// A SEND of a UD queue pair other than QP1.
     Datagram,
-    /// Part of the answer to a READ.
+    /// A READ response.
     ReadResponse,
-    /// The answer to an atomic.
+    /// An atomic response.
     AtomicResponse,
-    /// A positive acknowledgement.
+    /// An ACK.
     Ack,
-    /// A refusal.
+    /// A NAK.
     Nak(NakCode),
-    /// A refusal for want of a receive buffer.
+    /// An RNR NAK.
     RnrNak,
     /// A congestion notification packet.
     Cnp,
-    /// A connection manager's message.
+    /// A CM message.
     Cm(CmMessage),
     /// Any other packet to or from QP1.
     Management,
-    /// A priority pause frame. Rules see it only if they ask for it.
+    /// A PFC pause frame. A rule matches it only if it selects this class.
     Pause,
-    /// Bytes that no packet format fits.
+    /// A malformed packet.
     Malformed,
 }
 
@@ -50,8 +50,7 @@ impl PacketClass {
         })
     }
 
-    /// The class of every packet with this opcode; none where the opcode alone does not tell: an
-    /// acknowledgement, a datagram.
+    /// The class of all packets with this opcode; `None` if the opcode does not determine it (ACK, datagram).
     fn of_opcode(opcode: Opcode) -> Option<PacketClass> {
         Some(match opcode.operation() {
             Operation::Send if opcode.service() == Service::Ud => return None,
@@ -84,32 +83,32 @@ impl PacketClass {
     }
 }
 
-/// A message of the connection manager, by its attribute identifier (IBA 12.6).
+/// A CM message by its attribute ID (IBA 12.6).
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u16)]
 pub enum CmMessage {
-    /// Asks for a connection.
+    /// Connection request.
     Req = 0x10,
-    /// Says that an answer takes longer.
+    /// Message receipt acknowledgement.
     Mra = 0x11,
-    /// Refuses.
+    /// Connection reject.
     Rej = 0x12,
-    /// Accepts.
+    /// Connection reply.
     Rep = 0x13,
-    /// Confirms.
+    /// Ready to use.
     Rtu = 0x14,
-    /// Asks to end the connection.
+    /// Disconnect request.
     Dreq = 0x15,
-    /// Ends it.
+    /// Disconnect reply.
     Drep = 0x16,
-    /// Asks for the datagram queue pair of a service.
+    /// Service ID resolution request.
     SidrReq = 0x17,
-    /// Names it.
+    /// Service ID resolution response.
     SidrRep = 0x18,
-    /// Offers another path.
+    /// Load alternate path.
     Lap = 0x19,
-    /// Answers that.
+    /// Alternate path response.
     Apr = 0x1a,
 }
 
@@ -129,7 +128,7 @@ impl CmMessage {
         CmMessage::Apr,
     ];
 
-    /// The name that the specification gives it.
+    /// The name in the specification.
     pub const fn name(self) -> &'static str {
         match self {
             CmMessage::Req => "REQ",
@@ -149,7 +148,7 @@ impl CmMessage {
     /// The management class of the connection manager.
     const MANAGEMENT_CLASS: u8 = 0x07;
 
-    /// The message in this management datagram, if it is one of the connection manager's.
+    /// The CM message in a management datagram, if any.
     fn of(datagram: &[u8]) -> Option<CmMessage> {
         let header = datagram.first_chunk::<24>()?;
         let attribute = u16::from_be_bytes([header[16], header[17]]);
@@ -158,25 +157,24 @@ impl CmMessage {
     }
 }
 
-/// The classes that a rule speaks of: one, or a group that has a name.
+/// A selection of classes: one, or a named group.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PacketClasses {
-    /// This one.
+    /// One class.
     Only(PacketClass),
-    /// Everything that an application asked its queue pair to send: SEND, WRITE, READ requests, atomics,
-    /// FLUSH and datagrams.
+    /// All requests of an application: SEND, WRITE, READ requests, atomics, FLUSH and datagrams.
     Data,
-    /// Everything that answers a request: READ and atomic responses, ACKs, NAKs and RNR NAKs.
+    /// All requests of an application: SEND, WRITE, READ requests, atomics, FLUSH and datagrams.
     Responses,
-    /// Refusals with any code. An RNR NAK is none: it asks for patience.
+    /// NAKs with any code, without RNR NAKs.
     Naks,
-    /// Every message of the connection manager.
+    /// All CM messages.
     Cm,
 }
 
 impl PacketClasses {
-    /// Whether `class` is one of these.
+    /// Whether `class` is included.
     pub fn contains(self, class: PacketClass) -> bool {
         match self {
             PacketClasses::Only(only) => class == only,
@@ -202,8 +200,8 @@ impl PacketClasses {
         }
     }
 
-    /// Whether a packet with this opcode can be of one of these classes. A rule that asks for both and gets
-    /// `false` can never fire.
+    /// Whether a packet with this opcode can have one of these classes. A rule that selects both never fires
+    /// if this is false.
     pub fn may_contain(self, opcode: Opcode) -> bool {
         let has = |class| self.contains(class);
         match PacketClass::of_opcode(opcode) {
@@ -238,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn every_request_of_an_application_is_data_and_no_answer_is() {
+    fn requests_are_data_and_responses_are_not() {
         for opcode in Opcode::all() {
             let class = class_of(Packet::new(opcode, 5));
             assert_eq!(PacketClasses::Data.contains(class), opcode.operation().is_request(), "{opcode}");
@@ -246,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_syndrome_tells_acknowledgements_apart() {
+    fn syndrome_distinguishes_ack_nak_and_rnr_nak() {
         let answer = |syndrome| class_of(Packet::rc(Operation::Acknowledge, 5).syndrome(syndrome));
         assert_eq!(answer(Syndrome::ACK), PacketClass::Ack);
         assert_eq!(answer(Syndrome::RnrNak(RnrTimer::new(3))), PacketClass::RnrNak);
@@ -258,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_to_qp1_is_told_by_its_attribute() {
+    fn datagram_to_qp1_is_classified_by_its_attribute_id() {
         for message in CmMessage::ALL {
             let packet = management_datagram(0x07, message as u16);
             assert_eq!(class_of(packet), PacketClass::Cm(message));
@@ -268,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn class_and_opcode_exclude_each_other_exactly_when_no_packet_has_both() {
+    fn class_and_opcode_exclude_each_other_only_if_no_packet_has_both() {
         let opcode = |operation| Packet::rc(operation, 0).opcode;
         assert!(PacketClasses::Data.may_contain(opcode(Operation::Write)));
         assert!(!PacketClasses::Responses.may_contain(opcode(Operation::Write)));

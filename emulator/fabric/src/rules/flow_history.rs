@@ -1,49 +1,50 @@
-//! What a cable knows about a packet: what it is, and what it is in the course of its flow.
+//! Classification of packets and their position in a flow.
 //!
-//! Memory is bounded per flow. PSNs are unwrapped: positions count on beyond 2^24, so that nothing that a
-//! rule said about the first packets happens again sixteen million packets later.
+//! Memory per flow is bounded. PSNs are unwrapped: positions continue beyond 2^24, so a rule for the first
+//! packets does not match again sixteen million packets later.
 
-use crate::flow::FlowMatch;
-use crate::{FlowId, FlowTable, Frame, FrameContent, PacketClass, PacketType};
+use super::flow::{FlowId, FlowMatch, FlowTable, PacketType};
+use super::packet_class::PacketClass;
+use crate::{Frame, FrameContent};
 use alloc::collections::{BTreeMap, VecDeque};
 use softhca_wire::{Icrc, Opcode, Psn, TransportHeader, TransportPacket};
 
-/// A packet as a cable saw it, before any fault.
+/// A packet as seen by a link before any fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObservedPacket {
-    /// What it is for.
+    /// The class.
     pub class: PacketClass,
-    /// Its opcode, unless it is malformed.
+    /// The opcode, unless malformed.
     pub opcode: Option<Opcode>,
-    /// Its PSN, unless it is malformed.
+    /// The PSN, unless malformed.
     pub psn: Option<Psn>,
-    /// The flow that it belongs to.
+    /// The flow.
     pub flow_id: Option<FlowId>,
-    /// Its sense in that flow.
+    /// Request or response of that flow.
     pub packet_type: Option<PacketType>,
-    /// How far behind the first PSN of the flow it is. None for a packet of no flow, and for a CNP, whose
-    /// PSN means nothing.
+    /// The PSN relative to the first PSN of the flow. `None` for packets without a flow and for CNPs, whose
+    /// PSN has no meaning.
     pub relative_psn: Option<i64>,
-    /// How often this PSN was seen in packets of the same kind (requests, responses with data, ACKs, NAKs),
-    /// this time included. Without a relative PSN: how many such packets were seen. Zero if nobody counts.
+    /// How often this PSN occurred in packets of the same kind (requests, responses with data, ACKs, NAKs),
+    /// including this one. Without a relative PSN: the number of such packets. Zero without a history.
     pub transmission: u64,
-    /// Which message of the flow it belongs to or answers, counted from zero, if the cable saw it start.
+    /// The message that the packet belongs to or answers, counted from zero, if the link saw its start.
     pub message_index: Option<u64>,
-    /// Its place in that message, counted from zero.
+    /// The packet's index in that message, counted from zero.
     pub packet_index: Option<u64>,
-    /// The priority that switches queue it in; of a pause frame the first that it speaks of.
+    /// The priority; for a pause frame, the first priority that it names.
     pub priority: u8,
 }
 
 impl ObservedPacket {
-    /// What can be said of a frame without a memory of earlier ones.
+    /// Classifies a frame without a history.
     pub fn of(frame: &Frame, flows: &FlowTable) -> ObservedPacket {
         classify(frame, flows).0
     }
 }
 
 fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMatch>) {
-    let mut sighting = ObservedPacket {
+    let mut observed = ObservedPacket {
         class: PacketClass::Malformed,
         opcode: None,
         psn: None,
@@ -62,36 +63,36 @@ fn classify(frame: &Frame, flows: &FlowTable) -> (ObservedPacket, Option<FlowMat
         FrameContent::Elided { .. } => TransportHeader::parse(&frame.bytes)
             .map(|(header, _)| TransportPacket { header, payload: &[], padding: &[] }),
         FrameContent::Pause => {
-            sighting.class = PacketClass::Pause;
+            observed.class = PacketClass::Pause;
             let first = frame.as_pause().and_then(|pause| pause.pause.iter().position(Option::is_some));
-            sighting.priority = first.unwrap_or(0) as u8;
-            return (sighting, None);
+            observed.priority = first.unwrap_or(0) as u8;
+            return (observed, None);
         }
     };
-    let Ok(packet) = transport else { return (sighting, None) };
+    let Ok(packet) = transport else { return (observed, None) };
     let bth = packet.header.bth;
-    sighting.class = PacketClass::of(&packet);
-    sighting.opcode = Some(bth.opcode);
-    sighting.psn = Some(bth.psn);
+    observed.class = PacketClass::of(&packet);
+    observed.opcode = Some(bth.opcode);
+    observed.psn = Some(bth.psn);
     let found = flows.find(&frame.addressing, &packet.header);
     if let Some(found) = found {
-        sighting.flow_id = Some(found.flow.id);
-        sighting.packet_type = Some(found.packet_type);
-        let numbered = sighting.class != PacketClass::Cnp;
-        sighting.relative_psn = numbered.then(|| bth.psn.since(found.flow.first_psn).into());
+        observed.flow_id = Some(found.flow.id);
+        observed.packet_type = Some(found.packet_type);
+        let numbered = observed.class != PacketClass::Cnp;
+        observed.relative_psn = numbered.then(|| bth.psn.since(found.flow.first_psn).into());
     }
-    (sighting, found)
+    (observed, found)
 }
 
-/// What was seen of every flow.
+/// The history of all flows.
 #[derive(Clone, Debug, Default)]
 pub struct FlowHistory {
     flows: BTreeMap<FlowId, FlowRecord>,
-    /// Packets that belong to no flow.
+    /// Packets without a flow.
     unmatched: u64,
 }
 
-/// What was seen of one flow.
+/// The history of one flow.
 #[derive(Clone, Debug, Default)]
 struct FlowRecord {
     serial: u64,
@@ -104,28 +105,28 @@ struct FlowRecord {
 }
 
 impl FlowHistory {
-    /// An empty memory.
+    /// An empty history.
     pub const fn new() -> FlowHistory {
         FlowHistory { flows: BTreeMap::new(), unmatched: 0 }
     }
 
-    /// Looks at a frame and remembers it.
+    /// Classifies a frame and records it.
     pub fn observe(&mut self, frame: &Frame, flows: &FlowTable) -> ObservedPacket {
-        let (mut sighting, found) = classify(frame, flows);
-        let (Some(found), Some(psn), Some(opcode)) = (found, sighting.psn, sighting.opcode) else {
+        let (mut observed, found) = classify(frame, flows);
+        let (Some(found), Some(psn), Some(opcode)) = (found, observed.psn, observed.opcode) else {
             self.unmatched += 1;
-            sighting.transmission = self.unmatched;
-            return sighting;
+            observed.transmission = self.unmatched;
+            return observed;
         };
         let past = self.flows.entry(found.flow.id).or_default();
         if past.serial != found.serial {
             *past = FlowRecord { serial: found.serial, ..FlowRecord::default() };
         }
-        let track = match sighting.class {
+        let track = match observed.class {
             PacketClass::Cnp => {
                 past.cnps += 1;
-                sighting.transmission = past.cnps;
-                return sighting;
+                observed.transmission = past.cnps;
+                return observed;
             }
             PacketClass::ReadResponse | PacketClass::AtomicResponse => &mut past.responses,
             PacketClass::Ack => &mut past.acks,
@@ -133,48 +134,48 @@ impl FlowHistory {
             _ => &mut past.requests,
         };
         let position = track.unwrap_psn(psn, found.flow.first_psn);
-        sighting.relative_psn = Some(position);
-        sighting.transmission = track.count(position);
+        observed.relative_psn = Some(position);
+        observed.transmission = track.count(position);
         let starts = found.packet_type == PacketType::Request && opcode.position().starts_message();
         if starts {
             past.messages.start(position);
         }
         if let Some((message, packet)) = past.messages.locate(position) {
-            // The start of a message that was lost before it came here is not a part of the one before it.
+            // A start that was dropped before this link is not part of the previous message.
             if !starts || packet == 0 {
-                sighting.message_index = Some(message);
-                sighting.packet_index = Some(packet);
+                observed.message_index = Some(message);
+                observed.packet_index = Some(packet);
             }
         }
-        sighting
+        observed
     }
 }
 
-/// How often each position of a stream was seen, as runs of equal counts: a stream in order is one run, and
-/// going back adds one for each place gone back to.
+/// Counts per position, stored as runs of equal counts: an in-order stream is one run, and each rewind adds
+/// one.
 #[derive(Clone, Debug, Default)]
 struct PsnTracker {
-    /// The furthest position.
+    /// The highest position.
     head: i64,
-    /// By the first position. They do not overlap.
+    /// Keyed by the first position; runs do not overlap.
     runs: BTreeMap<i64, PsnRun>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct PsnRun {
-    /// The position behind the last one.
+    /// The position after the last one.
     end: i64,
     count: u64,
 }
 
 impl PsnTracker {
-    /// When there are more, the one with the lowest positions is forgotten.
+    /// The limit; beyond it the run with the lowest positions is discarded.
     const MAX_RUNS: usize = 1024;
 
-    /// How far behind `first` this PSN is, as near to the furthest one as the 24 bits allow.
+    /// The position of a PSN relative to `first`: the candidate nearest to the highest position.
     ///
-    /// Fewer than 2^23 PSNs are outstanding, so a distance of just 2^23 leads forward: to the request
-    /// behind a READ of that many packets.
+    /// Fewer than 2^23 PSNs are outstanding, so a distance of exactly 2^23 is forward: the request after a
+    /// READ of that many packets.
     fn unwrap_psn(&mut self, psn: Psn, first: Psn) -> i64 {
         let space = i64::from(Psn::SPACE);
         let head_psn = first.plus(self.head.rem_euclid(space) as u32);
@@ -185,7 +186,7 @@ impl PsnTracker {
         position
     }
 
-    /// Counts one more packet at `position` and returns how many there were.
+    /// Counts a packet at `position` and returns the new count.
     fn count(&mut self, position: i64) -> u64 {
         let mut count = 1;
         if let Some((&start, &run)) = self.runs.range(..=position).next_back()
@@ -219,16 +220,16 @@ impl PsnTracker {
     }
 }
 
-/// Where the messages of a flow start, in order.
+/// The start positions of messages, in order.
 #[derive(Clone, Debug, Default)]
 struct MessageStarts {
     starts: VecDeque<i64>,
-    /// How many starts before the first of these are forgotten.
+    /// The number of discarded starts.
     forgotten: u64,
 }
 
 impl MessageStarts {
-    /// When there are more, the oldest is forgotten.
+    /// The limit; beyond it the oldest start is discarded.
     const MAX_STARTS: usize = 4096;
 
     fn start(&mut self, position: i64) {
@@ -241,7 +242,7 @@ impl MessageStarts {
         }
     }
 
-    /// The message at `position`, and the place in it.
+    /// The message at `position`, and the index in it.
     fn locate(&self, position: i64) -> Option<(u64, u64)> {
         let index = self.starts.partition_point(|start| *start <= position).checked_sub(1)?;
         Some((self.forgotten + index as u64, position.abs_diff(self.starts[index])))
@@ -271,8 +272,8 @@ mod tests {
         }
 
         fn write(&mut self, psn: u32) -> (i64, u64) {
-            let sighting = self.see(Packet::rc(Operation::Write, psn));
-            (sighting.relative_psn.expect("a flow"), sighting.transmission)
+            let observed = self.see(Packet::rc(Operation::Write, psn));
+            (observed.relative_psn.expect("a flow"), observed.transmission)
         }
 
         fn answer(&mut self, operation: Operation, position: Position, psn: u32) -> ObservedPacket {
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_count_on_when_all_psns_are_used_up() {
+    fn positions_continue_beyond_the_psn_space() {
         let mut watch = Watch::from(100);
         let step = 1 << 20;
         for lap in 0..40 {
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_behind_a_read_of_half_the_psns_is_ahead() {
+    fn request_after_a_read_of_half_the_psn_space_is_ahead() {
         let mut watch = Watch::from(0);
         assert_eq!(watch.write(0), (0, 1));
         assert_eq!(watch.write(1 << 23), (1 << 23, 1));
@@ -306,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_was_lost_before_is_at_its_first_transmission_when_it_comes() {
+    fn packet_dropped_before_the_link_arrives_as_first_transmission() {
         let mut watch = Watch::from(0);
         assert_eq!(watch.write(0), (0, 1));
         assert_eq!(watch.write(2), (2, 1));
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_in_order_takes_one_run_and_losses_cannot_fill_the_memory() {
+    fn in_order_stream_is_one_run_and_memory_is_bounded() {
         let mut track = PsnTracker::default();
         (0..100_000).for_each(|position| assert_eq!(track.count(position), 1));
         assert_eq!(track.runs.len(), 1);
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_and_refusals_of_one_psn_are_counted_apart() {
+    fn acks_and_naks_of_one_psn_are_counted_separately() {
         let mut watch = Watch::from(0);
         let refuse = |syndrome| Packet::rc(Operation::Acknowledge, 0).syndrome(syndrome).between(BOB, ALICE);
         assert_eq!(watch.see(refuse(Syndrome::Nak(NakCode::PsnSequenceError))).transmission, 1);
@@ -334,11 +335,11 @@ mod tests {
     }
 
     #[test]
-    fn packets_know_their_message_also_when_sent_again_and_when_answered() {
+    fn retransmissions_and_responses_have_their_message_index() {
         let mut watch = Watch::from(10);
         let mut place = |operation, position, psn| {
-            let sighting = watch.see(Packet::part(operation, position, psn));
-            (sighting.message_index, sighting.packet_index)
+            let observed = watch.see(Packet::part(operation, position, psn));
+            (observed.message_index, observed.packet_index)
         };
         assert_eq!(place(Operation::Write, Position::First, 10), (Some(0), Some(0)));
         assert_eq!(place(Operation::Write, Position::Middle, 11), (Some(0), Some(1)));
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_whose_start_comes_late_has_no_number() {
+    fn message_with_a_late_start_has_no_index() {
         let mut watch = Watch::from(0);
         watch.see(Packet::rc(Operation::Send, 0));
         watch.see(Packet::rc(Operation::Send, 2));
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_starts_anew_is_forgotten() {
+    fn restarted_flow_has_no_history() {
         let mut watch = Watch::from(0);
         assert_eq!(watch.write(0), (0, 1));
         assert_eq!(watch.write(0), (0, 2));
@@ -370,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_notification_has_a_flow_but_no_position() {
+    fn cnp_has_a_flow_but_no_position() {
         let mut watch = Watch::from(0);
         let mut notify = || watch.answer(Operation::Cnp, Position::Only, 0);
         let (first, second) = (notify(), notify());
@@ -382,11 +383,11 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_packet_are_seen_as_malformed() {
+    fn invalid_bytes_are_classified_as_malformed() {
         let mut frame = Packet::rc(Operation::Write, 0).frame();
         frame.bytes.truncate(9);
-        let sighting = ObservedPacket::of(&frame, &FlowTable::new());
-        assert_eq!((sighting.class, sighting.opcode), (PacketClass::Malformed, None));
+        let observed = ObservedPacket::of(&frame, &FlowTable::new());
+        assert_eq!((observed.class, observed.opcode), (PacketClass::Malformed, None));
     }
 
     proptest! {
@@ -406,7 +407,7 @@ mod tests {
         }
 
         #[test]
-        fn other_flows_do_not_change_what_is_seen_of_one(psns in prop::collection::vec((0u32..8, any::<bool>()), 0..60)) {
+        fn history_of_a_flow_is_independent_of_other_flows(psns in prop::collection::vec((0u32..8, any::<bool>()), 0..60)) {
             let mut alone = Watch::from(0);
             let mut crowded = Watch::from(0);
             crowded.1.insert(flow(2, host(3), BOB, 0));

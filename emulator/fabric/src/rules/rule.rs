@@ -1,46 +1,49 @@
-//! A fault rule, and how often it fired.
+//! Fault rules and their counters.
 
-use crate::repetition::{DrawKey, RepeatState};
-use crate::{Action, Direction, Frame, ObservedPacket, Repeat, Seed, Selector};
+use super::action::Action;
+use super::flow_history::ObservedPacket;
+use super::repetition::{DrawKey, Repeat, RepeatState};
+use super::selector::Selector;
+use crate::{Direction, Frame, Seed};
 
-/// Names a rule among all rules of a run. Draws depend on it, so it should not change when other rules are
-/// added or taken away.
+/// Identifies a rule within a run. Draws depend on it, so it should not change when other rules are added or
+/// removed.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(pub u32);
 
-/// Which packets, how often, and what happens to them.
+/// A fault rule: a selector, a repetition and an action.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its name.
+    /// The rule's ID.
     pub id: RuleId,
-    /// Which packets.
+    /// Which packets match.
     pub selector: Selector,
-    /// How often.
+    /// How often the rule acts.
     pub repeat: Repeat,
-    /// What happens.
+    /// The action.
     pub action: Action,
 }
 
 impl Rule {
-    /// Whether the rule asks about earlier packets of a flow.
+    /// Whether the rule depends on earlier packets of a flow.
     pub(crate) const fn needs_history(&self) -> bool {
         self.selector.needs_history() || self.repeat.choice.needs_history()
     }
 }
 
-/// How often a rule was right and how often it acted.
+/// Rule counters.
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleCounters {
-    /// Packets that it is about.
+    /// Packets that matched.
     pub matched: u64,
-    /// Packets that it acted on.
+    /// Packets that the rule acted on.
     pub fired: u64,
 }
 
-/// A rule on a cable.
+/// A rule with its state on a link.
 #[derive(Clone, Debug)]
 pub(crate) struct ActiveRule {
     pub rule: Rule,
@@ -53,25 +56,25 @@ impl ActiveRule {
         ActiveRule { rule, counters: RuleCounters::default(), repeat_state: RepeatState::default() }
     }
 
-    /// Takes note of a packet and tells what to do with it, if anything.
+    /// Counts a packet and returns the action, if the rule fires.
     pub fn evaluate(
         &mut self,
         now_ns: u64,
         direction: Direction,
         seed: Seed,
         frame: &Frame,
-        sighting: &ObservedPacket,
+        observed: &ObservedPacket,
     ) -> Option<(Action, DrawKey)> {
         let Rule { id, selector, repeat, action } = &self.rule;
-        if !selector.matches(now_ns, direction, sighting) || !action.applies_to(frame, sighting.opcode) {
+        if !selector.matches(now_ns, direction, observed) || !action.applies_to(frame, observed.opcode) {
             return None;
         }
         self.counters.matched += 1;
-        let question = DrawKey { rule: id.0.into(), direction, packet: *sighting };
-        if !self.repeat_state.next(repeat, seed, &question) {
+        let draw_key = DrawKey { rule: id.0.into(), direction, packet: *observed };
+        if !self.repeat_state.next(repeat, seed, &draw_key) {
             return None;
         }
         self.counters.fired += 1;
-        Some((*action, question))
+        Some((*action, draw_key))
     }
 }

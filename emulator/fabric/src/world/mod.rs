@@ -1,16 +1,22 @@
-//! Hosts, cables and switches under a virtual clock.
+//! Hosts, links and switches under a virtual clock.
 //!
-//! Everything that will happen is in one heap, ordered by time and then by the order in which it was
-//! scheduled; the same script and seed therefore give the same bytes and events on every machine.
+//! One event queue orders all events by time and then by the order of scheduling, so the same calls and seed
+//! give the same bytes and events on every machine.
 
-use crate::event_queue::SimEvent;
-use crate::host::{Host, HostId};
+mod host;
+mod memory;
+mod verbs;
+
+pub use host::Host;
+pub use memory::SparseMemory;
+pub use verbs::{ConnectOptions, QpOptions, Verbs};
+
 use crate::network::{Network, Outcome};
-use crate::verbs::Verbs;
+use crate::sim_event::SimEvent;
 use crate::{
-    BuiltTopology, Direction, EventSink, FlowTable, Frame, FrameContent, FrameCounters, HostPortCounters,
-    Layout, Link, LinkSettings, LinkState, NetworkEvent, Node, ReceiverSettings, Rule, Seed, SparseMemory,
-    Switch, SwitchId, SwitchSettings, Topology, TopologyError,
+    BuiltTopology, Direction, EventSink, FlowTable, Frame, FrameContent, FrameCounters, HostId,
+    HostPortCounters, Layout, Link, LinkId, LinkSettings, LinkState, NetworkEvent, Node, ReceiverSettings,
+    Rule, Seed, Switch, SwitchId, SwitchSettings, Topology, TopologyError,
 };
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -21,45 +27,36 @@ use core::net::{IpAddr, Ipv4Addr};
 use softhca_engine::{Context, Event, Instant, PacketBatch, PayloadMode, PortState, Settings};
 use softhca_wire::{Icrc, Psn};
 
-/// Names a cable of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(pub u32);
-
-/// Hosts, cables and switches under a virtual clock, seen by an sink.
+/// Hosts, links and switches under a virtual clock, with a sink for their events.
 pub struct World<O: EventSink = Box<dyn EventSink>> {
     now: Instant,
     hosts: Vec<Host>,
     network: Network,
     sink: O,
-    /// Frames that a host sent to itself, oldest first: they pass no cable.
+    /// Loopback frames, oldest first: they bypass the links.
     loopback: VecDeque<(HostId, Frame)>,
-    /// Some host stood still at some time.
+    /// Whether any host was ever stalled.
     any_stalled: bool,
     scratch: Vec<u8>,
 }
 
-/// The most that one frame takes: the largest path MTU and the largest headers.
+/// The largest frame: the largest path MTU with the largest headers.
 const MAX_FRAME: usize = 4096 + 128;
 
 impl World {
-    /// An empty world. The seed decides queue pair numbers, keys and every probability.
+    /// An empty world. The seed determines queue pair numbers, keys and all random draws.
     pub fn new(seed: u64) -> World {
         World::with_sink(seed, Box::new(()))
     }
 
-    /// Shows everything from now on to `sink`.
+    /// Sends all further events to `sink`.
     pub fn set_sink(&mut self, sink: impl EventSink + 'static) {
         self.sink = Box::new(sink);
-    }
-
-    /// The verbs of a host's application.
-    pub fn verbs(&mut self, host: HostId) -> Verbs<'_> {
-        Verbs { world: self, id: host }
     }
 }
 
 impl<O: EventSink> World<O> {
-    /// An empty world that shows everything to `sink`: one that may change threads makes a world that may.
+    /// An empty world that sends events to `sink`. The world is `Send` if the sink is.
     pub fn with_sink(seed: u64, sink: O) -> World<O> {
         World {
             now: Instant::ZERO,
@@ -82,7 +79,7 @@ impl<O: EventSink> World<O> {
         self.now
     }
 
-    /// Adds a host at 10.0.0.N, N counting from 1.
+    /// Adds a host at 10.0.0.N, with N counting from 1.
     pub fn add_host(&mut self, name: &str, settings: Settings) -> HostId {
         let n = self.hosts.len() as u32 + 1;
         let address = IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + n));
@@ -100,12 +97,12 @@ impl<O: EventSink> World<O> {
     /// A host.
     ///
     /// # Panics
-    /// If the id is of another world.
+    /// If the ID belongs to another world.
     pub fn host(&self, id: HostId) -> &Host {
         &self.hosts[id.0 as usize]
     }
 
-    /// Every host, in the order in which they were added.
+    /// All hosts in the order of addition.
     pub fn hosts(&self) -> impl Iterator<Item = (HostId, &Host)> {
         self.hosts.iter().enumerate().map(|(index, host)| (HostId(index as u32), host))
     }
@@ -118,131 +115,130 @@ impl<O: EventSink> World<O> {
     /// A switch.
     ///
     /// # Panics
-    /// If the id is of another world.
+    /// If the ID belongs to another world.
     pub fn switch(&self, id: SwitchId) -> &Switch {
         &self.network.switches[id.0 as usize]
     }
 
-    /// Lets a switch go on with other settings: what waits in it keeps waiting, and thresholds count from the
-    /// next frame on.
+    /// Changes the settings of a switch. Queued frames stay; new thresholds apply from the next frame on.
     ///
     /// # Panics
-    /// If the id is of another world.
+    /// If the ID belongs to another world.
     pub fn set_switch_settings(&mut self, id: SwitchId, settings: SwitchSettings) {
         self.network.switches[id.0 as usize].set_settings(settings);
     }
 
-    /// Every switch, in the order in which they were added.
+    /// All switches in the order of addition.
     pub fn switches(&self) -> impl Iterator<Item = (SwitchId, &Switch)> {
         self.network.switches.iter().enumerate().map(|(index, switch)| (SwitchId(index as u32), switch))
     }
 
-    /// Lays a cable between two hosts or switches; its forward direction leads from `first` to `second`.
+    /// Adds a link between two hosts or switches; its forward direction leads from `first` to `second`.
     pub fn add_link(
         &mut self,
         first: impl Into<Node>,
         second: impl Into<Node>,
-        line: LinkSettings,
+        link_settings: LinkSettings,
     ) -> LinkId {
-        let id = self.network.add_link([first.into(), second.into()], line);
-        self.attach_link_to_hosts(id, line);
+        let id = self.network.add_link([first.into(), second.into()], link_settings);
+        self.attach_link_to_hosts(id, link_settings);
         id
     }
 
-    /// Tells the hosts at a new cable of it.
-    fn attach_link_to_hosts(&mut self, id: LinkId, line: LinkSettings) {
+    /// Adds a new link to the hosts at its ends.
+    fn attach_link_to_hosts(&mut self, id: LinkId, link_settings: LinkSettings) {
         for (end, direction) in self.link_ends(id).into_iter().zip([Direction::Forward, Direction::Backward])
         {
             let Node::Host(host) = end else { continue };
             let host = self.host_mut(host);
             host.links.push((id, direction));
-            if let Some(rate) = line.bits_per_second {
+            if let Some(rate) = link_settings.bits_per_second {
                 host.hca.set_line_rate(rate.get());
             }
         }
     }
 
-    /// Connects hosts as a topology says: as many of `hosts` as it has. Every cable gets `line`, every switch
-    /// `settings`; both can be changed afterwards.
+    /// Builds a topology with the first hosts of `hosts`. All links get `link_settings`, all switches `settings`; both
+    /// can change later.
     ///
     /// # Panics
-    /// If there are fewer hosts than the topology has.
+    /// If the topology has more hosts.
     pub fn build_topology(
         &mut self,
         topology: &Topology,
         hosts: &[HostId],
-        line: LinkSettings,
+        link_settings: LinkSettings,
         settings: SwitchSettings,
     ) -> Result<BuiltTopology, TopologyError> {
-        Ok(self.build_layout(&topology.layout()?, hosts, line, settings))
+        Ok(self.build_layout(&topology.layout()?, hosts, link_settings, settings))
     }
 
-    /// Connects hosts as a layout says.
+    /// Builds a layout.
     ///
     /// # Panics
-    /// If there are fewer hosts than the layout has.
+    /// If the layout has more hosts.
     pub fn build_layout(
         &mut self,
         layout: &Layout,
         hosts: &[HostId],
-        line: LinkSettings,
+        link_settings: LinkSettings,
         settings: SwitchSettings,
     ) -> BuiltTopology {
-        let laid = self.network.build_layout(layout, hosts, line, settings);
-        laid.links.iter().for_each(|cable| self.attach_link_to_hosts(*cable, line));
-        laid
+        let built = self.network.build_layout(layout, hosts, link_settings, settings);
+        built.links.iter().for_each(|link| self.attach_link_to_hosts(*link, link_settings));
+        built
     }
 
-    /// Decides by which cables frames for a host leave a switch, in place of every shortest way: each flow
-    /// takes one of them. Cables that are not the switch's are left out.
-    pub fn set_route(&mut self, switch: SwitchId, host: HostId, cables: &[LinkId]) {
-        self.network.set_route(switch, host, cables);
+    /// Sets a static route: frames to a host leave a switch over these links instead of all shortest paths.
+    /// Each flow uses one of them. Ignores links that are not connected to the switch.
+    pub fn set_route(&mut self, switch: SwitchId, host: HostId, links: &[LinkId]) {
+        self.network.set_route(switch, host, links);
     }
 
-    /// Changes how fast a host takes what arrives.
+    /// Changes the receiver of a host.
     pub fn set_receiver(&mut self, host: HostId, receiver: ReceiverSettings) {
         self.network.set_receiver(self.now, host, receiver, &mut self.sink);
     }
 
-    /// How fast a host takes what arrives.
+    /// The receiver of a host.
     pub fn receiver(&self, host: HostId) -> &ReceiverSettings {
         &self.network.hosts[host.0 as usize].receiver
     }
 
-    /// What the port of a host counted about pauses and its buffer.
+    /// PFC and buffer counters of a host's port.
     pub fn port_counters(&self, host: HostId) -> HostPortCounters {
         self.network.hosts[host.0 as usize].counters()
     }
 
-    /// The priorities that a host may not send now, as a mask.
+    /// Bit mask of the priorities that PFC has paused at a host.
     pub fn paused_priorities(&self, host: HostId) -> u8 {
         self.network.hosts[host.0 as usize].pauses.mask()
     }
 
-    /// A cable.
+    /// A link.
     pub fn link(&self, id: LinkId) -> &Link {
         &self.network.links[id.0 as usize]
     }
 
-    /// A cable, to change its line, its links or its rules.
+    /// A link, to change its settings, state or rules.
     pub fn link_mut(&mut self, id: LinkId) -> &mut Link {
         &mut self.network.links[id.0 as usize]
     }
 
-    /// Takes one direction of a cable down or brings it up. The port of a host is down when none of its cables
-    /// carries anything either way.
+    /// Takes one direction of a link down or up. A host's port is down if all its links are down in both
+    /// directions.
     pub fn set_link_state(&mut self, id: LinkId, direction: Direction, state: LinkState) {
         self.link_mut(id).set_state(direction, state);
         for end in self.network.link_ends[id.0 as usize].ends {
             let Node::Host(host) = end else { continue };
             let now_ns = self.now().nanos();
-            let carries = |cable: &Link| {
+            let carries = |link: &Link| {
                 [Direction::Forward, Direction::Backward]
-                    .map(|way| cable.state(now_ns, way))
+                    .map(|direction| link.state(now_ns, direction))
                     .contains(&LinkState::Up)
             };
-            let mut cables = self.network.links.iter().zip(&self.network.link_ends);
-            let port = match cables.any(|(cable, link)| link.ends.contains(&end) && carries(cable)) {
+            let mut links = self.network.links.iter().zip(&self.network.link_ends);
+            let port = match links.any(|(link, ends)| ends.ends.contains(&end) && carries(link)) {
                 true => PortState::Active,
                 false => PortState::Down,
             };
@@ -250,37 +246,37 @@ impl<O: EventSink> World<O> {
         }
     }
 
-    /// What is at the two ends of a cable, if there is such a cable.
+    /// The nodes at the ends of a link, if it exists.
     pub fn try_link_ends(&self, id: LinkId) -> Option<[Node; 2]> {
         self.network.link_ends.get(id.0 as usize).map(|link| link.ends)
     }
 
-    /// What is at a cable's two ends.
+    /// The nodes at the ends of a link.
     pub fn link_ends(&self, id: LinkId) -> [Node; 2] {
         self.network.link_ends[id.0 as usize].ends
     }
 
-    /// The node that a direction of a cable starts at.
+    /// The node at the start of a direction.
     pub fn link_source(&self, id: LinkId, direction: Direction) -> Node {
         self.network.link_source(id, direction)
     }
 
-    /// Adds a fault rule to a cable.
-    pub fn add_rule(&mut self, cable: LinkId, rule: Rule) {
-        self.link_mut(cable).add_rule(rule);
+    /// Adds a fault rule to a link.
+    pub fn add_rule(&mut self, link: LinkId, rule: Rule) {
+        self.link_mut(link).add_rule(rule);
     }
 
-    /// The queue pairs that rules have names for.
+    /// The flow table of the fault rules.
     pub fn flows(&self) -> &FlowTable {
         &self.network.flows
     }
 
-    /// The queue pairs that rules have names for, to add some.
+    /// The flow table of the fault rules, to add flows.
     pub fn flows_mut(&mut self) -> &mut FlowTable {
         &mut self.network.flows
     }
 
-    /// A number drawn from the world's seed; the same for the same words.
+    /// A number drawn from the world's seed, the same for the same words.
     pub fn draw(&self, words: &[u64]) -> u64 {
         self.network.seed.draw(words)
     }
@@ -290,7 +286,7 @@ impl<O: EventSink> World<O> {
         Psn::new(self.draw(words) as u32)
     }
 
-    /// Calls `act` with a host's card and a context, then lets the card hear its doorbells and send.
+    /// Calls `act` with a host's HCA and a context, then processes doorbells and transmits.
     pub fn with_hca<R>(
         &mut self,
         id: HostId,
@@ -307,13 +303,13 @@ impl<O: EventSink> World<O> {
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,
     ) -> R {
         let now = self.now;
-        let Host { hca, memory: store, .. } = &mut self.hosts[id.0 as usize];
+        let Host { hca, memory, .. } = &mut self.hosts[id.0 as usize];
         let sink = &mut self.sink;
         let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: id, event });
-        act(hca, &mut Context { now, memory: store, events: &mut events })
+        act(hca, &mut Context { now, memory, events: &mut events })
     }
 
-    /// The memory behind a host's regions.
+    /// The memory of a host's regions.
     pub fn memory(&mut self, host: HostId) -> &mut SparseMemory {
         &mut self.host_mut(host).memory
     }
@@ -322,19 +318,19 @@ impl<O: EventSink> World<O> {
         &mut self.hosts[id.0 as usize]
     }
 
-    /// How many frames went where.
+    /// Frame counters.
     pub fn frame_counters(&self) -> FrameCounters {
         self.network.frame_counters()
     }
 
-    /// Goes on until nothing is left to happen, or `until` is reached. Returns whether something is left.
+    /// Runs until no event is left or `until` is reached. Returns whether events are left.
     ///
     /// # Panics
-    /// If a frame appeared or vanished on the way: only a bug can do that.
+    /// If a frame is not accounted for: only a bug can cause that.
     pub fn run_until(&mut self, until: Instant) -> bool {
         let is_left = self.process_until(until);
-        let census = self.frame_counters();
-        assert!(census.is_balanced(), "frames appeared or vanished: {census:?}");
+        let counters = self.frame_counters();
+        assert!(counters.is_balanced(), "frames appeared or vanished: {counters:?}");
         is_left
     }
 
@@ -347,58 +343,58 @@ impl<O: EventSink> World<O> {
         is_left
     }
 
-    /// Goes on until nothing is left to happen. That may be never: a sender that is paused for ever is told
-    /// so again and again.
+    /// Runs until no event is left. This may never return: a permanently paused sender is paused again and
+    /// again.
     pub fn run(&mut self) {
         self.run_until(Instant::from_nanos(u64::MAX));
     }
 
-    /// When the next thing happens, if anything is left to happen.
+    /// When the next event is due, if any.
     pub fn next_event_at(&self) -> Option<Instant> {
         self.network.event_queue.next_at().map(Instant::from_nanos)
     }
 
-    /// Lets a host stand still until a time: its card neither sends nor hears, and what arrives waits.
+    /// Stalls a host until a time: its HCA neither sends nor receives, and frames wait.
     pub fn stall(&mut self, id: HostId, until: Instant) {
         self.any_stalled = true;
         let host = self.host_mut(id);
         host.stalled_until = host.stalled_until.max(until.nanos());
-        // Whatever it wanted to send in the meantime, it looks again when it wakes.
+        // The host checks for frames to send when the stall ends.
         self.network.event_queue.push(until.nanos(), SimEvent::HostLinkFree { host: id });
     }
 
-    /// Whom something happens to, if it is a host.
-    fn event_host(&self, happening: &SimEvent) -> Option<HostId> {
-        match *happening {
+    /// The host of an event, if any.
+    fn event_host(&self, event: &SimEvent) -> Option<HostId> {
+        match *event {
             SimEvent::HostLinkFree { host } | SimEvent::HostTimer { host } => Some(host),
-            SimEvent::Arrival { link: cable, direction, .. } => {
-                self.network.link_source(cable, direction.reverse()).host()
+            SimEvent::Arrival { link, direction, .. } => {
+                self.network.link_source(link, direction.reverse()).host()
             }
             SimEvent::Loopback => self.loopback.front().map(|(host, _)| *host),
             _ => None,
         }
     }
 
-    /// Lets the next thing happen. False if nothing is left.
+    /// Processes the next event. Returns false if none is left.
     pub fn step(&mut self) -> bool {
         self.step_until(u64::MAX)
     }
 
-    /// Lets the next thing happen, if it happens by then.
+    /// Processes the next event, if it is due by `until`.
     fn step_until(&mut self, until: u64) -> bool {
-        let Some((at, happening)) = self.network.event_queue.pop_until(until) else { return false };
+        let Some((at, event)) = self.network.event_queue.pop_until(until) else { return false };
         self.now = self.now.max(Instant::from_nanos(at));
         if let Some(slot) = self.network.event_queue.next_slot() {
             self.prefetch(slot);
         }
         if self.any_stalled
-            && let Some(host) = self.event_host(&happening)
+            && let Some(host) = self.event_host(&event)
             && self.host(host).stalled_until > at
         {
-            self.network.event_queue.push(self.host(host).stalled_until, happening);
+            self.network.event_queue.push(self.host(host).stalled_until, event);
             return true;
         }
-        let output = match happening {
+        let output = match event {
             SimEvent::HostLinkFree { host } => {
                 self.host_mut(host).waiting_for_link = false;
                 self.transmit_ready(host);
@@ -431,7 +427,7 @@ impl<O: EventSink> World<O> {
         true
     }
 
-    /// Reads a word of what the next thing is going to ask for.
+    /// Prefetches the memory of the next event.
     #[inline(never)]
     fn prefetch(&mut self, slot: u32) {
         if let Some(host) = self.network.prefetch(slot) {
@@ -448,7 +444,7 @@ impl<O: EventSink> World<O> {
         self.transmit_ready(id);
     }
 
-    /// Lets the card of a host hear its doorbells, and send.
+    /// Processes a host's doorbells and transmits.
     pub(crate) fn process_doorbells(&mut self, id: HostId) {
         if self.host(id).stalled_until > self.now.nanos() {
             return;
@@ -457,7 +453,7 @@ impl<O: EventSink> World<O> {
         self.transmit_ready(id);
     }
 
-    /// Gives the card of a host the chance to send, and sees to its timers.
+    /// Transmits while the host's link is free, then schedules its timer.
     fn transmit_ready(&mut self, id: HostId) {
         if self.host(id).stalled_until > self.now.nanos() {
             return;
@@ -491,22 +487,22 @@ impl<O: EventSink> World<O> {
     fn schedule_timer(&mut self, id: HostId) {
         let host = self.host_mut(id);
         let Some(at) = host.hca.next_timeout().map(Instant::nanos) else { return };
-        // A wake-up that is too early costs a look; one for each deadline that moved would fill the queue.
+        // An early wakeup is cheap; a wakeup for each moved deadline would fill the queue.
         if host.schedule_wakeup(at) {
             self.network.event_queue.push(at, SimEvent::HostTimer { host: id });
         }
     }
 
-    /// Sends the packet that was built last.
+    /// Sends the packet in the scratch buffer.
     fn send(&mut self, id: HostId, run: &PacketBatch, content: FrameContent) {
         let World { now, network, sink, scratch, .. } = self;
-        let (envelope, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
-        let destination = envelope.destination;
+        let (addressing, bytes, service_level) = (&run.addressing, &scratch[..run.bytes], run.service_level);
+        let destination = addressing.destination;
         let is_own = destination == self.hosts[id.0 as usize].address;
         if !is_own && !destination.is_multicast() {
-            return network.send_bytes(*now, id, (envelope, bytes), content, service_level, sink);
+            return network.send_bytes(*now, id, (addressing, bytes), content, service_level, sink);
         }
-        let frame = Frame { addressing: *envelope, bytes: bytes.to_vec(), content, service_level };
+        let frame = Frame { addressing: *addressing, bytes: bytes.to_vec(), content, service_level };
         if !is_own {
             network.send(*now, id, frame.clone(), sink);
         }
@@ -518,18 +514,18 @@ impl<O: EventSink> World<O> {
         self.network.event_queue.push(self.now.nanos(), SimEvent::Loopback);
     }
 
-    /// Brings a host a frame that no host sent: of a capture, or of a hostile network.
+    /// Delivers a frame to a host that no host sent: from a capture or an attacker.
     pub fn inject(&mut self, to: HostId, frame: Frame) {
         receive(self.now, to, &mut self.hosts[to.0 as usize], &frame, &mut self.sink);
         self.transmit_ready(to);
     }
 }
 
-/// Gives a frame to the card of a host.
+/// Passes a frame to a host's HCA.
 fn receive(now: Instant, id: HostId, host: &mut Host, frame: &Frame, sink: &mut impl EventSink) {
     let mut events = |now, event: &Event| sink.on_event(now, &NetworkEvent::Hca { host: id, event });
-    let Host { hca, memory: store, .. } = host;
-    let ctx = &mut Context { now, memory: store, events: &mut events };
+    let Host { hca, memory, .. } = host;
+    let ctx = &mut Context { now, memory, events: &mut events };
     match frame.content {
         FrameContent::Elided { bytes } => {
             hca.receive_elided(ctx, &frame.addressing, &frame.bytes, bytes as usize);
