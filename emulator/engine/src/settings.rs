@@ -5,6 +5,11 @@ use core::time::Duration;
 use softhca_wire::Mtu;
 
 /// How many acknowledgements a responder sends.
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AckPolicy {
     /// One for each packet that asks: what a trace should show.
@@ -36,6 +41,11 @@ pub enum EndToEndCredits {
 }
 
 /// Whether packets carry what they are about.
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
     /// They do.

@@ -48,6 +48,8 @@ impl Default for EcnMarking {
 }
 
 /// What a watchdog does with a queue that stood still.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WatchdogAction {
     /// Loses what waits and what comes.
