@@ -94,7 +94,7 @@ fn rebinding_a_type_1_window_revokes_the_old_rkey() {
         softhca_engine::Event::RequestRejected { error: refusal, .. } => Some(*refusal),
         _ => None,
     });
-    let stale = AccessError::StaleKey { key: first.0, present: second.0 };
+    let stale = AccessError::StaleKey { key: first.0, current: second.0 };
     assert_eq!(refused, Some(RequestError::Access(stale)), "the event contains both keys");
     assert_eq!(pair.state(b).name(), "ERR");
 }

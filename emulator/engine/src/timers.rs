@@ -35,3 +35,36 @@ impl Timers {
         Some(entry)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanoseconds: u64) -> Instant {
+        Instant::from_nanos(nanoseconds)
+    }
+
+    #[test]
+    fn entries_expire_in_order_and_not_before_their_time() {
+        let mut timers = Timers::default();
+        assert_eq!((timers.next(), timers.pop(at(100))), (None, None));
+        for (time, qpn) in [(30, 3), (10, 1), (20, 2)] {
+            timers.push(at(time), Qpn::new(qpn));
+        }
+        assert_eq!(timers.next(), Some(at(10)));
+        assert_eq!(timers.pop(at(9)), None);
+        assert_eq!(timers.pop(at(25)), Some((at(10), Qpn::new(1))));
+        assert_eq!(timers.pop(at(25)), Some((at(20), Qpn::new(2))));
+        assert_eq!(timers.pop(at(25)), None);
+        assert_eq!(timers.next(), Some(at(30)));
+    }
+
+    #[test]
+    fn an_earlier_entry_of_the_same_queue_pair_comes_first() {
+        let mut timers = Timers::default();
+        timers.push(at(30), Qpn::new(1));
+        timers.push(at(10), Qpn::new(1));
+        assert_eq!(timers.pop(at(10)), Some((at(10), Qpn::new(1))));
+        assert_eq!(timers.next(), Some(at(30)));
+    }
+}

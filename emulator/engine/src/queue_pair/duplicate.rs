@@ -4,9 +4,9 @@ use super::QueuePair;
 use super::responder::MAX_PENDING_RESPONSES;
 use super::responder_state::PendingResponse;
 use crate::hca_state::HcaState;
-use crate::{Context, DropReason, Event, PacketSummary, PdId};
+use crate::{Context, DropReason, Event, PacketSummary};
 use softhca_queue::AccessFlags;
-use softhca_wire::{Operation, Psn, Reth, Syndrome, TransportPacket};
+use softhca_wire::{Operation, TransportPacket};
 
 impl QueuePair {
     /// Answers a request that was already executed (IBA 9.7.5.1.5).
@@ -29,7 +29,7 @@ impl QueuePair {
                     return self.emit_dropped(hca, ctx, packet, DropReason::Duplicate);
                 }
                 let latest = self.responder.expected_psn.minus(1);
-                self.queue_ack(hca, latest, Syndrome::ACK);
+                self.queue_ack(hca, latest);
             }
             Operation::ReadRequest => {
                 let remote = header.reth.expect("a READ request has a RETH");
@@ -40,7 +40,7 @@ impl QueuePair {
                 let (true, true, Ok(pd)) = (known, allowed, self.remote_access_pd(hca, header)) else {
                     return self.emit_dropped(hca, ctx, packet, DropReason::Duplicate);
                 };
-                self.replay_read_response(psn, packets, remote, pd);
+                self.responder.replay_read_response(psn, packets, remote, pd);
             }
             _ => {
                 let found = self.responder.atomic_results.iter().find(|(kept, _)| *kept == psn);
@@ -58,31 +58,5 @@ impl QueuePair {
         }
         ctx.emit(Event::DuplicateRequestHandled { qp: self.qpn, psn, opcode: packet.opcode });
         self.schedule_transmit(hca);
-    }
-
-    /// Queues the READ responses from `psn` on again: rewinds responses that are in progress, or queues new ones.
-    fn replay_read_response(&mut self, psn: Psn, count: u32, asked: Reth, pd: PdId) {
-        for response in &mut self.responder.pending_responses {
-            if let PendingResponse::ReadResponse { first, next, packets, reth: remote, .. } = response
-                && psn.is_within(*first, *packets)
-            {
-                // The response to a request starts with a FIRST or ONLY packet, independent of earlier responses.
-                if psn.is_before(*next) {
-                    (*first, *next, *packets, *remote) = (psn, psn, count, asked);
-                }
-                return;
-            }
-        }
-        let msn = self.responder.msn;
-        let (first, next, packets, remote) = (psn, psn, count, asked);
-        self.responder.pending_responses.push_back(PendingResponse::ReadResponse {
-            first,
-            next,
-            packets,
-            reth: remote,
-            pd,
-            msn,
-            is_duplicate: true,
-        });
     }
 }

@@ -31,7 +31,7 @@ impl QueuePair {
                         self.responder.expected_psn = resume_at;
                     }
                     self.responder.nak_sent = true;
-                    self.queue_separate_ack(resume_at, syndrome);
+                    self.responder.queue_ack(resume_at, syndrome);
                     return self.schedule_transmit(hca);
                 }
                 (syndrome, Some(AsyncEvent::QueuePairFatal(number)), None)
@@ -45,7 +45,7 @@ impl QueuePair {
                     Some(PendingResponse::Ack { psn, syndrome: Syndrome::RnrNak(_), .. }) if *psn == at
                 );
                 if !waits {
-                    self.queue_separate_ack(at, syndrome);
+                    self.responder.queue_ack(at, syndrome);
                 }
                 return self.schedule_transmit(hca);
             }
@@ -79,7 +79,7 @@ impl QueuePair {
                 (Syndrome::Nak(NakCode::RemoteOperationalError), Some(event), None)
             }
         };
-        self.queue_separate_ack(nak_psn(error, at, psn), syndrome);
+        self.responder.queue_ack(nak_psn(error, at, psn), syndrome);
         let reason = Reason::RequestRejected(error);
         if let Some(status) = receive
             && let Some(buffer) = self.responder.receive_wqe.take()

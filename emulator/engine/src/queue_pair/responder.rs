@@ -4,8 +4,8 @@ use super::QueuePair;
 use super::responder_state::{InProgressMessage, PendingResponse};
 use crate::hca_state::HcaState;
 use crate::{
-    AccessError, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event, PacketSummary,
-    PdId, QpType,
+    AccessError, AckPolicy, AsyncEvent, AtomicOperation, Context, CqId, DeviceLimits, DropReason, Event,
+    PacketSummary, PdId, QpType,
 };
 use crate::{QpState, Reason, RequestError, SrqId};
 use softhca_queue::{AccessFlags, Completion, CompletionFlags, CompletionOpcode, CompletionStatus};
@@ -56,7 +56,7 @@ impl QueuePair {
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
                 if header.bth.ack_request && !answers_itself {
-                    self.queue_ack(hca, psn, Syndrome::ACK);
+                    self.queue_ack(hca, psn);
                 }
                 if !self.responder.pending_responses.is_empty() {
                     self.schedule_transmit(hca);
@@ -319,16 +319,19 @@ impl QueuePair {
         hca: &HcaState,
         header: &TransportHeader,
         Reth { virtual_address: address, rkey: key, dma_length: length }: Reth,
-        needs: AccessFlags,
+        required: AccessFlags,
     ) -> Result<crate::protection::TranslatedAddress, RequestError> {
-        if !self.attributes.access_flags.contains(needs) {
-            let error =
-                AccessError::InsufficientAccess { key: key.0, has: self.attributes.access_flags, needs };
+        if !self.attributes.access_flags.contains(required) {
+            let error = AccessError::InsufficientAccess {
+                key: key.0,
+                granted: self.attributes.access_flags,
+                required,
+            };
             return Err(RequestError::Access(error));
         }
         let pd = self.remote_access_pd(hca, header)?;
         hca.protection
-            .check_remote_access(pd, self.qpn, key, address, length, needs)
+            .check_remote_access(pd, self.qpn, key, address, length, required)
             .map_err(RequestError::Access)
     }
 
@@ -480,22 +483,11 @@ impl QueuePair {
     }
 
     /// Queues an ACK. It replaces an ACK that is already pending if the settings allow coalescing.
-    pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn, syndrome: Syndrome) {
-        let coalesce = hca.settings.ack_policy == crate::AckPolicy::Coalesce
-            || self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
-        if coalesce
-            && let Some(PendingResponse::Ack { psn: last, syndrome: Syndrome::Ack(_), msn }) =
-                self.responder.pending_responses.back_mut()
+    pub(crate) fn queue_ack(&mut self, hca: &HcaState, psn: Psn) {
+        let is_full = self.responder.pending_responses.len() >= MAX_PENDING_RESPONSES;
+        if !((hca.settings.ack_policy == AckPolicy::Coalesce || is_full) && self.responder.coalesce_ack(psn))
         {
-            (*last, *msn) = (psn, self.responder.msn);
-            return;
+            self.responder.queue_ack(psn, Syndrome::ACK);
         }
-        self.queue_separate_ack(psn, syndrome);
-    }
-
-    /// Queues an ACK or NAK of its own.
-    pub(crate) fn queue_separate_ack(&mut self, psn: Psn, syndrome: Syndrome) {
-        let msn = self.responder.msn;
-        self.responder.pending_responses.push_back(PendingResponse::Ack { psn, syndrome, msn });
     }
 }
