@@ -58,13 +58,18 @@ fn a_write_through_every_topology_arrives() {
 fn the_settings_of_a_switch_change_at_their_time() {
     let quiet = "[switches.tor]\necn = { kmin = \"1GB\", kmax = \"1GB\", pmax = 0 }\n";
     passes(&format!("{STAR}{quiet}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = 0, dropped = 0 }}\n"));
-    let marks =
-        "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-ecn = { kmin = 0, kmax = 1, pmax = 1 } }\n";
-    passes(&format!("{STAR}{quiet}{marks}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = \">= 100\" }}\n"));
+    let marks = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-ecn = { kmin = 0, kmax = 1, pmax = 1 } }\n";
+    passes(&format!(
+        "{STAR}{quiet}{marks}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = \">= 100\" }}\n"
+    ));
     let lossy = "[switches.tor]\npfc = { priorities = [] }\nqueue-limit = \"8MB\"\n";
-    passes(&format!("{STAR}{lossy}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = 0, dropped = 0 }}\n"));
+    passes(&format!(
+        "{STAR}{lossy}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = 0, dropped = 0 }}\n"
+    ));
     let pauses = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-pfc = { xoff = \"20KB\" } }\n";
-    passes(&format!("{STAR}{lossy}{pauses}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = \">= 2\" }}\n"));
+    passes(&format!(
+        "{STAR}{lossy}{pauses}[[expect]]\nswitch = {{ name = \"tor\", pause-frames = \">= 2\" }}\n"
+    ));
     let buffer = "[[fault]]\nswitch = \"tor\"\nat = \"1ms\"\naction = { set-buffer = \"50KB\" }\n";
     passes(&format!("{STAR}{buffer}[[expect]]\nswitch = {{ name = \"tor\", dropped = \">= 1\" }}\n"));
 }
@@ -93,7 +98,8 @@ fn a_capture_has_the_pause_frames() {
 /// Expectations about switches fail when they ought to.
 #[test]
 fn an_expectation_about_a_switch_says_what_there_was() {
-    let outcome = run(&format!("{STAR}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = 0, pause-frames = 0 }}\n"));
+    let outcome =
+        run(&format!("{STAR}[[expect]]\nswitch = {{ name = \"tor\", ecn-marked = 0, pause-frames = 0 }}\n"));
     let failure = outcome.failures().next().expect("a failure");
     assert!(failure.detail.contains("marked") && failure.detail.contains("pauses"), "{}", failure.detail);
     let outcome = run(&format!("{STAR}[[expect]]\npause = {{ on = \"c -> tor\" }}\n"));

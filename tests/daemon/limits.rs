@@ -116,7 +116,7 @@ fn sizes_beyond_the_device_limits_are_rejected_before_allocation() {
     for builder in [
         pair().max_send_wr(16_385),
         pair().max_recv_wr(16_385),
-        pair().max_sge(33),
+        pair().max_send_sge(33),
         pair().max_inline_data(1025),
     ] {
         assert_eq!(builder.build().err().unwrap().errno(), libc::EINVAL);
@@ -147,19 +147,19 @@ pub fn run_unprivileged() {
         send_message(stream.as_fd(), &hello, 0, &[]).unwrap();
         let frame = MessageReader::default().read(stream.as_fd()).unwrap().unwrap();
         let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
-        return send_line(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+        return send_line(&answer.map_or_else(|why| format!("rejected: {why}"), |_| "accepted".into()));
     }
     match Device::daemon() {
-        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("refused: {error}")),
+        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("rejected: {error}")),
         Err(error) => send_line(&format!("another error: {error}")),
-        Ok(_) => send_line("let in"),
+        Ok(_) => send_line("accepted"),
     }
 }
 
 #[test]
 fn another_user_cannot_open_the_folder() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let daemon = TestDaemon::start();
@@ -172,13 +172,13 @@ fn another_user_cannot_open_the_folder() {
     };
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused"), "{answer}");
+    assert!(answer.starts_with("rejected"), "{answer}");
 }
 
 #[test]
 fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let folder = std::env::temp_dir().join(format!("softhca-open-{}", std::process::id()));
@@ -192,7 +192,7 @@ fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
+    assert!(answer.starts_with("rejected") && answer.contains("65534"), "{answer}");
     drop(daemon);
     std::fs::remove_dir_all(&folder).unwrap();
 }

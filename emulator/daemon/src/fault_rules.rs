@@ -5,7 +5,7 @@ use crate::command_error::CommandError;
 use crate::host::DaemonHost;
 use crate::server::DaemonState;
 use parking_lot::Mutex;
-use softhca_engine::{ModifyQp, QpSnapshot, QpState, QpType};
+use softhca_engine::{QpSnapshot, QpType};
 use softhca_fabric::{Endpoint, Flow, FlowId, Rule, RuleCounters};
 use softhca_queue::control::{Response, decode, encode};
 use softhca_wire::Qpn;
@@ -111,16 +111,9 @@ impl QpRoles {
         }
     }
 
-    /// A queue pair was modified: the rules of every host know it when its first PSN is known.
-    pub fn publish_flow(
-        &self,
-        hosts: &[Arc<DaemonHost>],
-        host: &DaemonHost,
-        view: &QpSnapshot,
-        modify: &ModifyQp,
-        state: QpState,
-    ) {
-        let (QpState::ReadyToSend, Some(first_psn)) = (state, modify.sq_psn) else { return };
+    /// A queue pair became ready to send: the rules of every host know it from now on.
+    pub fn publish_flow(&self, hosts: &[Arc<DaemonHost>], host: &DaemonHost, view: &QpSnapshot) {
+        let first_psn = view.attributes.sq_psn;
         let is_it =
             |(other, number, _): &&(String, Qpn, FlowId)| *other == host.device.name && *number == view.qpn;
         // Let go before a card is asked for anything: roles are claimed while a card is held.

@@ -2,7 +2,7 @@
 
 use crate::ClientLimits;
 use crate::command_error::CommandError;
-use softhca_engine::Resource;
+use softhca_engine::{Resource, VerbsError};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -71,8 +71,7 @@ impl ClientQuota {
             false => self.count(resource),
         };
         if used >= limit {
-            let text = format!("a client has no more than {limit} {}s", resource.name());
-            return Err(CommandError::new(libc::ENOMEM, text));
+            return Err(VerbsError::Exhausted { resource, limit }.into());
         }
         Ok(())
     }

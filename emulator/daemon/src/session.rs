@@ -277,7 +277,7 @@ impl Session {
         match refusal {
             Some(refusal) => {
                 self.ending = true;
-                self.requests.send(&Err::<Welcome, _>(refusal.message), Vec::new());
+                self.requests.send(&Err::<Welcome, _>(refusal.to_string()), Vec::new());
             }
             None => {
                 self.handshake_done = true;
@@ -366,8 +366,8 @@ impl Session {
                 self.daemon.request_stop();
                 Response::Done
             }
-            call => match &mut self.client {
-                Some(client) => return client.execute(call, descriptors),
+            Request::Execute { command, backing } => match &mut self.client {
+                Some(client) => return client.execute(command, backing, descriptors),
                 None => return Err(CommandError::new(libc::ENODEV, "no device is open on this connection")),
             },
         };

@@ -5,7 +5,8 @@ use core::fmt;
 use softhca_wire::{Mtu, Psn, Qpn, QueueKey, RnrTimer, Service};
 
 /// What a queue pair is.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum QpType {
     /// Reliable connection.
@@ -48,15 +49,20 @@ impl QpType {
 }
 
 /// The state of a queue pair (IBA figure 124).
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs, reason = "the names are those of the specification")]
 pub enum QpState {
     Reset,
     Init,
+    #[cfg_attr(feature = "serde", serde(rename = "rtr"))]
     ReadyToReceive,
+    #[cfg_attr(feature = "serde", serde(rename = "rts"))]
     ReadyToSend,
+    #[cfg_attr(feature = "serde", serde(rename = "sqd"))]
     SendQueueDrained,
+    #[cfg_attr(feature = "serde", serde(rename = "sqe"))]
     SendQueueError,
     Error,
 }
@@ -115,6 +121,7 @@ impl fmt::Display for QpState {
 mod mask {
     bitflags::bitflags! {
     /// Which attributes a call sets. The bits are those of `enum ibv_qp_attr_mask`.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct QpAttributeMask: u32 {
         const STATE = 1;

@@ -231,12 +231,15 @@ pub enum Reply {
 }
 
 /// What happened to an identifier. The numbers are those of `enum rdma_cm_event_type`.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 #[allow(missing_docs, reason = "the names are those of librdmacm")]
 pub enum EventType {
+    #[cfg_attr(feature = "serde", serde(rename = "addr-resolved"))]
     AddressResolved = 0,
+    #[cfg_attr(feature = "serde", serde(rename = "addr-error"))]
     AddressError = 1,
     RouteResolved = 2,
     RouteError = 3,
@@ -250,6 +253,7 @@ pub enum EventType {
     DeviceRemoval = 11,
     MulticastJoin = 12,
     MulticastError = 13,
+    #[cfg_attr(feature = "serde", serde(rename = "addr-change"))]
     AddressChange = 14,
     TimewaitExit = 15,
 }

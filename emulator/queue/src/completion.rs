@@ -12,131 +12,83 @@ use softhca_wire::Qpn;
 
 const STRIDE: u32 = 8;
 
-/// How a work request ended. The numbers are those of `enum ibv_wc_status`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum CompletionStatus {
-    Success = 0,
-    LocalLengthError = 1,
-    LocalQpOperationError = 2,
-    LocalProtectionError = 4,
-    WrFlushError = 5,
-    MwBindError = 6,
-    BadResponseError = 7,
-    LocalAccessError = 8,
-    RemoteInvalidRequestError = 9,
-    RemoteAccessError = 10,
-    RemoteOperationError = 11,
-    RetryExceededError = 12,
-    RnrRetryExceededError = 13,
-    RemoteAbortedError = 16,
-    FatalError = 19,
-    GeneralError = 21,
+/// Declares an enum whose values have a number in verbs and a name in logs and scenarios.
+macro_rules! named_enum {
+    ($(#[$meta:meta])* pub enum $type:ident { $($variant:ident = $number:literal, $name:literal;)* }) => {
+        $(#[$meta])*
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u8)]
+        pub enum $type {
+            $(#[cfg_attr(feature = "serde", serde(rename = $name))] $variant = $number,)*
+        }
+
+        impl $type {
+            const ALL: &[$type] = &[$($type::$variant,)*];
+
+            /// The name in logs and scenarios.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $($type::$variant => $name,)*
+                }
+            }
+
+            /// The value with this name.
+            pub fn from_name(name: &str) -> Option<$type> {
+                $type::ALL.iter().copied().find(|value| value.name() == name)
+            }
+        }
+    };
+}
+
+named_enum! {
+    /// How a work request ended. The numbers are those of `enum ibv_wc_status`.
+    #[allow(missing_docs, reason = "the names are those of every verbs text")]
+    pub enum CompletionStatus {
+        Success = 0, "success";
+        LocalLengthError = 1, "local-length";
+        LocalQpOperationError = 2, "local-qp-operation";
+        LocalProtectionError = 4, "local-protection";
+        WrFlushError = 5, "flushed";
+        MwBindError = 6, "window-bind";
+        BadResponseError = 7, "bad-response";
+        LocalAccessError = 8, "local-access";
+        RemoteInvalidRequestError = 9, "remote-invalid-request";
+        RemoteAccessError = 10, "remote-access";
+        RemoteOperationError = 11, "remote-operation";
+        RetryExceededError = 12, "retry-exceeded";
+        RnrRetryExceededError = 13, "rnr-retry-exceeded";
+        RemoteAbortedError = 16, "remote-abort";
+        FatalError = 19, "fatal";
+        GeneralError = 21, "general";
+    }
 }
 
 impl CompletionStatus {
-    const ALL: [CompletionStatus; 16] = [
-        CompletionStatus::Success,
-        CompletionStatus::LocalLengthError,
-        CompletionStatus::LocalQpOperationError,
-        CompletionStatus::LocalProtectionError,
-        CompletionStatus::WrFlushError,
-        CompletionStatus::MwBindError,
-        CompletionStatus::BadResponseError,
-        CompletionStatus::LocalAccessError,
-        CompletionStatus::RemoteInvalidRequestError,
-        CompletionStatus::RemoteAccessError,
-        CompletionStatus::RemoteOperationError,
-        CompletionStatus::RetryExceededError,
-        CompletionStatus::RnrRetryExceededError,
-        CompletionStatus::RemoteAbortedError,
-        CompletionStatus::FatalError,
-        CompletionStatus::GeneralError,
-    ];
-
-    /// The name that traces and scenarios use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CompletionStatus::Success => "success",
-            CompletionStatus::LocalLengthError => "local-length",
-            CompletionStatus::LocalQpOperationError => "local-qp-operation",
-            CompletionStatus::LocalProtectionError => "local-protection",
-            CompletionStatus::WrFlushError => "flushed",
-            CompletionStatus::MwBindError => "window-bind",
-            CompletionStatus::BadResponseError => "bad-response",
-            CompletionStatus::LocalAccessError => "local-access",
-            CompletionStatus::RemoteInvalidRequestError => "remote-invalid-request",
-            CompletionStatus::RemoteAccessError => "remote-access",
-            CompletionStatus::RemoteOperationError => "remote-operation",
-            CompletionStatus::RetryExceededError => "retry-exceeded",
-            CompletionStatus::RnrRetryExceededError => "rnr-retry-exceeded",
-            CompletionStatus::RemoteAbortedError => "remote-abort",
-            CompletionStatus::FatalError => "fatal",
-            CompletionStatus::GeneralError => "general",
-        }
-    }
-
-    /// The status of that name.
-    pub fn from_name(name: &str) -> Option<CompletionStatus> {
-        CompletionStatus::ALL.into_iter().find(|status| status.name() == name)
-    }
-
     /// Whether the work request was done.
     pub const fn is_success(self) -> bool {
         matches!(self, CompletionStatus::Success)
     }
 }
 
-/// What completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum CompletionOpcode {
-    Send = 0,
-    Write = 1,
-    Read = 2,
-    CompareSwap = 3,
-    FetchAdd = 4,
-    BindMemoryWindow = 5,
-    LocalInvalidate = 6,
-    Receive = 7,
-    ReceiveWriteWithImm = 8,
+named_enum! {
+    /// What completed.
+    #[allow(missing_docs, reason = "the names are those of every verbs text")]
+    pub enum CompletionOpcode {
+        Send = 0, "send";
+        Write = 1, "write";
+        Read = 2, "read";
+        CompareSwap = 3, "compare-swap";
+        FetchAdd = 4, "fetch-add";
+        BindMemoryWindow = 5, "bind-window";
+        LocalInvalidate = 6, "local-invalidate";
+        Receive = 7, "receive";
+        ReceiveWriteWithImm = 8, "receive-write-immediate";
+    }
 }
 
 impl CompletionOpcode {
-    const ALL: [CompletionOpcode; 9] = [
-        CompletionOpcode::Send,
-        CompletionOpcode::Write,
-        CompletionOpcode::Read,
-        CompletionOpcode::CompareSwap,
-        CompletionOpcode::FetchAdd,
-        CompletionOpcode::BindMemoryWindow,
-        CompletionOpcode::LocalInvalidate,
-        CompletionOpcode::Receive,
-        CompletionOpcode::ReceiveWriteWithImm,
-    ];
-
-    /// The name that traces and scenarios use.
-    pub const fn name(self) -> &'static str {
-        match self {
-            CompletionOpcode::Send => "send",
-            CompletionOpcode::Write => "write",
-            CompletionOpcode::Read => "read",
-            CompletionOpcode::CompareSwap => "compare-swap",
-            CompletionOpcode::FetchAdd => "fetch-add",
-            CompletionOpcode::BindMemoryWindow => "bind-window",
-            CompletionOpcode::LocalInvalidate => "local-invalidate",
-            CompletionOpcode::Receive => "receive",
-            CompletionOpcode::ReceiveWriteWithImm => "receive-write-immediate",
-        }
-    }
-
-    /// The operation of that name.
-    pub fn from_name(name: &str) -> Option<CompletionOpcode> {
-        CompletionOpcode::ALL.into_iter().find(|operation| operation.name() == name)
-    }
-
     /// Whether this is the receiving side of something.
     pub const fn is_receive(self) -> bool {
         matches!(self, CompletionOpcode::Receive | CompletionOpcode::ReceiveWriteWithImm)
@@ -366,7 +318,8 @@ fn decode(words: [u64; STRIDE as usize]) -> Completion {
     Completion {
         wr_id: id,
         status: CompletionStatus::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .find(|s| *s as u8 == status)
             .unwrap_or(CompletionStatus::GeneralError),
         opcode: *CompletionOpcode::ALL.get(usize::from(operation)).unwrap_or(&CompletionOpcode::Send),

@@ -13,6 +13,7 @@ extern crate std;
 mod address;
 mod attributes;
 pub mod cm;
+mod command;
 mod completion;
 #[cfg(all(feature = "shared", target_os = "linux"))]
 mod completion_doorbell;
@@ -20,6 +21,7 @@ mod completion_doorbell;
 pub mod control;
 mod counters;
 mod doorbell;
+mod error;
 mod handle;
 mod limits;
 mod memory;
@@ -35,6 +37,7 @@ mod work_request;
 
 pub use address::AddressVector;
 pub use attributes::{ModifyQp, QpAttributeMask, QpAttributes, QpState, QpType};
+pub use command::{Command, QpCapabilities, Reply};
 pub use completion::{
     Completion, CompletionConsumer, CompletionFlags, CompletionOpcode, CompletionProducer, CompletionStatus,
     CqNotify, completion_ring,
@@ -43,6 +46,7 @@ pub use completion::{
 pub use completion_doorbell::CompletionDoorbell;
 pub use counters::{Counters, PortCounters};
 pub use doorbell::{DoorbellConsumer, DoorbellProducer, doorbell_ring};
+pub use error::{Resource, VerbsError};
 pub use handle::{AhId, ClientId, CmChannelId, CmId, CqId, PdId, SrqId, XrcdId};
 pub use limits::DeviceLimits;
 pub use memory::{AtomicOperation, MemoryFault};

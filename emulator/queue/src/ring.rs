@@ -18,6 +18,7 @@ pub struct QueueFull {
 }
 
 /// The other side's index cannot be: only a broken or hostile client writes such a value.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("ring index {index} is impossible: between {min} and {max} was expected")]
 pub struct CorruptRing {

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::any::Any;
-use core::ops::Deref;
+use core::ops::{Deref, Range};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 
@@ -30,6 +30,15 @@ impl SharedWords {
         let block: Arc<Vec<AtomicU64>> = Arc::new((0..len).map(|_| AtomicU64::new(0)).collect());
         let base = NonNull::from(block.as_slice()).cast();
         SharedWords { base, len, _owner: block }
+    }
+
+    /// A part of the words.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn part(&self, range: Range<usize>) -> SharedWords {
+        let base = NonNull::from(&self[range.clone()]).cast();
+        SharedWords { base, len: range.len(), _owner: self._owner.clone() }
     }
 
     /// The `len` words at `base`.

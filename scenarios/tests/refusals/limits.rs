@@ -27,7 +27,10 @@ fn queues_are_as_long_as_those_of_a_card() {
     let pair =
         |more: &str| format!("[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\n{more}\n[[expect]]\nfinish = {{}}\n");
     refused(&pair("max-send-wr = 4294967295"), &["max-send-wr is 4294967295, at most 16384 is possible"]);
-    refused(&pair("posted-receives = 4294967295"), &["posted-receives is 4294967295, at most 16384 is possible"]);
+    refused(
+        &pair("posted-receives = 4294967295"),
+        &["posted-receives is 4294967295, at most 16384 is possible"],
+    );
     refused(&pair("cqe = 4294967295"), &["cqe is 4294967295, at most 131072"]);
     refused(&pair("receive-bytes = \"5GiB\""), &["receive-bytes is 5368709120, at most 4294967295"]);
     assert!(read(&pair("max-send-wr = 16384\nposted-receives = 16384")).is_ok());

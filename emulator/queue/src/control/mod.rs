@@ -11,18 +11,16 @@ pub use framing::{FramedMessage, MAX_DESCRIPTORS, MAX_MESSAGE, MessageReader, Pr
 pub use runtime_dir::{DEFAULT_NAME, NAME_VARIABLE, RuntimeDir};
 
 use crate::{
-    AccessFlags, AddressVector, AhId, AsyncEvent, CmChannelId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, ModifyQp, PdId, PortState, QpInitAttributes, QpSnapshot, QpState, QpType,
-    SrqAttributes, SrqId, SrqInitAttributes, XrcdId, cm,
+    AsyncEvent, CmChannelId, Command, Counters, CqId, DeviceLimits, PortState, QpType, Reply, VerbsError, cm,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
-use softhca_wire::{Gid, Mtu, Qpn, RemoteKey};
+use softhca_wire::{Gid, Mtu};
 
 /// The version of the messages and of the layout of rings. It changes with every change of either.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// The environment variable that names the host of a daemon that a program runs on.
 pub const HOST_VARIABLE: &str = "SOFTHCA_HOST";
@@ -80,19 +78,6 @@ pub struct HostDevice {
     pub loopback: String,
 }
 
-/// The sizes of a queue pair's rings.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QpCapabilities {
-    /// Send requests that may wait.
-    pub max_send_wr: u32,
-    /// Receives that may wait.
-    pub max_recv_wr: u32,
-    /// The most scatter/gather entries of a request.
-    pub max_sge: u32,
-    /// The most inline bytes of a request.
-    pub max_inline_data: u32,
-}
-
 /// Where the memory of a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RegionBacking {
@@ -116,17 +101,6 @@ pub struct SharedRange {
     pub length: u64,
 }
 
-/// The bytes of a region, and the addresses that it gives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RegionMapping {
-    /// The address of the first byte, in the region's own terms; `None` leaves the choice to the card.
-    pub iova: Option<u64>,
-    /// How many bytes.
-    pub length: u64,
-    /// Where they are.
-    pub backing: RegionBacking,
-}
-
 /// What a port of the network between the hosts of a daemon counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricPort {
@@ -145,15 +119,11 @@ pub struct FabricPort {
 #[allow(missing_docs, reason = "each is the verb of its name, with the operands of that verb")]
 pub enum Request {
     /// Become a client of this host, or of the first. A descriptor of /proc/self/mem may come with it.
-    Open {
-        host: Option<String>,
-    },
+    Open { host: Option<String> },
     /// What runs here.
     Status,
     /// What the card of a host counted.
-    Counters {
-        host: Option<String>,
-    },
+    Counters { host: Option<String> },
     /// What the ports of the network between the hosts counted.
     PortCounters,
     /// Tell every asynchronous event of every host from now on.
@@ -177,102 +147,20 @@ pub enum Request {
     },
     /// Give these roles to the next queue pairs of a host that become ready to receive, each to the first of
     /// its kind; all hosts of the daemon know them by it.
-    AssignRoles {
-        host: Option<String>,
-        seed: u64,
-        roles: Vec<(QpType, u32)>,
-    },
+    AssignRoles { host: Option<String>, seed: u64, roles: Vec<(QpType, u32)> },
     /// The rules of a host and how often each fired.
-    QueryFaultRules {
-        host: Option<String>,
-    },
+    QueryFaultRules { host: Option<String> },
     /// Take all rules, flows and names of a host away. What they hold back still arrives.
-    ClearFaultRules {
-        host: Option<String>,
-    },
+    ClearFaultRules { host: Option<String> },
     /// Write what the cards do to the descriptors that come with it, until this connection ends: first a
     /// capture, then an event log, as far as they are asked for.
-    StartRecording {
-        capture: bool,
-        log: bool,
-    },
+    StartRecording { capture: bool, log: bool },
     /// End the records of this connection: everything has been written when the reply comes.
     StopRecordings,
-    AllocateProtectionDomain,
-    DeallocateProtectionDomain(PdId),
-    RegisterMemoryRegion {
-        pd: PdId,
-        mapping: RegionMapping,
-        access: AccessFlags,
-    },
-    /// What is `Some` changes. A region that moves to shared memory brings its descriptor.
-    ReregisterMemoryRegion {
-        rkey: RemoteKey,
-        pd: Option<PdId>,
-        mapping: Option<RegionMapping>,
-        access: Option<AccessFlags>,
-    },
-    DeregisterMemoryRegion(RemoteKey),
-    AllocateMemoryWindow {
-        pd: PdId,
-        mw_type: MemoryWindowType,
-    },
-    DeallocateMemoryWindow(RemoteKey),
-    CreateCompletionQueue {
-        cqe: u32,
-    },
-    ResizeCompletionQueue {
-        cq: CqId,
-        cqe: u32,
-    },
-    DestroyCompletionQueue(CqId),
-    CreateSharedReceiveQueue {
-        init: SrqInitAttributes,
-        max_wr: u32,
-        max_sge: u32,
-    },
-    ModifySharedReceiveQueue {
-        srq: SrqId,
-        srq_limit: u32,
-    },
-    QuerySharedReceiveQueue(SrqId),
-    DestroySharedReceiveQueue(SrqId),
-    OpenXrcDomain,
-    CloseXrcDomain(XrcdId),
-    CreateAddressHandle {
-        pd: PdId,
-        address_vector: AddressVector,
-    },
-    DestroyAddressHandle(AhId),
-    CreateQueuePair {
-        init: QpInitAttributes,
-        capabilities: QpCapabilities,
-    },
-    ModifyQueuePair {
-        qpn: Qpn,
-        modify: ModifyQp,
-    },
-    QueryQueuePair(Qpn),
-    DestroyQueuePair(Qpn),
-    AttachMulticast {
-        qpn: Qpn,
-        group: Gid,
-    },
-    DetachMulticast {
-        qpn: Qpn,
-        group: Gid,
-    },
-    /// A call to the connection manager.
-    Cm(cm::Command),
-    /// Several calls at once: a queue pair follows its connection.
-    TransitionQueuePair(cm::QpTransition),
-    /// The state of the port of the own host.
-    QueryPort,
+    /// Execute a control verb. A verb that (re)registers memory says where the memory is.
+    Execute { command: Command, backing: Option<RegionBacking> },
     /// Take the port of a host down or bring it up, until this connection ends.
-    SetPortState {
-        host: String,
-        state: PortState,
-    },
+    SetPortState { host: String, state: PortState },
 }
 
 /// What the daemon answers.
@@ -280,11 +168,11 @@ pub enum Request {
 #[allow(missing_docs, reason = "each carries what the verb of its name returns")]
 #[allow(clippy::large_enum_variant, reason = "one at a time, and short-lived")]
 pub enum Response {
-    /// It could not be done.
+    /// The control verb failed.
+    VerbFailed(VerbsError),
+    /// The daemon rejected the request.
     Error {
-        /// What C callers get.
         errno: i32,
-        /// Why, in a sentence.
         message: String,
     },
     Done,
@@ -296,30 +184,13 @@ pub enum Response {
         gids: Vec<Gid>,
         doorbell_slots: u32,
     },
-    ProtectionDomain(PdId),
-    MemoryRegion {
-        rkey: RemoteKey,
-        iova: u64,
-    },
-    MemoryWindow(RemoteKey),
-    /// With its ring.
-    CompletionQueue(CqId),
-    /// With its ring.
-    SharedReceiveQueue(SrqId),
-    SrqAttributes(SrqAttributes),
-    XrcDomain(XrcdId),
-    AddressHandle(AhId),
-    /// With one memory for both rings, the send ring first.
-    QueuePair(Qpn),
-    QpState(QpState),
-    QpSnapshot(QpSnapshot),
+    /// The reply to a control verb. The memory of new rings accompanies it.
+    Executed(Reply),
     Counters(Counters),
     PortCounters(Vec<FabricPort>),
     Status(DaemonStatus),
     /// The rules and their tallies, as the fabric writes them down.
     FaultRules(Vec<u8>),
-    Cm(cm::Reply),
-    PortState(PortState),
 }
 
 /// What the daemon tells unasked.
@@ -434,7 +305,9 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, ProtocolErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{AccessFlags, ModifyQp, QpState};
     use proptest::prelude::*;
+    use softhca_wire::Qpn;
 
     proptest! {
         #[test]
@@ -454,7 +327,19 @@ mod tests {
     #[test]
     fn a_call_survives_the_journey() {
         let modify = ModifyQp::default().state(QpState::Init).port(1).access_flags(AccessFlags::REMOTE_READ);
-        let call = Request::ModifyQueuePair { qpn: Qpn::new(7), modify };
+        let command = Command::ModifyQueuePair { qpn: Qpn::new(7), modify };
+        let call = Request::Execute { command, backing: None };
         assert_eq!(decode(&encode(&call)), Ok(call));
+    }
+
+    #[test]
+    fn an_error_of_a_verb_is_the_same_value_after_decoding() {
+        let errors = [
+            VerbsError::Invalid { what: "cqe", why: "at least one is required" },
+            VerbsError::TooLarge { what: "cqe", value: 7, limit: 6 },
+        ];
+        for error in errors {
+            assert_eq!(decode(&encode(&error)), Ok(error));
+        }
     }
 }
