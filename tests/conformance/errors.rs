@@ -140,8 +140,9 @@ fn every_row_has_a_test_and_every_test_a_row() {
     let distinct: BTreeSet<String> = rows.iter().cloned().collect();
     assert_eq!(distinct.len(), rows.len(), "a test has two rows");
     let source = include_str!("errors.rs");
-    let named =
-        source.lines().filter_map(|line| line.trim().strip_prefix("pair.assert_row(\"")?.strip_suffix("\");"));
+    let named = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pair.assert_row(\"")?.strip_suffix("\");"));
     assert_eq!(distinct, named.map(String::from).collect());
     for name in &distinct {
         assert!(source.contains(&format!("#[test]\nfn {name}() {{")), "{name}");

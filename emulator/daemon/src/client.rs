@@ -2,11 +2,11 @@
 
 use crate::client_memory::{ClientMemory, MappedMemory, ProcessMemory, ProcessRange};
 use crate::client_process::ClientProcess;
-use crate::command_error::CommandError;
+use crate::command_error::{CommandError, RequestResult};
 use crate::host::DaemonHost;
 use crate::notification_queue::NotificationQueue;
 use crate::quota::{ClientQuota, MappingGuard, reserve_mapping};
-use crate::server::DaemonState;
+use crate::state::DaemonState;
 use softhca_engine::{
     Attachments, ClientId, CmChannelId, Command, Context, CqId, Hca, MemoryId, MemoryRegion, Reply, Resource,
     VerbsError,
@@ -19,9 +19,6 @@ use softhca_queue::{
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-
-/// What a call comes to: a reply, and the descriptors that go with it.
-pub(crate) type RequestResult = Result<(Response, Vec<OwnedFd>), CommandError>;
 
 /// A client of a host.
 pub(crate) struct Client {

@@ -1,10 +1,14 @@
-//! Why the daemon rejects a request.
+//! The error of a request.
 
 use softhca_queue::VerbsError;
 use softhca_queue::control::Response;
+use std::os::fd::OwnedFd;
 use std::{fmt, io};
 
-/// Why the daemon rejects a request.
+/// The response to a request, and the descriptors that accompany it.
+pub(crate) type RequestResult = Result<(Response, Vec<OwnedFd>), CommandError>;
+
+/// The error of a request: an errno for C callers and a message.
 #[derive(Debug)]
 pub(crate) enum CommandError {
     /// The HCA or the client's quota rejects a control verb.
@@ -44,6 +48,6 @@ impl From<VerbsError> for CommandError {
 impl From<io::Error> for CommandError {
     fn from(error: io::Error) -> CommandError {
         let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-        CommandError::new(errno, format!("the daemon: {error}"))
+        CommandError::new(errno, format!("daemon: {error}"))
     }
 }

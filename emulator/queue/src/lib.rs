@@ -1,9 +1,9 @@
-//! What an application and a card share: send, receive and completion rings, doorbells, and the words in which
-//! they speak of resources.
+//! The interface between an application and an HCA: send, receive and completion queues, doorbells, and the types of
+//! the verbs.
 //!
-//! One layout serves a card in the same process and a card behind shared memory: words of eight bytes,
-//! each accessed as an atomic, so that the other side may write at any time without undefined behaviour.
-//! What comes out of a ring is decoded and checked; the other side's indices are clamped.
+//! One layout serves an HCA in the same process and one behind shared memory: words of eight bytes, each accessed as
+//! an atomic, so that the other side may write at any time without undefined behaviour. Everything read from a ring
+//! is decoded and validated, the indices of the other side included.
 
 #![no_std]
 extern crate alloc;
