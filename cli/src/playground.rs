@@ -31,7 +31,7 @@ macro_rules! library {
 const LESSON_SCENARIOS: &[(&str, &str)] = &library![
     "fatal-lost-write-middle" "ping-pong-latency" "completion-held" "ud-lost-datagram" "uc-lost-middle"
     "gbn-lost-write-middle" "gb0-lost-write-middle" "gbn-lost-read-response" "duplicate-atomic"
-    "cm-connect" "cm-req" "cm-reject" "multicast-members" "multicast-lost-branch" "access-wrong-key" "access-out-of-bounds" "receive-too-small" "rnr-recovers" "fatal-flush-order"
+    "cm-connect" "cm-req" "cm-reject" "multicast-members" "multicast-lost-branch" "access-wrong-rkey" "access-out-of-bounds" "receive-too-small" "rnr-recovers" "fatal-flush-order"
     "ecn-marks-and-cnps" "dcqcn-convergence" "incast-pfc" "incast-without-pfc" "victim-flow"
     "gbn-random-loss" "livelock-go-back-0" "livelock-go-back-n"
 ];

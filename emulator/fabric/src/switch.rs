@@ -48,6 +48,8 @@ impl Default for EcnMarking {
 }
 
 /// The watchdog's action on a stalled queue.
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WatchdogAction {
     /// Drops queued and arriving frames.

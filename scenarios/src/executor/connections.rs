@@ -258,7 +258,7 @@ impl Executor<'_> {
             }
             (_, Err(errno)) => {
                 self.log.failed_calls.push(FailedCall { time_ns: now_ns, host, errno });
-                (kind, status) = (EventType::ConnectError, -errno.number());
+                (kind, status) = (EventType::ConnectError, -(errno as i32));
             }
             _ => {}
         }

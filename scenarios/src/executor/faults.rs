@@ -113,7 +113,7 @@ impl Executor<'_> {
             {
                 *self.log.fired.entry(fault.id).or_default() += 1;
                 match change {
-                    CompletionChange::Status(status) => completion.status = status.status(),
+                    CompletionChange::Status(status) => completion.status = *status,
                     CompletionChange::Delay(ns) => hold_ns += ns,
                 }
             }

@@ -5,26 +5,6 @@ use softhca_engine::QpState;
 use softhca_queue::AccessFlags;
 use std::net::IpAddr;
 
-/// The four areas of a queue pair's memory, in this order, each as large as the largest message needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Area {
-    /// What it sends.
-    Source,
-    /// What peers write, read and change.
-    Target,
-    /// What it receives.
-    Received,
-    /// What it read from its peer.
-    Fetched,
-}
-
-impl Area {
-    /// Where an area begins, if each has this size.
-    pub const fn start(self, size: u64) -> u64 {
-        self as u64 * size
-    }
-}
-
 /// What a work request does, in terms of areas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkOperation {

@@ -8,8 +8,8 @@ use super::{
 };
 use crate::parameters::ParameterValues;
 use crate::source::{Diagnostic, Source, join_path};
-use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile, StateName, TransportName};
-use softhca_engine::{DeviceLimits, QpState, QpType};
+use crate::spec::{AccessRight, ConnectionSpec, RemoteTarget, ScenarioFile};
+use softhca_engine::{DeviceLimits, QpType};
 use softhca_fabric::Seed;
 use softhca_queue::AccessFlags;
 use softhca_wire::{Ecn, Mtu, Psn, RnrTimer};
@@ -85,7 +85,7 @@ pub(crate) fn build(
         routes: network.routes,
         qps,
         pairs,
-        transport: qp_kind(file.connection.transport),
+        transport: file.connection.transport.unwrap_or(QpType::Rc),
         steps,
         flows,
         commands,
@@ -140,8 +140,7 @@ impl PlanBuilder<'_> {
     fn add_pairs(&mut self) -> Result<(), Diagnostic> {
         for (index, pair) in self.file.pair.iter().enumerate() {
             let path = format!("pair.{index}");
-            let own = pair.connection();
-            self.check_connection(&own, &path)?;
+            self.check_connection(&pair.or(&ConnectionSpec::default()), &path)?;
             let mut hosts = [0; 2];
             for (side, name) in pair.qps.iter().enumerate() {
                 let path = format!("{path}.qps.{side}");
@@ -150,7 +149,8 @@ impl PlanBuilder<'_> {
                     return Err(self.error_at(&path, format!("{name} is in a pair already")));
                 }
             }
-            self.add_pair([pair.qps[0].clone(), pair.qps[1].clone()], hosts, &own, &join_path(&path, "qps"))?;
+            let spec = pair.or(&self.file.connection);
+            self.add_pair(pair.qps.clone(), hosts, &spec, &join_path(&path, "qps"))?;
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ impl PlanBuilder<'_> {
         &mut self,
         names: [String; 2],
         hosts: [usize; 2],
-        own: &ConnectionSpec,
+        spec: &ConnectionSpec,
         path: &str,
     ) -> Result<[usize; 2], Diagnostic> {
         if !self.network.has_path(hosts[0], hosts[1]) {
@@ -170,43 +170,27 @@ impl PlanBuilder<'_> {
         }
         let pair = self.pairs.len();
         let qps = [self.qps.len(), self.qps.len() + 1];
-        let both = &self.file.connection;
-        let psns = own.sq_psn.or(both.sq_psn).unwrap_or_else(|| {
+        let psns = spec.sq_psn.unwrap_or_else(|| {
             [0, 1].map(|side| Seed(self.seed).draw(&[0x0070_736e, pair as u64, side]) as u32 & 0xff_ffff)
         });
-        let kind = match own.transport.or(both.transport) {
-            None | Some(TransportName::Rc) => QpType::Rc,
-            Some(TransportName::Uc) => QpType::Uc,
-            Some(TransportName::Ud) => QpType::Ud,
-            Some(TransportName::Xrc) => {
-                let place = own.transport.and_then(|_| path.strip_suffix("qps"));
-                let place = place.map_or("connection.transport".into(), |pair| format!("{pair}transport"));
-                let why = "XRC does not join two equal queue pairs: an initiator sends, a target has no queues of \
-                           its own, and receives come from the shared receive queue that each request names";
-                let help = "use \"rc\" here; tests of XRC are written with the Rust API or as a C program";
-                return Err(self.error_at(&place, why).help(help));
-            }
-        };
-        let access = own.access.as_ref().or(both.access.as_ref());
-        let priority = own.priority.or(both.priority).unwrap_or(0);
-        let ecn = own.ecn.or(both.ecn).unwrap_or(false);
+        let ecn = if spec.ecn == Some(true) { Ecn::Ect0 as u8 } else { 0 };
         self.pairs.push(PairPlan {
             qps,
-            kind,
+            kind: spec.transport.unwrap_or(QpType::Rc),
             uses_cm: self.uses_connection_manager(&names),
-            mtu: own.mtu.or(both.mtu).and_then(Mtu::from_bytes).unwrap_or(Mtu::B1024),
-            timeout: own.timeout.or(both.timeout).unwrap_or(14),
-            retry_count: own.retry_count.or(both.retry_count).unwrap_or(7),
-            rnr_retry: own.rnr_retry.or(both.rnr_retry).unwrap_or(7),
-            min_rnr_timer: RnrTimer::new(own.min_rnr_timer.or(both.min_rnr_timer).unwrap_or(12)),
-            max_rd_atomic: own.max_rd_atomic.or(both.max_rd_atomic).unwrap_or(16),
+            mtu: spec.mtu.and_then(Mtu::from_bytes).unwrap_or(Mtu::B1024),
+            timeout: spec.timeout.unwrap_or(14),
+            retry_count: spec.retry_count.unwrap_or(7),
+            rnr_retry: spec.rnr_retry.unwrap_or(7),
+            min_rnr_timer: RnrTimer::new(spec.min_rnr_timer.unwrap_or(12)),
+            max_rd_atomic: spec.max_rd_atomic.unwrap_or(16),
             sq_psns: psns.map(Psn::new),
-            access: access.map_or(ALL_ACCESS, |rights| access_flags(rights)),
-            posted_receives: own.posted_receives.or(both.posted_receives).unwrap_or(0),
-            receive_bytes: own.receive_bytes.or(both.receive_bytes).map_or(0, |size| size.0 as u32),
-            traffic_class: priority << 5 | if ecn { Ecn::Ect0 as u8 } else { 0 },
-            max_send_wr: own.max_send_wr.or(both.max_send_wr).unwrap_or(128),
-            cqe: own.cqe.or(both.cqe).unwrap_or(0),
+            access: spec.access.as_deref().map_or(ALL_ACCESS, AccessRight::flags),
+            posted_receives: spec.posted_receives.unwrap_or(0),
+            receive_bytes: spec.receive_bytes.map_or(0, |size| size.0 as u32),
+            traffic_class: spec.priority.unwrap_or(0) << 5 | ecn,
+            max_send_wr: spec.max_send_wr.unwrap_or(128),
+            cqe: spec.cqe.unwrap_or(0),
             area_bytes: 4096,
         });
         for (side, name) in names.into_iter().enumerate() {
@@ -217,6 +201,19 @@ impl PlanBuilder<'_> {
     }
 
     pub(super) fn check_connection(&self, spec: &ConnectionSpec, path: &str) -> Result<(), Diagnostic> {
+        match spec.transport {
+            Some(QpType::XrcInitiator | QpType::XrcTarget) if !self.has_external_programs => {
+                let message = "XRC does not connect two equal queue pairs: an initiator sends, a target has no queues, and \
+                               each request names the shared receive queue of its receive";
+                let help = "use \"rc\" here, and test XRC with the Rust API or a C program";
+                return Err(self.error_at(&join_path(path, "transport"), message).help(help));
+            }
+            Some(QpType::Gsi) => {
+                let message = "the connection manager owns the GSI queue pair";
+                return Err(self.error_at(&join_path(path, "transport"), message));
+            }
+            _ => {}
+        }
         if let Some(mtu) = spec.mtu
             && Mtu::from_bytes(mtu).is_none()
         {
@@ -304,36 +301,3 @@ const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
     .union(AccessFlags::REMOTE_WRITE)
     .union(AccessFlags::REMOTE_READ)
     .union(AccessFlags::REMOTE_ATOMIC);
-
-/// What the queue pairs of real programs are; of XRC, those that send.
-const fn qp_kind(transport: Option<TransportName>) -> QpType {
-    match transport {
-        None | Some(TransportName::Rc) => QpType::Rc,
-        Some(TransportName::Uc) => QpType::Uc,
-        Some(TransportName::Ud) => QpType::Ud,
-        Some(TransportName::Xrc) => QpType::XrcInitiator,
-    }
-}
-
-pub(super) fn access_flags(rights: &[AccessRight]) -> AccessFlags {
-    rights.iter().fold(AccessFlags::empty(), |all, right| {
-        all | match right {
-            AccessRight::LocalWrite => AccessFlags::LOCAL_WRITE,
-            AccessRight::RemoteWrite => AccessFlags::REMOTE_WRITE,
-            AccessRight::RemoteRead => AccessFlags::REMOTE_READ,
-            AccessRight::RemoteAtomic => AccessFlags::REMOTE_ATOMIC,
-        }
-    })
-}
-
-pub(super) const fn state_of(name: StateName) -> QpState {
-    match name {
-        StateName::Reset => QpState::Reset,
-        StateName::Init => QpState::Init,
-        StateName::Rtr => QpState::ReadyToReceive,
-        StateName::Rts => QpState::ReadyToSend,
-        StateName::Sqd => QpState::SendQueueDrained,
-        StateName::Sqe => QpState::SendQueueError,
-        StateName::Error => QpState::Error,
-    }
-}

@@ -1,19 +1,20 @@
 //! From `[[expect]]` to checks: names resolved, and the sentences that expectations are reported with.
 
-use super::builder::{PlanBuilder, state_of};
+use super::builder::PlanBuilder;
 use super::check::{
     Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,
 };
-use super::{Area, CountingRule, FaultPlan, Node, measurements, names, rules};
+use super::{CountingRule, FaultPlan, Node, measurements, names, rules};
 use crate::quantity::CountRange;
 use crate::source::{Diagnostic, join_path};
 use crate::spec::{
-    AreaName, CompletionExpectation, ConnectionExpectation, CounterExpectation, EventExpectation, ExpectSpec,
-    MemoryExpectation, OrderItem, PacketExpectation, PauseExpectation, PayloadName, StateExpectation,
+    CompletionExpectation, ConnectionExpectation, CounterExpectation, EventExpectation, ExpectSpec,
+    MemoryExpectation, OrderItem, PacketExpectation, PacketMatch, PauseExpectation, StateExpectation,
     SwitchExpectation,
 };
-use softhca_engine::AsyncEvent;
+use softhca_engine::{AsyncEvent, PayloadMode};
 use softhca_fabric::{Action, Direction, InclusiveRange, Repeat, Rule, RuleId, Selector};
+use softhca_queue::cm::EventType;
 use softhca_queue::{CompletionOpcode, Counters};
 
 /// The numbers of counting rules, out of the way of faults.
@@ -61,7 +62,7 @@ fn parse_expectation(
     }
     if let Some(StateExpectation { qp, is }) = &expect.state {
         let at = builder.qp(qp, &join_path(path, "state.qp"))?;
-        let is = state_of(*is);
+        let is = *is;
         found.push(untimed(format!("{qp} is in {is} at the end"), Check::State { qp: at, is }));
     }
     if let Some(spec) = &expect.packet {
@@ -135,7 +136,7 @@ fn packet(
     counts: &mut Vec<CountingRule>,
 ) -> Result<Expectation, Diagnostic> {
     let way = rules::link_selector(builder, spec.on.as_deref(), path)?;
-    let matching = spec.packet_match();
+    let matching = spec.or(&PacketMatch::default());
     let times = spec.times.unwrap_or(CountRange::AT_LEAST_ONE);
     let selector = match rules::selector(builder, &matching, way, path) {
         // Packets that are expected not to come need not be possible.
@@ -244,8 +245,8 @@ fn completion(
         Some(name) => Some(step_named(builder, name, &join_path(path, "step"))?),
         None => None,
     };
-    let operation = spec.op.map(|op| op.operation());
-    let status = spec.status.map(|status| status.status());
+    let operation = spec.op;
+    let status = spec.status;
     let mut text = match (&spec.qp, &spec.step) {
         (Some(qp), Some(step)) => format!("{qp}: step {step:?}"),
         (Some(qp), None) => qp.clone(),
@@ -331,7 +332,23 @@ fn connection(
         let help = "let a step of the pair `listen` and one of the other side `connect`";
         return Err(builder.error_at(&join_path(path, "qp"), message).help(help));
     }
-    let kind = spec.event.kind();
+    let kind = spec.event;
+    let is_reported = matches!(
+        kind,
+        EventType::AddressResolved
+            | EventType::RouteResolved
+            | EventType::ConnectRequest
+            | EventType::ConnectError
+            | EventType::Unreachable
+            | EventType::Rejected
+            | EventType::Established
+            | EventType::Disconnected
+            | EventType::TimewaitExit
+    );
+    if !is_reported {
+        let message = format!("programs of a scenario never receive {}", kind.name());
+        return Err(builder.error_at(&join_path(path, "event"), message));
+    }
     let who = spec.qp.as_deref().or(spec.host.as_deref()).unwrap_or("somebody");
     let mut text = format!("{who} hears {}", kind.name().trim_start_matches("RDMA_CM_EVENT_"));
     if let Some(status) = spec.status {
@@ -370,7 +387,7 @@ fn order_item(
     if let Some(spec) = &step.packet {
         let path = join_path(path, "packet");
         let way = rules::link_selector(builder, spec.on.as_deref(), &path)?;
-        let matching = spec.packet_match();
+        let matching = spec.or(&PacketMatch::default());
         let selector = rules::selector(builder, &matching, way, &path)?;
         let unfit = [
             (selector.message.is_some(), "message"),
@@ -398,7 +415,7 @@ fn order_item(
     }
     if let Some(StateExpectation { qp, is }) = &step.state {
         let at = builder.qp(qp, &join_path(path, "state.qp"))?;
-        let is = state_of(*is);
+        let is = *is;
         found.push(OrderCheck::State(at, is, format!("{qp} goes to {is}")));
     }
     if let Some(spec) = &step.event {
@@ -433,7 +450,7 @@ fn memory(
     spec: &MemoryExpectation,
     path: &str,
 ) -> Result<Expectation, Diagnostic> {
-    if builder.file.device.payload == Some(PayloadName::Elided) {
+    if builder.file.device.payload == Some(PayloadMode::Elided) {
         let message = "packets without payload write nothing that could be looked at";
         return Err(builder.error_at(path, message).help("leave out `payload`"));
     }
@@ -443,16 +460,11 @@ fn memory(
             builder.error_at(path, "the memory of real programs is their own: it cannot be looked at")
         );
     }
-    let area = match spec.area {
-        AreaName::Source => Area::Source,
-        AreaName::Target => Area::Target,
-        AreaName::Received => Area::Received,
-        AreaName::Fetched => Area::Fetched,
-    };
+    let area = spec.area;
     let mut claims = Vec::new();
     if let Some(holds) = &spec.holds {
         claims.push(match holds.as_str() {
-            "nothing" => (ExpectedMemory::Zeroes, "zeroes".to_owned(), None),
+            "zeroes" => (ExpectedMemory::Zeroes, "zeroes".to_owned(), None),
             name => {
                 let from = builder.qp(name, &join_path(path, "holds"))?;
                 (ExpectedMemory::SourceOf(from), format!("what {name} sends"), None)

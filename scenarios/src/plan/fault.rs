@@ -1,7 +1,9 @@
 //! What goes wrong in a plan, with every name resolved.
 
-use crate::spec::{AsyncEventName, Errno, StatusName, Verb};
+use crate::spec::{Errno, Verb};
+use softhca_engine::AsyncEvent;
 use softhca_fabric::{EcnMarking, LinkState, PfcSettings, Repeat, Rule, RuleId};
+use softhca_queue::CompletionStatus;
 
 /// Something that goes wrong.
 #[derive(Clone, Debug)]
@@ -60,7 +62,7 @@ pub enum FaultKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionChange {
     /// It has another status.
-    Status(StatusName),
+    Status(CompletionStatus),
     /// It is handed over later.
     Delay(u64),
 }
@@ -164,7 +166,7 @@ pub enum FabricChange {
         /// Where.
         host: usize,
         /// Which.
-        event: AsyncEventName,
+        event: AsyncEvent,
     },
 }
 

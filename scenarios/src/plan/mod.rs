@@ -16,7 +16,8 @@ mod steps;
 mod traffic;
 mod workloads;
 
-pub use actions::{Area, CommandPlan, FlowKind, FlowPlan, StepAction, StepPlan, WorkOperation, WorkRequest};
+pub use crate::spec::Area;
+pub use actions::{CommandPlan, FlowKind, FlowPlan, StepAction, StepPlan, WorkOperation, WorkRequest};
 pub(crate) use builder::build;
 pub use check::{
     Bound, Check, CompletionCheck, ConnectionCheck, Expectation, ExpectedMemory, OrderCheck, PacketCheck,

@@ -1,33 +1,9 @@
 //! What names of the language stand for in the fabric and the engine, and back.
 
 use crate::quantity::{IntegerRange, PsnRange};
-use crate::spec::{ClassName, CmName, CompletedName, FieldName, NakName, PacketMatch, StatusName};
-use softhca_fabric::{CmMessage, HeaderField, InclusiveRange, PacketClass, PacketClasses};
-use softhca_queue::{CompletionOpcode, CompletionStatus};
+use crate::spec::{ClassName, PacketMatch};
+use softhca_fabric::{CmMessage, InclusiveRange, PacketClass, PacketClasses};
 use softhca_wire::NakCode;
-
-pub(super) const fn nak_code(name: NakName) -> NakCode {
-    match name {
-        NakName::Sequence => NakCode::PsnSequenceError,
-        NakName::InvalidRequest => NakCode::InvalidRequest,
-        NakName::RemoteAccess => NakCode::RemoteAccessError,
-        NakName::RemoteOperation => NakCode::RemoteOperationalError,
-    }
-}
-
-const fn cm_message(name: CmName) -> CmMessage {
-    match name {
-        CmName::Req => CmMessage::Req,
-        CmName::Mra => CmMessage::Mra,
-        CmName::Rej => CmMessage::Rej,
-        CmName::Rep => CmMessage::Rep,
-        CmName::Rtu => CmMessage::Rtu,
-        CmName::Dreq => CmMessage::Dreq,
-        CmName::Drep => CmMessage::Drep,
-        CmName::SidrReq => CmMessage::SidrReq,
-        CmName::SidrRep => CmMessage::SidrRep,
-    }
-}
 
 /// The messages that the side that asks sends, and those of the side that is asked.
 pub(super) const fn cm_messages_by_side(datagrams: bool) -> [&'static [CmMessage]; 2] {
@@ -44,11 +20,11 @@ pub(super) const fn cm_messages_by_side(datagrams: bool) -> [&'static [CmMessage
 pub(super) fn packet_classes(matching: &PacketMatch) -> Result<Option<PacketClasses>, &'static str> {
     let class = match (matching.class, matching.code, matching.cm) {
         (None | Some(ClassName::Nak), Some(code), None) => {
-            return Ok(Some(PacketClasses::Only(PacketClass::Nak(nak_code(code)))));
+            return Ok(Some(PacketClasses::Only(PacketClass::Nak(code))));
         }
         (_, Some(_), _) => return Err("only class `nak` has a `code`"),
         (None | Some(ClassName::Cm), None, Some(message)) => {
-            return Ok(Some(PacketClasses::Only(PacketClass::Cm(cm_message(message)))));
+            return Ok(Some(PacketClasses::Only(PacketClass::Cm(message))));
         }
         (_, _, Some(_)) => return Err("only class `cm` has a `cm` message"),
         (None, None, None) => return Ok(None),
@@ -93,76 +69,6 @@ pub(super) fn request_and_response(classes: Option<PacketClasses>) -> (bool, boo
     (asks, answered)
 }
 
-pub(super) const fn header_field(name: FieldName) -> HeaderField {
-    match name {
-        FieldName::Opcode => HeaderField::Opcode,
-        FieldName::Solicited => HeaderField::Solicited,
-        FieldName::Migration => HeaderField::Migration,
-        FieldName::Pad => HeaderField::Pad,
-        FieldName::Version => HeaderField::Version,
-        FieldName::PKey => HeaderField::PartitionKey,
-        FieldName::Reserved => HeaderField::Reserved,
-        FieldName::DestinationQp => HeaderField::DestinationQp,
-        FieldName::AckRequest => HeaderField::AckRequest,
-        FieldName::Psn => HeaderField::Psn,
-        FieldName::QKey => HeaderField::QueueKey,
-        FieldName::SourceQp => HeaderField::SourceQp,
-        FieldName::Address => HeaderField::Address,
-        FieldName::RKey => HeaderField::RemoteKey,
-        FieldName::Length => HeaderField::Length,
-        FieldName::AtomicAddress => HeaderField::AtomicAddress,
-        FieldName::AtomicKey => HeaderField::AtomicKey,
-        FieldName::SwapOrAdd => HeaderField::SwapOrAdd,
-        FieldName::Compare => HeaderField::Compare,
-        FieldName::Syndrome => HeaderField::Syndrome,
-        FieldName::Msn => HeaderField::Msn,
-        FieldName::Original => HeaderField::Original,
-        FieldName::Immediate => HeaderField::Immediate,
-        FieldName::InvalidatedKey => HeaderField::InvalidatedKey,
-    }
-}
-
-impl StatusName {
-    /// The status of the verbs.
-    pub const fn status(self) -> CompletionStatus {
-        match self {
-            StatusName::Success => CompletionStatus::Success,
-            StatusName::LocalLength => CompletionStatus::LocalLengthError,
-            StatusName::LocalQpOperation => CompletionStatus::LocalQpOperationError,
-            StatusName::LocalProtection => CompletionStatus::LocalProtectionError,
-            StatusName::Flushed => CompletionStatus::WrFlushError,
-            StatusName::WindowBind => CompletionStatus::MwBindError,
-            StatusName::BadResponse => CompletionStatus::BadResponseError,
-            StatusName::LocalAccess => CompletionStatus::LocalAccessError,
-            StatusName::RemoteInvalidRequest => CompletionStatus::RemoteInvalidRequestError,
-            StatusName::RemoteAccess => CompletionStatus::RemoteAccessError,
-            StatusName::RemoteOperation => CompletionStatus::RemoteOperationError,
-            StatusName::RetryExceeded => CompletionStatus::RetryExceededError,
-            StatusName::RnrRetryExceeded => CompletionStatus::RnrRetryExceededError,
-            StatusName::RemoteAbort => CompletionStatus::RemoteAbortedError,
-            StatusName::Fatal => CompletionStatus::FatalError,
-            StatusName::General => CompletionStatus::GeneralError,
-        }
-    }
-}
-
-impl CompletedName {
-    /// The operation of the verbs.
-    pub const fn operation(self) -> CompletionOpcode {
-        match self {
-            CompletedName::Send => CompletionOpcode::Send,
-            CompletedName::Write => CompletionOpcode::Write,
-            CompletedName::Read => CompletionOpcode::Read,
-            CompletedName::CompareSwap => CompletionOpcode::CompareSwap,
-            CompletedName::FetchAdd => CompletionOpcode::FetchAdd,
-            CompletedName::BindWindow => CompletionOpcode::BindMemoryWindow,
-            CompletedName::LocalInvalidate => CompletionOpcode::LocalInvalidate,
-            CompletedName::Receive => CompletionOpcode::Receive,
-            CompletedName::ReceiveWriteImmediate => CompletionOpcode::ReceiveWriteWithImm,
-        }
-    }
-}
-
 fn describe_range(span: InclusiveRange, sign: &str) -> String {
     match (span.first, span.last) {
         (first, last) if first == last => format!("{sign}{first}"),
@@ -179,8 +85,8 @@ pub(super) fn describe_packets(matching: &PacketMatch) -> String {
         words.push(opcodes.all().join(" or "));
     }
     match (matching.class, matching.code, matching.cm) {
-        (_, Some(code), _) => words.push(format!("NAK {}", nak_code(code).name())),
-        (_, _, Some(message)) => words.push(format!("CM {}", cm_message(message).name())),
+        (_, Some(code), _) => words.push(format!("NAK {}", code.name())),
+        (_, _, Some(message)) => words.push(format!("CM {}", message.name())),
         (Some(class), None, None) => words.push(match class {
             ClassName::Request => "request".into(),
             ClassName::ReadRequest => "READ request".into(),

@@ -4,12 +4,11 @@ use super::{HostPlan, LinkPlan, Node, RoutePlan, SwitchPlan, limits};
 use crate::quantity::{Rate, Size, Time};
 use crate::source::{Diagnostic, Source, join_path};
 use crate::spec::{
-    AcksName, CmSpec, CongestionAlgorithm, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PayloadName,
-    PfcSpec, RecoveryName, ScenarioFile, SwitchSpec, Topology, WatchdogAction,
+    CmSpec, CongestionControlSpec, DeviceSpec, EcnSpec, HostSpec, PfcSpec, ScenarioFile, SwitchSpec, Topology,
 };
 use softhca_engine::{
-    self as engine, AckPolicy, CmTimers, DcqcnParameters, EndToEndCredits, NotificationPoint, PayloadMode,
-    RateControlSettings, Recovery, Settings,
+    self as engine, CmTimers, DcqcnParameters, EndToEndCredits, NotificationPoint, RateControlSettings,
+    Settings,
 };
 use softhca_fabric::{
     Direction, EcnMarking, LinkSettings, PER_BILLION, PfcSettings, PfcWatchdog, ReceiverSettings,
@@ -133,36 +132,32 @@ impl Network {
             );
         }
         let place = |own: bool, key: &str| join_path(if own { path } else { "device" }, key);
-        let mut settings = host_settings(host, device);
-        let mut initial_rate = None;
-        if let Some(spec) = host.congestion_control.as_ref().or(device.congestion_control.as_ref()) {
+        let merged = host.or(device);
+        let mut settings = host_settings(&merged);
+        if let Some(spec) = &merged.congestion_control {
             let path = place(host.congestion_control.is_some(), "congestion-control");
             settings.congestion = congestion_settings(spec, source, &path)?;
-            initial_rate = spec.initial_rate.map(|rate| rate.0);
         }
         if let Some(spec) = &device.cm {
             settings.cm = cm_times(spec, source)?;
         }
-        let (rate, buffer) =
-            (host.receive_rate.or(device.receive_rate), host.receive_buffer.or(device.receive_buffer));
-        let receiver = match (rate, buffer) {
+        let receiver = match (merged.receive_rate, merged.receive_buffer) {
             (Some(rate), buffer) => Some(slow_receiver(rate, buffer)),
             (None, None) => None,
             (None, Some(_)) => {
                 let path = place(host.receive_buffer.is_some(), "receive-buffer");
                 return Err(source
-                    .error_at(&path, "a card that takes everything at once never fills a buffer")
-                    .help("say `receive-rate`, too"));
+                    .error_at(&path, "a device without a receive rate never fills its buffer")
+                    .help("add `receive-rate`"));
             }
         };
         let node = Node::Host(self.hosts.len());
-        let said_recovery = host.recovery.or(device.recovery).map(|_| settings.recovery);
         self.hosts.push(HostPlan {
             name: name.to_owned(),
             address,
             settings,
-            configured_recovery: said_recovery,
-            initial_rate,
+            configured_recovery: merged.recovery,
+            initial_rate: merged.congestion_control.and_then(|spec| spec.initial_rate).map(|rate| rate.0),
             receiver,
         });
         self.add_node(name, node, source, path)
@@ -195,10 +190,7 @@ impl Network {
         settings.watchdog = spec.watchdog.as_ref().map(|spec| PfcWatchdog {
             detection_time: Duration::from_nanos(spec.detection_time.0),
             restoration_time: Duration::from_nanos(spec.restoration_time.0),
-            action: match spec.action {
-                WatchdogAction::Drop => softhca_fabric::WatchdogAction::Drop,
-                WatchdogAction::Forward => softhca_fabric::WatchdogAction::Forward,
-            },
+            action: spec.action,
         });
         let node = Node::Switch(self.switches.len());
         self.switches.push(SwitchPlan { name: name.to_owned(), settings });
@@ -505,9 +497,13 @@ fn congestion_settings(
     source: &Source,
     path: &str,
 ) -> Result<engine::CongestionSettings, Diagnostic> {
-    if spec.algorithm == CongestionAlgorithm::Off {
-        return Ok(engine::CongestionSettings::default());
-    }
+    let defaults = engine::CongestionSettings::from_name(&spec.algorithm).ok_or_else(|| {
+        let message = format!("unknown congestion control algorithm {:?}", spec.algorithm);
+        source
+            .error_at(&join_path(path, "algorithm"), message)
+            .suggest(&spec.algorithm, engine::CongestionSettings::NAMES)
+    })?;
+    let Some(RateControlSettings::Dcqcn(usual)) = defaults.rate_control else { return Ok(defaults) };
     let zero = [
         (spec.gain.is_some_and(|gain| gain.0 == 0), "gain"),
         (spec.alpha_timer.is_some_and(|time| time.0 == 0), "alpha-timer"),
@@ -519,7 +515,6 @@ fn congestion_settings(
     if let Some((_, key)) = zero.iter().find(|(is_zero, _)| *is_zero) {
         return Err(source.error_at(&join_path(path, key), format!("`{key}` cannot be 0")));
     }
-    let usual = DcqcnParameters::PAPER;
     let time = |spec: Option<Time>, usual: Duration| spec.map_or(usual, |time| Duration::from_nanos(time.0));
     let rate = |spec: Option<Rate>, usual: u64| spec.map_or(usual, |rate| rate.0);
     let control = DcqcnParameters {
@@ -558,36 +553,23 @@ fn cm_times(spec: &CmSpec, source: &Source) -> Result<CmTimers, Diagnostic> {
     })
 }
 
-/// The settings of a card of which the file says nothing.
+/// The settings of a device that the file does not configure.
 pub(crate) fn default_settings() -> Settings {
-    host_settings(&HostSpec::default(), &DeviceSpec::default())
+    host_settings(&DeviceSpec::default())
 }
 
-fn host_settings(host: &HostSpec, device: &DeviceSpec) -> Settings {
-    let usual = Settings::default();
+fn host_settings(spec: &DeviceSpec) -> Settings {
+    let defaults = Settings::default();
     Settings {
-        recovery: match host.recovery.or(device.recovery) {
-            None | Some(RecoveryName::Fatal) => Recovery::Fatal,
-            Some(RecoveryName::GoBackN) => Recovery::GoBackN,
-            Some(RecoveryName::GoBack0) => Recovery::GoBack0,
-        },
-        ack_policy: match host.acks.or(device.acks) {
-            None | Some(AcksName::Each) => AckPolicy::PerRequest,
-            Some(AcksName::Coalesce) => AckPolicy::Coalesce,
-        },
-        end_to_end_credits: match host.credits.or(device.credits) {
+        recovery: spec.recovery.unwrap_or_default(),
+        ack_policy: spec.acks.unwrap_or_default(),
+        end_to_end_credits: match spec.credits {
             Some(true) => EndToEndCredits::On,
             _ => EndToEndCredits::Off,
         },
-        ack_request_interval: host
-            .ack_request_every
-            .or(device.ack_request_every)
-            .unwrap_or(usual.ack_request_interval),
-        payload_mode: match device.payload {
-            None | Some(PayloadName::Carried) => PayloadMode::Carried,
-            Some(PayloadName::Elided) => PayloadMode::Elided,
-        },
-        ..usual
+        ack_request_interval: spec.ack_request_interval.unwrap_or(defaults.ack_request_interval),
+        payload_mode: spec.payload.unwrap_or_default(),
+        ..defaults
     }
 }
 

@@ -109,7 +109,7 @@ fn fault_kind(
         }
         return packet_fault(builder, fault, id, path);
     }
-    if !matches_all_packets(&fault.packet_match) {
+    if fault.packet_match != PacketMatch::default() {
         return Err(builder.error_at(&join_path(path, "match"), "only faults about packets have a `match`"));
     }
     if let Some(name) = link {
@@ -152,7 +152,7 @@ fn fault_kind(
         Spoken::WithholdReceives(time) => TimedFault::WithholdReceives { host, for_ns: time.0 },
         Spoken::DelayReceives(time) => TimedFault::DelayReceives { host, delay_ns: time.0 },
         Spoken::Kill => TimedFault::KillProgram { host },
-        Spoken::RaiseEvent(event) => permanent(FabricChange::AsyncEvent { host, event: *event }),
+        Spoken::RaiseEvent(event) => permanent(FabricChange::AsyncEvent { host, event: (*event).into() }),
         Spoken::PauseStorm(storm) => {
             if storm.priority > 7 {
                 return Err(builder.error_at(&at, "priorities are 0 to 7"));
@@ -188,22 +188,6 @@ fn is_packet_action(action: &Spoken) -> bool {
             | Spoken::Rewrite(_)
             | Spoken::LinkDown(_)
     )
-}
-
-fn matches_all_packets(matching: &PacketMatch) -> bool {
-    let PacketMatch { class, code, cm, opcode, qp, psn, message, packet, transmission, priority, time } =
-        matching;
-    class.is_none()
-        && code.is_none()
-        && cm.is_none()
-        && opcode.is_none()
-        && qp.is_none()
-        && psn.is_none()
-        && message.is_none()
-        && packet.is_none()
-        && transmission.is_none()
-        && priority.is_none()
-        && time.is_none()
 }
 
 fn timed_fault(
@@ -347,7 +331,7 @@ fn packet_action(
         }
         Spoken::MarkCe => Action::MarkCe,
         Spoken::Rewrite(rewrite) => {
-            let field = names::header_field(rewrite.field);
+            let field = rewrite.field;
             let value = match (rewrite.value, rewrite.add) {
                 (Some(to), None) => FieldValue::Set(to),
                 (None, Some(plus)) => FieldValue::Add(plus),

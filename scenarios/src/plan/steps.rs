@@ -1,9 +1,9 @@
 //! Steps: what each does, on which queue pair, and after which other.
 
-use super::builder::{PlanBuilder, access_flags, state_of};
+use super::builder::PlanBuilder;
 use super::{StepAction, StepPlan, WorkOperation, WorkRequest, limits};
 use crate::source::{Diagnostic, join_path};
-use crate::spec::{AtomicSpec, StepSpec, TransferSpec};
+use crate::spec::{AccessRight, AtomicSpec, StepSpec, TransferSpec};
 use softhca_engine::{DeviceLimits, QpType};
 use std::collections::BTreeMap;
 
@@ -123,10 +123,7 @@ impl PlanBuilder<'_> {
             deeds.push(StepAction::Receive { bytes: spec.bytes.0 as u32, offset: spec.offset });
         }
         if let Some(spec) = &step.modify {
-            deeds.push(StepAction::Modify {
-                state: state_of(spec.state),
-                notify_drained: spec.en_sqd_async_notify,
-            });
+            deeds.push(StepAction::Modify { state: spec.state, notify_drained: spec.en_sqd_async_notify });
         }
         deeds.extend(self.cm_actions(step, qp, path)?);
         deeds.extend(self.multicast_actions(step, qp, path)?);
@@ -140,7 +137,7 @@ impl PlanBuilder<'_> {
             deeds.push(StepAction::Deregister);
         }
         if let Some(rights) = &step.reregister {
-            deeds.push(StepAction::Reregister(access_flags(rights)));
+            deeds.push(StepAction::Reregister(AccessRight::flags(rights)));
         }
         match (deeds.pop(), deeds.is_empty()) {
             (Some(deed), true) => Ok(deed),

@@ -85,10 +85,9 @@ impl PlanBuilder<'_> {
         if senders.is_empty() {
             return Err(self.error_at(&join_path(path, "from"), "an incast needs one sender at least"));
         }
-        let own = ConnectionSpec { priority: incast.priority, ..ConnectionSpec::default() };
-        self.check_connection(&own, path)?;
+        let spec = self.workload_connection(incast.priority, path)?;
         for (index, host) in senders.into_iter().enumerate() {
-            let [qp, _] = self.add_workload_pair([host, to], &own, path)?;
+            let [qp, _] = self.add_workload_pair([host, to], &spec, path)?;
             let flow = FlowPlan {
                 workload,
                 qp,
@@ -123,10 +122,9 @@ impl PlanBuilder<'_> {
         if shift == 0 {
             return Err(self.error_at(&join_path(path, "shift"), "every host would send to itself"));
         }
-        let own = ConnectionSpec { priority: permutation.priority, ..ConnectionSpec::default() };
-        self.check_connection(&own, path)?;
+        let spec = self.workload_connection(permutation.priority, path)?;
         for (index, host) in hosts.iter().enumerate() {
-            let [qp, _] = self.add_workload_pair([*host, hosts[(index + shift) % count]], &own, path)?;
+            let [qp, _] = self.add_workload_pair([*host, hosts[(index + shift) % count]], &spec, path)?;
             let flow = FlowPlan {
                 workload,
                 qp,
@@ -246,11 +244,18 @@ impl PlanBuilder<'_> {
         self.qp(name, path)
     }
 
-    /// A connection of a workload's own, with the next free numbers.
+    /// The settings of the connections that a workload creates.
+    fn workload_connection(&self, priority: Option<u8>, path: &str) -> Result<ConnectionSpec, Diagnostic> {
+        self.check_connection(&ConnectionSpec { priority, ..ConnectionSpec::default() }, path)?;
+        let defaults = self.file.connection.clone();
+        Ok(ConnectionSpec { priority: priority.or(defaults.priority), ..defaults })
+    }
+
+    /// Creates a pair for a workload, with the next free numbers.
     fn add_workload_pair(
         &mut self,
         hosts: [usize; 2],
-        own: &ConnectionSpec,
+        spec: &ConnectionSpec,
         path: &str,
     ) -> Result<[usize; 2], Diagnostic> {
         let mut names = [String::new(), String::new()];
@@ -260,7 +265,7 @@ impl PlanBuilder<'_> {
             names[side] =
                 (1..).map(|n| format!("{host}.{n}")).find(|name| !taken(name)).expect("numbers do not end");
         }
-        self.add_pair(names, hosts, own, path)
+        self.add_pair(names, hosts, spec, path)
     }
 
     fn add_flow(&mut self, flow: FlowPlan, bytes: u64, path: &str) -> Result<(), Diagnostic> {

@@ -164,7 +164,7 @@ fn aim(theatre: &mut Simulation, qp: usize, target: UdParameters) -> Result<(), 
 }
 
 fn to_errno(error: VerbsError) -> Errno {
-    Errno::of(error.errno())
+    Errno::from_number(error.errno())
 }
 
 impl ConnectionManagers for Simulation {

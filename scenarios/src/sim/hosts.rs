@@ -3,9 +3,9 @@
 use super::Simulation;
 use crate::executor::Hosts;
 use crate::plan::{FabricChange, SwitchChange, WorkRequest};
-use crate::spec::{AsyncEventName, Errno};
+use crate::spec::Errno;
 use crate::verbs::send_request;
-use softhca_engine::{AsyncEvent, Instant, ModifyQp, QpState};
+use softhca_engine::{Instant, ModifyQp, QpState};
 use softhca_fabric::{Direction, HostId, LinkId, SwitchId};
 use softhca_queue::{AccessFlags, Payload, ReceiveWorkRequest, Sge};
 use softhca_wire::{Gid, LocalKey, RemoteKey};
@@ -134,12 +134,6 @@ impl Hosts for Simulation {
                 self.world.stall(HostId(host as u32), Instant::from_nanos(until));
             }
             FabricChange::AsyncEvent { host, event } => {
-                let event = match event {
-                    AsyncEventName::PortErr => AsyncEvent::PortDown,
-                    AsyncEventName::PortActive => AsyncEvent::PortActive,
-                    AsyncEventName::GidChange => AsyncEvent::GidChange,
-                    AsyncEventName::DeviceFatal => AsyncEvent::DeviceFatal,
-                };
                 self.world.with_hca(HostId(host as u32), |hca, ctx| hca.raise_async_event(ctx, event));
             }
             FabricChange::Switch { switch, change } => {

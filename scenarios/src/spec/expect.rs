@@ -1,339 +1,278 @@
-//! What must come of a run.
+//! Expectations about the result of a run.
 
-use super::fault::StatusName;
-use super::{ConnectionExpectation, Errno, PacketMatch, StateName};
+use super::{ConnectionExpectation, Errno, OneOrMany, PacketExpectation};
 use crate::quantity::{CountRange, Rate, Size, Time, TimeWindow};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use softhca_engine::QpState;
+use softhca_queue::{CompletionOpcode, CompletionStatus};
 
-/// Something that must hold at the end: one of these.
+/// A condition that must hold at the end of the run. It has exactly one of these keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ExpectSpec {
-    /// A work request ends like this.
+    /// Work completions.
     pub completion: Option<CompletionExpectation>,
-    /// A queue pair is in this state at the end.
+    /// Final state of a queue pair.
     pub state: Option<StateExpectation>,
-    /// Packets are sent; counted where they enter the cable, before any fault.
+    /// Packets, counted where they enter the link, before faults apply.
     pub packet: Option<PacketExpectation>,
-    /// A counter of a card.
+    /// A counter of a device.
     pub counter: Option<CounterExpectation>,
-    /// An asynchronous event is raised.
+    /// Asynchronous events.
     pub event: Option<EventExpectation>,
-    /// A program hears of a connection.
+    /// Connection management events.
     pub connection: Option<ConnectionExpectation>,
-    /// These things happen in this order; others may happen in between.
+    /// Events in this order; other events may occur in between.
     pub order: Option<Vec<OrderItem>>,
-    /// Memory holds these bytes.
+    /// Contents of memory.
     pub memory: Option<MemoryExpectation>,
-    /// How much useful data arrives in a time.
+    /// Application bytes per time.
     pub goodput: Option<GoodputExpectation>,
-    /// How evenly goodput is shared.
+    /// Distribution of goodput.
     pub fairness: Option<FairnessExpectation>,
-    /// How long work requests take.
+    /// Time from post to completion.
     pub latency: Option<LatencyExpectation>,
-    /// Everything is done in time.
+    /// Time at which all work is complete.
     pub finish: Option<FinishExpectation>,
-    /// What a switch did.
+    /// Counters of a switch.
     pub switch: Option<SwitchExpectation>,
-    /// Pauses on a cable.
+    /// PFC pause frames on a link.
     pub pause: Option<PauseExpectation>,
-    /// A verb failed in the program's hands.
+    /// Verb calls that returned an error.
     pub verb_error: Option<VerbErrorExpectation>,
 }
 
-/// A work request ends like this.
+/// Work completions with all of these properties.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CompletionExpectation {
-    /// The queue pair.
+    /// Queue pair.
     pub qp: Option<String>,
-    /// The step whose work request it is.
+    /// Step that posted the work request.
     pub step: Option<String>,
-    /// What it was.
-    pub op: Option<CompletedName>,
-    /// How it ended.
-    pub status: Option<StatusName>,
+    /// Opcode of the completion.
+    pub op: Option<CompletionOpcode>,
+    /// Status of the completion.
+    pub status: Option<CompletionStatus>,
     /// Bytes transferred.
     pub bytes: Option<Size>,
     /// Immediate data.
     pub imm_data: Option<u32>,
-    /// Words that the reason contains.
+    /// Text that the reason contains.
     pub reason: Option<String>,
-    /// How many; at least one unless said.
+    /// Number of completions; at least one by default.
     pub times: Option<CountRange>,
-    /// Only those before this time.
+    /// Counts only completions before this time.
     pub before: Option<Time>,
 }
 
-/// What completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum CompletedName {
-    Send,
-    Write,
-    Read,
-    CompareSwap,
-    FetchAdd,
-    BindWindow,
-    LocalInvalidate,
-    Receive,
-    ReceiveWriteImmediate,
-}
-
-/// A queue pair is in this state at the end.
+/// The state of a queue pair.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StateExpectation {
-    /// The queue pair.
+    /// Queue pair.
     pub qp: String,
-    /// The state.
-    pub is: StateName,
+    /// State.
+    pub is: QpState,
 }
 
-/// Packets are sent.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct PacketExpectation {
-    /// A direction of a cable.
-    pub on: Option<String>,
-    /// How many; at least one unless said.
-    pub times: Option<CountRange>,
-    /// What the packet is for.
-    pub class: Option<super::ClassName>,
-    /// With class `nak`: the code.
-    pub code: Option<super::NakName>,
-    /// With class `cm`: the message.
-    pub cm: Option<super::CmName>,
-    /// The opcode, or several.
-    pub opcode: Option<super::OneOrMany>,
-    /// The queue pair whose request it is or whose request it answers.
-    pub qp: Option<String>,
-    /// The PSN.
-    pub psn: Option<crate::quantity::PsnRange>,
-    /// The message, counted from 0.
-    pub message: Option<crate::quantity::IntegerRange>,
-    /// The packet in its message, counted from 0.
-    pub packet: Option<crate::quantity::IntegerRange>,
-    /// How often this PSN was sent, this time included.
-    pub transmission: Option<crate::quantity::IntegerRange>,
-    /// The upper three bits of the DSCP.
-    pub priority: Option<u8>,
-    /// When.
-    pub time: Option<TimeWindow>,
-}
-
-impl PacketExpectation {
-    /// The packets that are counted.
-    pub fn packet_match(&self) -> PacketMatch {
-        let PacketExpectation { on: _, times: _, class, code, cm, opcode, qp, psn, message, packet, .. } =
-            self;
-        PacketMatch {
-            class: *class,
-            code: *code,
-            cm: *cm,
-            opcode: opcode.clone(),
-            qp: qp.clone(),
-            psn: *psn,
-            message: *message,
-            packet: *packet,
-            transmission: self.transmission,
-            priority: self.priority,
-            time: self.time,
-        }
-    }
-}
-
-/// A counter of a card.
+/// A counter of a device.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CounterExpectation {
-    /// The host.
+    /// Host.
     pub host: String,
-    /// The counter, as `softhca stats` names it.
+    /// Counter, as `softhca stats` names it.
     pub name: String,
-    /// Its value at the end.
+    /// Value at the end of the run.
     pub is: CountRange,
 }
 
-/// An asynchronous event is raised.
+/// Asynchronous events.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct EventExpectation {
-    /// The host.
+    /// Host.
     pub host: String,
-    /// The event, as `ibv_event_type` names it: `QP_FATAL`.
+    /// Event, named after `enum ibv_event_type`: `QP_FATAL`.
     pub name: String,
-    /// How many; at least one unless said.
+    /// Number of events; at least one by default.
     pub times: Option<CountRange>,
 }
 
-/// One of the things that happen in order: one of these.
+/// An item of an order. It has exactly one of these keys.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct OrderItem {
-    /// A packet is sent.
+    /// A device sends a packet.
     pub packet: Option<PacketExpectation>,
-    /// A work request ends.
+    /// A work request completes.
     pub completion: Option<CompletionExpectation>,
-    /// A queue pair gets into a state.
+    /// A queue pair enters a state.
     pub state: Option<StateExpectation>,
-    /// An asynchronous event is raised.
+    /// A device raises an asynchronous event.
     pub event: Option<EventExpectation>,
-    /// A program hears of a connection.
+    /// A program receives a connection management event.
     pub connection: Option<ConnectionExpectation>,
-    /// A fault of this name happens.
+    /// The fault with this name fires.
     pub fault: Option<String>,
 }
 
-/// Memory holds these bytes: exactly one of `holds`, `hex`, `number`.
+/// Contents of memory: exactly one of `holds`, `hex`, `number`.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct MemoryExpectation {
-    /// The queue pair whose memory it is.
+    /// Queue pair that owns the memory.
     pub qp: String,
-    /// Which part of it.
+    /// Area of the memory.
     #[serde(default)]
-    pub area: AreaName,
-    /// From where in that part.
+    pub area: Area,
+    /// Offset in the area.
     #[serde(default)]
     pub offset: u64,
-    /// How many bytes; with `hex` and `number` what they need.
+    /// Number of bytes; implied by `hex` and `number`.
     pub bytes: Option<Size>,
-    /// The bytes that this queue pair sends from the same offset, or `nothing` for zeroes.
+    /// The source bytes of this queue pair at the same offset, or `zeroes`.
     pub holds: Option<String>,
     /// These bytes.
     pub hex: Option<String>,
-    /// This number of eight bytes.
+    /// This number, as eight bytes.
     pub number: Option<u64>,
 }
 
-/// A part of a queue pair's memory.
+/// An area of the memory of a queue pair. The areas have this order and the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum AreaName {
-    /// What it sends.
+pub enum Area {
+    /// Data that the queue pair sends.
     Source,
-    /// What peers write, read and change.
+    /// Data that peers write, read and modify.
     #[default]
     Target,
-    /// What it receives.
+    /// Received messages.
     Received,
-    /// What it read from its peer.
+    /// Results of READs and atomics.
     Fetched,
 }
 
-/// How much useful data arrives in a time.
+impl Area {
+    /// The offset of the area if each area has `size` bytes.
+    pub const fn start(self, size: u64) -> u64 {
+        self as u64 * size
+    }
+}
+
+/// Application bytes per time.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct GoodputExpectation {
-    /// A queue pair, or a workload as a whole.
+    /// Queue pair, workload or step.
     pub of: String,
-    /// At least.
+    /// Lower bound.
     pub at_least: Option<Rate>,
-    /// At most.
+    /// Upper bound.
     pub at_most: Option<Rate>,
-    /// Only completions in this span of time; from the first post to the last completion unless said.
+    /// Measurement window; from the first post to the last completion by default.
     pub during: Option<TimeWindow>,
 }
 
-/// How evenly goodput is shared: Jain's index, 1 for equal shares, 1/n if one has everything.
+/// Distribution of goodput as Jain's index: 1 for equal shares, 1/n if one member has all of it.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FairnessExpectation {
     /// Queue pairs, or a workload for all its queue pairs.
-    pub of: super::OneOrMany,
-    /// At least.
+    pub of: OneOrMany,
+    /// Lower bound.
     pub at_least: Option<f64>,
-    /// At most.
+    /// Upper bound.
     pub at_most: Option<f64>,
-    /// Only completions in this span of time.
+    /// Measurement window.
     pub during: Option<TimeWindow>,
 }
 
-/// How long work requests take, from post to completion.
+/// Time of work requests from post to completion.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LatencyExpectation {
-    /// A queue pair, or a workload as a whole.
+    /// Queue pair, workload or step.
     pub of: String,
-    /// Which percentile: 50, 99, 99.9, 100.
+    /// Percentile: 50, 99, 99.9, 100.
     pub percentile: f64,
-    /// At least.
+    /// Lower bound.
     pub at_least: Option<Time>,
-    /// At most.
+    /// Upper bound.
     pub at_most: Option<Time>,
 }
 
-/// Everything is done in time.
+/// Time at which all work is complete.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FinishExpectation {
-    /// A workload or a step; everything unless said.
+    /// Workload or step; all work by default.
     pub of: Option<String>,
-    /// Not later than this.
+    /// Latest time.
     pub before: Option<Time>,
-    /// Not earlier than this.
+    /// Earliest time.
     pub after: Option<Time>,
 }
 
-/// What a switch did, over all its ports.
+/// Counters of a switch, summed over its ports.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SwitchExpectation {
-    /// The switch.
+    /// Switch.
     pub name: String,
-    /// Packets that it lost for want of room.
+    /// Packets dropped because a buffer was full.
     pub dropped: Option<CountRange>,
-    /// Packets that it marked.
+    /// Packets marked with CE.
     pub ecn_marked: Option<CountRange>,
-    /// Pause frames that it sent, without those that end a pause.
+    /// Pause frames sent, excluding those that resume.
     pub pause_frames: Option<CountRange>,
-    /// Packets that its watchdog dropped.
+    /// Packets dropped by the PFC watchdog.
     pub watchdog_dropped: Option<CountRange>,
-    /// The most bytes that ever waited in one of its queues.
+    /// Maximum depth of a queue in bytes.
     pub max_queue_bytes: Option<CountRange>,
 }
 
-/// Pauses on a cable.
+/// PFC pause frames on a link.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PauseExpectation {
-    /// A direction of a cable: who tells whom to pause.
+    /// Direction of the pause frames: `"switch -> alice"`.
     pub on: String,
-    /// How many frames that pause, without those that end a pause; at least one unless said.
+    /// Number of pause frames, excluding those that resume; at least one by default.
     pub times: Option<CountRange>,
 }
 
-/// A verb failed in the program's hands.
+/// Verb calls that returned an error.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct VerbErrorExpectation {
-    /// The host.
+    /// Host.
     pub host: String,
-    /// The error; any unless said.
+    /// Error; any error by default.
     pub errno: Option<Errno>,
-    /// How many; at least one unless said.
+    /// Number of calls; at least one by default.
     pub times: Option<CountRange>,
 }
 
-/// What must hold at every moment.
+/// A condition that must hold throughout the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Invariant {
-    /// A responder that refused a PSN refuses nothing else until that PSN has come.
+    /// After a NAK, a responder sends no further NAK until it receives the PSN of the first.
     OneNakInFlight,
-    /// A sequence NAK names the first PSN that was lost.
+    /// A PSN sequence error NAK carries the first lost PSN.
     NakCarriesFirstLostPsn,
-    /// No packet changes memory twice, and no message completes two receives.
+    /// No packet modifies memory twice, and no message completes two receives.
     ExactlyOnce,
     /// The work requests of a send queue complete in the order in which they were posted.
     CompletionsInOrder,
-    /// Every signalled work request completes once.
+    /// Every signaled work request completes exactly once.
     OneCompletionPerWorkRequest,
-    /// Two CNPs of a flow are at least the CNP interval of its receiver apart.
+    /// Two CNPs of a flow are at least the CNP interval of the receiver apart.
     CnpPacing,
-    /// No packet is lost that no rule lost: neither on a cable nor in a switch or at a port.
+    /// Only injected faults cause loss: no link, switch or port drops a packet otherwise.
     OnlyInjectedLoss,
 }

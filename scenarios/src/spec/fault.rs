@@ -1,54 +1,58 @@
-//! What goes wrong: which packets, how often, and what happens.
+//! Injected faults: which packets or calls, how often, and the action.
 
 use super::{EcnSpec, PfcSpec};
-use crate::quantity::{IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
+use crate::quantity::{CountRange, IntegerRange, Probability, PsnRange, Rate, Size, Time, TimeWindow};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use softhca_engine::AsyncEvent;
+use softhca_fabric::{CmMessage, HeaderField};
+use softhca_queue::CompletionStatus;
+use softhca_wire::NakCode;
 
-/// Something that goes wrong. `on` is about packets on a cable, `link` about the cable itself, `switch`, `host`
-/// and `qp` about those; with `call` it is about a verb that the host's program calls.
+/// An injected fault. `on` selects packets on a link, `link` the link itself, `switch` a switch, `host` a host, `qp` the
+/// completions of a queue pair; `host` with `verb` selects calls of a verb.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FaultSpec {
-    /// Its name in reports and traces.
+    /// Name in reports and traces.
     pub name: Option<String>,
-    /// A direction of a cable: `"alice -> bob"`, or both: `"alice - bob"`.
+    /// One direction of a link: `"alice -> bob"`, or both: `"alice - bob"`.
     pub on: Option<String>,
-    /// A cable: `"alice - bob"`.
+    /// A link: `"alice - bob"`.
     pub link: Option<String>,
     /// A switch.
     pub switch: Option<String>,
     /// A host.
     pub host: Option<String>,
-    /// A queue pair, whose completions the action changes.
+    /// A queue pair whose completions the action changes.
     pub qp: Option<String>,
-    /// A verb that the host's program calls: `post-send` or `post-receive`.
+    /// A verb that the program of the host calls.
     pub verb: Option<Verb>,
-    /// Which packets; all unless said.
+    /// Selects packets; all packets by default.
     #[serde(default, rename = "match")]
     pub packet_match: PacketMatch,
-    /// What happens.
+    /// Action.
     pub action: FaultAction,
-    /// When, for actions that are not about packets.
+    /// Time, for actions that do not apply to packets.
     #[serde(default)]
     pub at: Time,
-    /// The first so many are left alone.
+    /// Number of matches to skip first.
     #[serde(default)]
     pub skip: u64,
-    /// At most so many are hit.
+    /// Maximum number of hits.
     pub times: Option<u64>,
-    /// Only each n-th is hit.
+    /// Hits only each n-th match.
     pub every: Option<u64>,
-    /// Hits and misses in order, over and over: `XOO`.
+    /// Repeating pattern of hits (X) and misses (O): `XOO`.
     pub pattern: Option<String>,
-    /// Each is hit with this probability.
+    /// Probability of a hit.
     pub probability: Option<Probability>,
-    /// Hits come in bursts (Gilbert-Elliott).
+    /// Bursts of hits (Gilbert-Elliott model).
     pub burst: Option<BurstSpec>,
-    /// Count each flow by itself instead of all together.
+    /// Counts matches per flow instead of per rule.
     #[serde(default)]
     pub per_flow: bool,
-    /// The run does not fail if this never happens.
+    /// The run does not fail if the fault never fires.
     #[serde(default)]
     pub optional: bool,
 }
@@ -57,42 +61,50 @@ pub struct FaultSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verb {
-    /// Posting a send work request.
+    /// Post a send work request.
     PostSend,
-    /// Posting a receive.
+    /// Post a receive work request.
     PostReceive,
 }
 
-/// Which packets. Every condition that is given has to hold.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct PacketMatch {
-    /// What the packet is for.
-    pub class: Option<ClassName>,
-    /// With class `nak`: the code.
-    pub code: Option<NakName>,
-    /// With class `cm`: the message.
-    pub cm: Option<CmName>,
-    /// The opcode without its transport: `WRITE_FIRST`; or several.
-    pub opcode: Option<OneOrMany>,
-    /// The queue pair whose request it is or whose request it answers.
-    pub qp: Option<String>,
-    /// The PSN.
-    pub psn: Option<PsnRange>,
-    /// The message, counted from 0.
-    pub message: Option<IntegerRange>,
-    /// The packet in its message, counted from 0.
-    pub packet: Option<IntegerRange>,
-    /// How often this PSN was sent, this time included: 1 is the first transmission.
-    pub transmission: Option<IntegerRange>,
-    /// The upper three bits of the DSCP.
-    pub priority: Option<u8>,
-    /// When.
-    pub time: Option<TimeWindow>,
+overridable! {
+    /// Selects packets. A packet matches if all given conditions hold.
+    PacketMatch {}
+    /// Packets that a sender puts on a link.
+    PacketExpectation {
+        /// One direction of a link, or both.
+        pub on: Option<String>,
+        /// Number of packets; at least one by default.
+        pub times: Option<CountRange>,
+    }
+    shared {
+        /// Packet class.
+        class: ClassName,
+        /// NAK code, with class `nak`.
+        code: NakCode,
+        /// Message, with class `cm`.
+        cm: CmMessage,
+        /// Opcode without its transport: `WRITE_FIRST`; or several.
+        opcode: OneOrMany,
+        /// Requester: the queue pair that sends the request or receives the response.
+        qp: String,
+        /// PSN.
+        psn: PsnRange,
+        /// Index of the message, from 0.
+        message: IntegerRange,
+        /// Index of the packet in its message, from 0.
+        packet: IntegerRange,
+        /// Transmission of this PSN: 1 is the first, 2 the first retransmission.
+        transmission: IntegerRange,
+        /// Priority: the upper three bits of the DSCP.
+        priority: u8,
+        /// Time window.
+        time: TimeWindow,
+    }
 }
 
 /// One name or several.
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub enum OneOrMany {
     /// One.
@@ -111,15 +123,15 @@ impl OneOrMany {
     }
 }
 
-/// What a packet is for.
+/// A class of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClassName {
-    /// Everything that an application asked for: SEND, WRITE, READ requests, atomics, datagrams.
+    /// All requests: SEND, WRITE, READ request, atomic, datagram.
     Request,
-    /// Part of a SEND on a connection.
+    /// A packet of a SEND on a connection.
     Send,
-    /// Part of a WRITE.
+    /// A packet of a WRITE.
     Write,
     /// A READ request.
     ReadRequest,
@@ -127,72 +139,40 @@ pub enum ClassName {
     Atomic,
     /// A datagram.
     Datagram,
-    /// Everything that answers: responses, ACKs, NAKs, RNR NAKs.
+    /// All responses: READ and atomic responses, ACK, NAK, RNR NAK.
     Response,
-    /// Part of the answer to a READ.
+    /// A packet of a READ response.
     ReadResponse,
-    /// The answer to an atomic.
+    /// An atomic response.
     AtomicResponse,
     /// A positive acknowledgement.
     Ack,
-    /// A refusal, of any code unless `code` is given.
+    /// A NAK; with `code`, only this code.
     Nak,
-    /// A refusal for want of a receive.
+    /// An RNR NAK.
     RnrNak,
-    /// A congestion notification.
+    /// A congestion notification packet.
     Cnp,
-    /// A pause of priority flow control.
+    /// A PFC pause frame.
     Pfc,
-    /// A connection manager's message, any unless `cm` is given.
+    /// A connection management message; with `cm`, only this message.
     Cm,
     /// Any other packet to or from QP1.
     Management,
 }
 
-/// The code of a NAK.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum NakName {
-    /// PSN sequence error.
-    Sequence,
-    /// Invalid request.
-    InvalidRequest,
-    /// Remote access error.
-    RemoteAccess,
-    /// Remote operational error.
-    RemoteOperation,
-}
-
-/// A message of the connection manager.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-#[allow(missing_docs, reason = "the names are those of the specification")]
-pub enum CmName {
-    Req,
-    Mra,
-    Rej,
-    Rep,
-    Rtu,
-    Dreq,
-    Drep,
-    #[serde(rename = "sidr-req")]
-    SidrReq,
-    #[serde(rename = "sidr-rep")]
-    SidrRep,
-}
-
-/// Bursts after Gilbert and Elliott: every flow is in a good or a bad state.
+/// The Gilbert-Elliott model: each flow is in a good or in a bad state.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct BurstSpec {
-    /// The probability of going from good to bad, per packet.
+    /// Probability per packet of the transition from good to bad.
     pub enter: Probability,
-    /// The probability of going from bad to good, per packet.
+    /// Probability per packet of the transition from bad to good.
     pub leave: Probability,
-    /// The probability of a hit in the good state; 0 unless said.
+    /// Probability of a hit in the good state; 0 by default.
     #[serde(default)]
     pub good: Probability,
-    /// The probability of a hit in the bad state; 1 unless said.
+    /// Probability of a hit in the bad state; 1 by default.
     #[serde(default = "certain")]
     pub bad: Probability,
 }
@@ -201,84 +181,84 @@ const fn certain() -> Probability {
     Probability(softhca_fabric::PER_BILLION)
 }
 
-/// What happens.
+/// The action of a fault.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub enum FaultAction {
-    /// Packets: nothing, the rule only counts.
+    /// Packets: only count them.
     Count,
-    /// Packets: lost.
+    /// Packets: drop them.
     Drop,
-    /// Packets: so many more of each arrive right behind it.
+    /// Packets: insert this many copies behind each.
     Duplicate(u32),
-    /// Packets: held back until others have passed.
+    /// Packets: hold each back until others have passed.
     Reorder(ReorderSpec),
-    /// Packets: so much later; others may overtake.
+    /// Packets: delay each by this time; later packets can overtake.
     Delay(Time),
-    /// Packets: one bit is flipped.
+    /// Packets: flip one bit.
     Corrupt(CorruptSpec),
-    /// Packets: a congestion mark is put on.
+    /// Packets: set the CE mark.
     MarkCe,
-    /// Packets: a header field gets another value, and the ICRC is repaired.
+    /// Packets: change a header field and recompute the ICRC.
     Rewrite(RewriteSpec),
-    /// Packets: the link goes down with this packet. Links: it goes down.
+    /// Packets: the link goes down when the packet is sent. Links: the link goes down.
     LinkDown(LinkDownSpec),
-    /// Links: down and up again, several times.
+    /// Links: go down and up repeatedly.
     Flap(FlapSpec),
-    /// Links: another rate.
+    /// Links: change the rate.
     SetRate(Rate),
-    /// Links: another MTU, in bytes of an IP packet.
+    /// Links: change the MTU, in bytes of an IP packet.
     SetMtu(u32),
-    /// Switches: another size of the shared buffer.
+    /// Switches: change the size of the shared buffer.
     SetBuffer(Size),
-    /// Switches: other marking.
+    /// Switches: change the ECN marking.
     SetEcn(EcnSpec),
-    /// Switches: other pause thresholds.
+    /// Switches: change the PFC thresholds.
     SetPfc(PfcSpec),
-    /// Hosts: the card pauses its neighbour without end, as a NIC with a broken receive pipeline does.
+    /// Hosts: the device sends pause frames without end, like a NIC with a broken receive pipeline.
     PauseStorm(PauseStormSpec),
-    /// Hosts: card and program stand still for so long; what arrives waits.
+    /// Hosts: device and program stop for this time; packets that arrive wait.
     Stall(Time),
-    /// Hosts: the program posts no receives for so long.
+    /// Hosts: the program posts no receives for this time.
     WithholdReceives(Time),
-    /// Hosts: the program takes so long over each receive before it posts another.
+    /// Hosts: the program waits this time after each receive before it posts the next.
     DelayReceives(Time),
-    /// Hosts: the program dies; its queue pairs are gone.
+    /// Hosts: the program ends; its queue pairs are destroyed.
     Kill,
-    /// Hosts: an asynchronous event is raised: `port-err`, `port-active`, `gid-change` or `device-fatal`.
+    /// Hosts: the device raises an asynchronous event.
     RaiseEvent(AsyncEventName),
-    /// Queue pairs: completions come with another status.
-    SetStatus(StatusName),
-    /// Queue pairs: completions are handed over so much later.
+    /// Queue pairs: replace the status of completions.
+    SetStatus(CompletionStatus),
+    /// Queue pairs: deliver completions later by this time.
     DelayCompletion(Time),
-    /// Calls: they fail with this error.
+    /// Verbs: calls return this error.
     Fail(Errno),
 }
 
-/// How a packet is held back.
+/// Holds a packet back.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ReorderSpec {
-    /// Behind how many others.
+    /// Number of packets that pass first.
     pub by: std::num::NonZeroU32,
-    /// It goes on after this time even if fewer came; 1 ms unless said.
-    #[serde(default = "millisecond")]
+    /// Maximum time to hold the packet; 1 ms by default.
+    #[serde(default = "one_millisecond")]
     pub within: Time,
 }
 
-const fn millisecond() -> Time {
+const fn one_millisecond() -> Time {
     Time(1_000_000)
 }
 
-/// Which bit is flipped; any that the ICRC covers unless said.
+/// The bit to flip; by default, any bit that the ICRC covers.
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CorruptSpec {
-    /// Counted from the first bit of the BTH.
+    /// Bit, counted from the first bit of the BTH.
     pub bit: Option<u32>,
-    /// Counted from the first bit of the payload.
+    /// Bit, counted from the first bit of the payload.
     pub payload_bit: Option<u32>,
-    /// The ICRC is computed anew, so that nobody can see the damage.
+    /// Recompute the ICRC, so that the receiver cannot detect the damage.
     #[serde(default)]
     pub fix_icrc: bool,
 }
@@ -287,55 +267,24 @@ pub struct CorruptSpec {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RewriteSpec {
-    /// The field.
-    pub field: FieldName,
-    /// Its new value.
+    /// Header field.
+    pub field: HeaderField,
+    /// New value.
     pub value: Option<u64>,
-    /// How much is added to its value, modulo its width.
+    /// Difference to add, modulo the width of the field.
     pub add: Option<i64>,
 }
 
-/// A header field.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are those of the headers")]
-pub enum FieldName {
-    Opcode,
-    Solicited,
-    Migration,
-    Pad,
-    Version,
-    PKey,
-    Reserved,
-    DestinationQp,
-    AckRequest,
-    Psn,
-    QKey,
-    SourceQp,
-    Address,
-    RKey,
-    Length,
-    AtomicAddress,
-    AtomicKey,
-    SwapOrAdd,
-    Compare,
-    Syndrome,
-    Msn,
-    Original,
-    Immediate,
-    InvalidatedKey,
-}
-
-/// Which directions of a link are meant.
+/// Directions of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkDirections {
     /// Both.
     #[default]
     Both,
-    /// The one from the first end to the second: a one-way partition.
+    /// From the first end to the second: a one-way partition.
     Forward,
-    /// The other.
+    /// From the second end to the first.
     Backward,
 }
 
@@ -343,10 +292,10 @@ pub enum LinkDirections {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkDownSpec {
-    /// How long; for ever unless said.
+    /// Time after which the link comes up; never by default.
     #[serde(rename = "for")]
     pub duration: Option<Time>,
-    /// In which direction.
+    /// Directions.
     #[serde(default)]
     pub direction: LinkDirections,
 }
@@ -355,11 +304,11 @@ pub struct LinkDownSpec {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FlapSpec {
-    /// How long it is down each time.
+    /// Time down.
     pub down: Time,
-    /// How long it is up in between.
+    /// Time up.
     pub up: Time,
-    /// How often.
+    /// Number of repetitions.
     pub times: u32,
 }
 
@@ -367,15 +316,15 @@ pub struct FlapSpec {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PauseStormSpec {
-    /// How long; for ever unless said.
+    /// Duration; unlimited by default.
     #[serde(rename = "for")]
     pub duration: Option<Time>,
-    /// The priority; 0 unless said.
+    /// Priority; 0 by default.
     #[serde(default)]
     pub priority: u8,
 }
 
-/// An asynchronous event that a fault may raise.
+/// An asynchronous event that a fault can raise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the names are those of the verbs")]
@@ -386,56 +335,33 @@ pub enum AsyncEventName {
     DeviceFatal,
 }
 
-/// How a work request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names are those of every verbs text")]
-pub enum StatusName {
-    Success,
-    LocalLength,
-    LocalQpOperation,
-    LocalProtection,
-    Flushed,
-    WindowBind,
-    BadResponse,
-    LocalAccess,
-    RemoteInvalidRequest,
-    RemoteAccess,
-    RemoteOperation,
-    RetryExceeded,
-    RnrRetryExceeded,
-    RemoteAbort,
-    Fatal,
-    General,
+impl From<AsyncEventName> for AsyncEvent {
+    fn from(name: AsyncEventName) -> AsyncEvent {
+        match name {
+            AsyncEventName::PortErr => AsyncEvent::PortDown,
+            AsyncEventName::PortActive => AsyncEvent::PortActive,
+            AsyncEventName::GidChange => AsyncEvent::GidChange,
+            AsyncEventName::DeviceFatal => AsyncEvent::DeviceFatal,
+        }
+    }
 }
 
-/// An error of the verbs.
+/// An error of a verb, with its number on Linux.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[allow(missing_docs, reason = "the names are those of errno.h")]
 pub enum Errno {
-    ENOMEM,
-    EINVAL,
-    EAGAIN,
-    EIO,
-    EPERM,
+    EPERM = 1,
+    EIO = 5,
+    EAGAIN = 11,
+    ENOMEM = 12,
+    EINVAL = 22,
 }
 
 impl Errno {
-    /// The number of the error on Linux.
-    pub const fn number(self) -> i32 {
-        match self {
-            Errno::EPERM => 1,
-            Errno::EIO => 5,
-            Errno::EAGAIN => 11,
-            Errno::ENOMEM => 12,
-            Errno::EINVAL => 22,
-        }
-    }
-
-    /// The error with this number; EINVAL for those that have no name here.
-    pub(crate) fn of(number: i32) -> Errno {
+    /// The error with this number; EINVAL for all that scenarios do not name.
+    pub(crate) fn from_number(number: i32) -> Errno {
         let all = [Errno::EPERM, Errno::EIO, Errno::EAGAIN, Errno::ENOMEM];
-        all.into_iter().find(|errno| errno.number() == number).unwrap_or(Errno::EINVAL)
+        all.into_iter().find(|errno| *errno as i32 == number).unwrap_or(Errno::EINVAL)
     }
 }
 
@@ -443,30 +369,30 @@ impl Errno {
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LuminaEvent {
-    /// The pair, counted from 0 in the order of the file; its first queue pair is the requester.
+    /// Index of the pair in the file, from 0; its first queue pair is the requester.
     pub qpn: u32,
-    /// The PSN relative to the first, counted from 0.
+    /// PSN relative to the first, from 0.
     pub psn: u64,
-    /// What happens.
+    /// Action.
     #[serde(rename = "type")]
     pub kind: LuminaKind,
-    /// The n-th transmission of that PSN, counted from 1.
-    #[serde(default = "first")]
+    /// Transmission of the PSN, from 1.
+    #[serde(default = "first_transmission")]
     pub iter: u64,
 }
 
-const fn first() -> u64 {
+const fn first_transmission() -> u64 {
     1
 }
 
-/// What a Lumina event does.
+/// The action of a Lumina event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LuminaKind {
-    /// The packet is lost.
+    /// Drop the packet.
     Drop,
-    /// The packet gets a congestion mark.
+    /// Set the CE mark.
     Ecn,
-    /// A bit of the packet is flipped.
+    /// Flip one bit.
     Corrupt,
 }

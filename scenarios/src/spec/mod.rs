@@ -1,4 +1,34 @@
-//! The language: a scenario file as serde reads it. Nothing here knows whether names exist; `plan` checks that.
+//! The file format of scenarios, as serde reads it. This module does not resolve names; `plan` does.
+
+/// Declares two tables with the same optional settings: the defaults, and a table that overrides them.
+macro_rules! overridable {
+    (
+        $(#[$defaults_meta:meta])* $defaults:ident { $($defaults_own:tt)* }
+        $(#[$own_meta:meta])* $own:ident { $($own_own:tt)* }
+        shared { $($(#[$meta:meta])* $field:ident: $type:ty,)* }
+    ) => {
+        $(#[$defaults_meta])*
+        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct $defaults { $($defaults_own)* $($(#[$meta])* pub $field: Option<$type>,)* }
+
+        $(#[$own_meta])*
+        #[derive(Clone, Debug, Default, PartialEq, serde::Deserialize, schemars::JsonSchema)]
+        #[serde(deny_unknown_fields, rename_all = "kebab-case")]
+        pub struct $own { $($own_own)* $($(#[$meta])* pub $field: Option<$type>,)* }
+
+        impl $own {
+            /// The settings of this table; those that it omits come from `defaults`.
+            pub fn or(&self, defaults: &$defaults) -> $defaults {
+                let mut merged = defaults.clone();
+                $(if self.$field.is_some() {
+                    merged.$field = self.$field.clone();
+                })*
+                merged
+            }
+        }
+    };
+}
 
 mod cm;
 mod expect;
@@ -6,24 +36,20 @@ mod fault;
 mod settings;
 mod workload;
 
-pub use cm::{
-    AcceptSpec, CmSpec, ConnectSpec, ConnectionEventName, ConnectionExpectation, ListenSpec, RejectSpec,
-};
+pub use cm::{AcceptSpec, CmSpec, ConnectSpec, ConnectionExpectation, ListenSpec, RejectSpec};
 pub use expect::{
-    AreaName, CompletedName, CompletionExpectation, CounterExpectation, EventExpectation, ExpectSpec,
-    FairnessExpectation, FinishExpectation, GoodputExpectation, Invariant, LatencyExpectation,
-    MemoryExpectation, OrderItem, PacketExpectation, PauseExpectation, StateExpectation, SwitchExpectation,
-    VerbErrorExpectation,
+    Area, CompletionExpectation, CounterExpectation, EventExpectation, ExpectSpec, FairnessExpectation,
+    FinishExpectation, GoodputExpectation, Invariant, LatencyExpectation, MemoryExpectation, OrderItem,
+    PauseExpectation, StateExpectation, SwitchExpectation, VerbErrorExpectation,
 };
 pub use fault::{
-    AsyncEventName, BurstSpec, ClassName, CmName, CorruptSpec, Errno, FaultAction, FaultSpec, FieldName,
-    FlapSpec, LinkDirections, LinkDownSpec, LuminaEvent, LuminaKind, NakName, OneOrMany, PacketMatch,
-    PauseStormSpec, ReorderSpec, RewriteSpec, StatusName, Verb,
+    AsyncEventName, BurstSpec, ClassName, CorruptSpec, Errno, FaultAction, FaultSpec, FlapSpec,
+    LinkDirections, LinkDownSpec, LuminaEvent, LuminaKind, OneOrMany, PacketExpectation, PacketMatch,
+    PauseStormSpec, ReorderSpec, RewriteSpec, Verb,
 };
 pub use settings::{
-    AccessRight, AcksName, CongestionAlgorithm, CongestionControlSpec, ConnectionSpec, DeviceSpec, EcnSpec,
-    HostSpec, LinkSpec, PairSpec, ParameterSpec, PayloadName, PfcSpec, RecoveryName, StateName, SwitchSpec,
-    Topology, TransportName, WatchdogAction, WatchdogSpec,
+    AccessRight, CongestionControlSpec, ConnectionSpec, DeviceSpec, EcnSpec, HostSpec, LinkSpec, PairSpec,
+    ParameterSpec, PfcSpec, SwitchSpec, Topology, WatchdogSpec,
 };
 pub use workload::{
     AtomicSpec, CommandSpec, IncastSpec, KeyValueSpec, ModifySpec, OperationName, PermutationSpec,
@@ -36,81 +62,81 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use std::collections::BTreeMap;
 
-/// Two of a thing. An array of the standard library takes what comes first and does not look at the rest.
-fn two<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<[T; 2], D::Error> {
+/// Deserializes exactly two items. The array of the standard library ignores further ones.
+fn exactly_two<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<[T; 2], D::Error> {
     let all = Vec::<T>::deserialize(deserializer)?;
     let length = all.len();
     all.try_into().map_err(|_| D::Error::invalid_length(length, &"an array of length 2"))
 }
 
-/// Two of a thing, where it is given.
-fn two_if_given<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+/// Deserializes exactly two items of an optional key.
+fn optional_two<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<[T; 2]>, D::Error> {
-    two(deserializer).map(Some)
+    exactly_two(deserializer).map(Some)
 }
 
-/// A SoftHCA scenario: hosts, what they do, what goes wrong, and what must come of it.
+/// A SoftHCA scenario: hosts, their work, injected faults, and expectations about the result.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ScenarioFile {
-    /// What the scenario shows, in one sentence.
+    /// One sentence that states what the scenario shows.
     pub title: String,
-    /// More words about it.
+    /// Further explanation.
     #[serde(default)]
     pub description: String,
-    /// The seed unless the command line gives one.
-    #[serde(default = "one")]
+    /// Seed of the run if the command line gives none.
+    #[serde(default = "default_seed")]
     pub seed: u64,
-    /// When the run is cut off; without it the run goes on until nothing is left to happen.
+    /// Virtual time at which the run stops. By default, the run stops when no event is left.
     pub duration: Option<Time>,
-    /// Values that `--set` or the seed may change; `"$name"` anywhere in the file stands for one.
+    /// Values that `--set` or the seed can change. `"$name"` anywhere in the file refers to one.
     #[serde(default)]
     pub parameters: BTreeMap<String, ParameterSpec>,
-    /// Settings of every card, unless a host says otherwise.
+    /// Default settings of all devices.
     #[serde(default)]
     pub device: DeviceSpec,
-    /// Settings of every connection, unless a pair says otherwise.
+    /// Default settings of all connections.
     #[serde(default)]
     pub connection: ConnectionSpec,
-    /// The hosts by name. `"h[1..4]"` stands for h1, h2, h3 and h4.
+    /// Hosts by name. `"h[1..4]"` declares h1, h2, h3 and h4.
     pub hosts: BTreeMap<String, HostSpec>,
     /// Switches by name.
     #[serde(default)]
     pub switches: BTreeMap<String, SwitchSpec>,
-    /// Cables between all hosts in a well-known shape, instead of one by one.
+    /// Links between all hosts in a standard topology, in place of `link`.
     pub topology: Option<Topology>,
-    /// Cables, one by one.
+    /// Individual links.
     #[serde(default)]
     pub link: Vec<LinkSpec>,
-    /// Pairs of queue pairs. They are connected before the run begins, unless a step listens or connects.
+    /// Pairs of queue pairs. They are connected before the run starts, unless a step listens or connects.
     #[serde(default)]
     pub pair: Vec<PairSpec>,
-    /// Single work requests, connections and changes of state, each at its time.
+    /// Individual work requests, connection management calls and state changes.
     #[serde(default)]
     pub step: Vec<StepSpec>,
-    /// Traffic of a well-known shape.
+    /// Traffic with a standard pattern.
     #[serde(default)]
     pub workload: Vec<WorkloadSpec>,
-    /// What goes wrong.
+    /// Injected faults.
     #[serde(default)]
     pub fault: Vec<FaultSpec>,
-    /// Faults in the notation of Lumina: relative queue pair, relative PSN, iteration.
+    /// Injected faults in the notation of Lumina: relative queue pair, relative PSN, iteration.
     #[serde(default)]
     pub data_pkt_events: Vec<LuminaEvent>,
-    /// What must come of it.
+    /// Conditions that must hold at the end of the run.
     #[serde(default)]
     pub expect: Vec<ExpectSpec>,
-    /// What must hold at every moment.
+    /// Conditions that must hold throughout the run.
     #[serde(default)]
     pub invariants: Vec<Invariant>,
 }
 
-const fn one() -> u64 {
+const fn default_seed() -> u64 {
     1
 }
 
-/// The JSON Schema of scenario files, as `scenarios/schema.json` holds it.
+/// The JSON Schema of scenario files, as stored in `scenarios/schema.json`.
 pub fn schema() -> String {
     let schema = schemars::schema_for!(ScenarioFile);
     let mut text = serde_json::to_string_pretty(&schema).expect("a schema is JSON");

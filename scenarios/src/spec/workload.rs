@@ -1,67 +1,68 @@
-//! What hosts do: single steps, and traffic of well-known shapes.
+//! The work of hosts: individual steps, and traffic with standard patterns.
 
-use super::{AcceptSpec, AccessRight, ConnectSpec, ListenSpec, RejectSpec, StateName};
+use super::{AcceptSpec, AccessRight, ConnectSpec, ListenSpec, RejectSpec};
 use crate::quantity::{Probability, Size, Time};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use softhca_engine::QpState;
 use std::net::IpAddr;
 
-/// One work request, or one change of a queue pair, at its time.
+/// One verb call of a queue pair at a given time. A step has exactly one action.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StepSpec {
-    /// A name, for `after` and for expectations.
+    /// Name, for `after` and for expectations.
     pub name: Option<String>,
-    /// When; at the start unless said. With `after`, how long after it.
+    /// Time; the start of the run by default. With `after`, the delay after that step.
     #[serde(default)]
     pub at: Time,
-    /// The step whose completion comes first; `listen` is complete when a request is there, `connect` and `accept` when the
-    /// connection stands or cannot be made, `disconnect` when it is over.
+    /// Step that must complete first. A `listen` step completes when a request arrives, `connect` and `accept` when the
+    /// connection is established or fails, `disconnect` when the connection is closed.
     pub after: Option<String>,
-    /// The queue pair that does it.
+    /// Queue pair.
     pub qp: String,
-    /// How often, one right after the other; once unless said.
+    /// Number of repetitions without delay; 1 by default.
     #[serde(default = "one")]
     pub repeat: u32,
-    /// Two-sided data.
+    /// Post a SEND.
     pub send: Option<TransferSpec>,
-    /// One-sided data into the peer's memory.
+    /// Post an RDMA WRITE.
     pub write: Option<TransferSpec>,
-    /// The peer's memory into one's own.
+    /// Post an RDMA READ.
     pub read: Option<TransferSpec>,
-    /// Swap eight bytes of the peer's memory if they compare equal.
+    /// Post an atomic compare and swap.
     pub compare_swap: Option<AtomicSpec>,
-    /// Add to eight bytes of the peer's memory.
+    /// Post an atomic fetch and add.
     pub fetch_add: Option<AtomicSpec>,
     /// Post a receive.
     pub receive: Option<ReceiveSpec>,
-    /// Change the state of the queue pair.
+    /// Modify the state of the queue pair.
     pub modify: Option<ModifySpec>,
-    /// Take the next request that comes to a port of the host.
+    /// Wait for the next connection request at a port of the host.
     pub listen: Option<ListenSpec>,
-    /// Ask the host of the other queue pair for a connection, or for its datagram queue pair.
+    /// Request a connection to the host of the peer queue pair, or resolve the peer's UD queue pair.
     pub connect: Option<ConnectSpec>,
-    /// Accept the request that came.
+    /// Accept the received request.
     pub accept: Option<AcceptSpec>,
-    /// Refuse the request that came.
+    /// Reject the received request.
     pub reject: Option<RejectSpec>,
-    /// End the connection.
+    /// Close the connection.
     #[serde(default)]
     pub disconnect: bool,
-    /// Make the datagram queue pair a member of a multicast group.
+    /// Attach the UD queue pair to a multicast group.
     pub attach_mcast: Option<IpAddr>,
-    /// Take it out of a multicast group.
+    /// Detach it from a multicast group.
     pub detach_mcast: Option<IpAddr>,
     /// Destroy the queue pair.
     #[serde(default)]
     pub destroy: bool,
-    /// Take the memory behind the region away, without deregistering it.
+    /// Unmap the memory of the region without deregistering it.
     #[serde(default)]
     pub unmap: bool,
-    /// Deregister the region of the queue pair.
+    /// Deregister the memory region of the queue pair.
     #[serde(default)]
     pub deregister: bool,
-    /// Change what the region of the queue pair allows.
+    /// Reregister the memory region of the queue pair with these access rights.
     pub reregister: Option<Vec<AccessRight>>,
 }
 
@@ -69,18 +70,18 @@ const fn one() -> u32 {
     1
 }
 
-/// Where a remote address points.
+/// The remote address and rkey of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RemoteTarget {
-    /// Into the peer's region.
+    /// An address in the peer's region, with its rkey.
     #[default]
     Valid,
-    /// Into the peer's region with a key that nobody gave out.
+    /// An address in the peer's region, with an rkey that no region has.
     WrongRkey,
-    /// Just behind the peer's region.
+    /// The first address behind the peer's region.
     OutOfBounds,
-    /// At an address that is not a multiple of eight.
+    /// An address that is not a multiple of eight.
     Misaligned,
 }
 
@@ -88,38 +89,38 @@ pub enum RemoteTarget {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct TransferSpec {
-    /// How much.
+    /// Number of bytes.
     pub bytes: Size,
-    /// The queue pair at the other end; the connected one, and the only one possible unless datagrams are sent.
+    /// Peer queue pair. A connected queue pair has only one peer.
     pub to: Option<String>,
-    /// The multicast group that a datagram goes to, in place of the other queue pair.
+    /// Destination multicast group of a datagram, in place of the peer.
     pub group: Option<IpAddr>,
-    /// Where in one's own memory.
+    /// Offset in the local area.
     #[serde(default)]
     pub offset: u64,
-    /// Where in the peer's memory.
+    /// Offset in the target area of the peer.
     #[serde(default)]
     pub remote_offset: u64,
-    /// Whether the remote address is right.
+    /// Remote address and rkey.
     #[serde(default)]
     pub remote: RemoteTarget,
-    /// Four bytes for the receiver's completion.
+    /// Immediate data.
     pub imm_data: Option<u32>,
-    /// Report success; yes unless said.
-    #[serde(default = "yes")]
+    /// Generate a completion on success; true by default.
+    #[serde(default = "enabled")]
     pub signaled: bool,
-    /// Wait until earlier reads and atomics are done.
+    /// Wait for earlier READs and atomics.
     #[serde(default)]
     pub fence: bool,
-    /// Ask for a completion event at the receiver.
+    /// Request a solicited event at the receiver.
     #[serde(default)]
     pub solicited: bool,
-    /// The data travels in the request itself.
+    /// Copy the data into the work request.
     #[serde(default)]
     pub inline: bool,
 }
 
-const fn yes() -> bool {
+const fn enabled() -> bool {
     true
 }
 
@@ -127,22 +128,22 @@ const fn yes() -> bool {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AtomicSpec {
-    /// What is added.
+    /// Value to add.
     #[serde(default)]
     pub add: u64,
-    /// What must be found.
+    /// Value to compare with.
     #[serde(default)]
     pub compare: u64,
-    /// What is put there.
+    /// Value to swap in.
     #[serde(default)]
     pub swap: u64,
-    /// Where in one's own memory the old value goes.
+    /// Offset of the result in the local area.
     #[serde(default)]
     pub offset: u64,
-    /// Where in the peer's memory.
+    /// Offset in the target area of the peer.
     #[serde(default)]
     pub remote_offset: u64,
-    /// Whether the remote address is right.
+    /// Remote address and rkey.
     #[serde(default)]
     pub remote: RemoteTarget,
 }
@@ -151,77 +152,73 @@ pub struct AtomicSpec {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ReceiveSpec {
-    /// Room for how much.
+    /// Size of the buffer.
     pub bytes: Size,
-    /// Where in one's own memory.
+    /// Offset in the received area.
     #[serde(default)]
     pub offset: u64,
 }
 
-/// A change of a queue pair.
+/// A state change of a queue pair.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ModifySpec {
-    /// The state that it goes to.
-    pub state: StateName,
-    /// Raise an event when the send queue is drained.
+    /// New state.
+    pub state: QpState,
+    /// Raise an asynchronous event when the send queue is drained.
     #[serde(default)]
     pub en_sqd_async_notify: bool,
 }
 
-/// What is done over and over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+/// The operation of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OperationName {
     /// SEND.
     Send,
     /// RDMA WRITE.
+    #[default]
     Write,
     /// RDMA READ.
     Read,
-    /// Fetch and add.
+    /// Atomic fetch and add.
     FetchAdd,
 }
 
-/// Traffic of a well-known shape: one of these.
+/// Traffic with a standard pattern. A workload has exactly one pattern.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct WorkloadSpec {
-    /// A name, for expectations.
+    /// Name, for expectations.
     pub name: Option<String>,
-    /// Messages one after the other from a queue pair.
+    /// A queue pair posts messages one after the other.
     pub stream: Option<StreamSpec>,
     /// Many hosts send to one.
     pub incast: Option<IncastSpec>,
-    /// Every host sends to another, and none receives from two.
+    /// Every host sends to one host and receives from one host.
     pub permutation: Option<PermutationSpec>,
-    /// A message there, a message back.
+    /// Two queue pairs send a message back and forth.
     pub ping_pong: Option<PingPongSpec>,
-    /// A client reads and writes records in a server's memory.
+    /// A client reads and writes records in the memory of a server.
     pub key_value: Option<KeyValueSpec>,
     /// A program on a host, in real time.
     pub command: Option<CommandSpec>,
 }
 
-/// Which of the shapes a workload has.
+/// The pattern of a workload.
 #[derive(Clone, Debug)]
+#[allow(missing_docs, reason = "the fields of `WorkloadSpec` describe them")]
 pub enum WorkloadKind<'a> {
-    /// A stream.
     Stream(&'a StreamSpec),
-    /// An incast.
     Incast(&'a IncastSpec),
-    /// A permutation.
     Permutation(&'a PermutationSpec),
-    /// A ping-pong.
     PingPong(&'a PingPongSpec),
-    /// A key-value mix.
     KeyValue(&'a KeyValueSpec),
-    /// A program.
     Command(&'a CommandSpec),
 }
 
 impl WorkloadSpec {
-    /// The shapes that are given; exactly one if the file is right.
+    /// The given patterns; exactly one in a valid file.
     pub fn kinds(&self) -> Vec<WorkloadKind<'_>> {
         let WorkloadSpec { name: _, stream, incast, permutation, ping_pong, key_value, command } = self;
         [
@@ -238,126 +235,122 @@ impl WorkloadSpec {
     }
 }
 
-/// Messages one after the other from a queue pair.
+/// A queue pair posts messages one after the other.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct StreamSpec {
-    /// The queue pair that sends, or reads.
+    /// Queue pair.
     pub qp: String,
-    /// What it does.
+    /// Operation.
     pub op: OperationName,
-    /// Bytes of each message.
+    /// Size of each message.
     pub bytes: Size,
-    /// How many messages; without end unless said.
+    /// Number of messages; unlimited by default.
     pub count: Option<u64>,
-    /// How many at once; one unless said.
+    /// Maximum number of outstanding messages; 1 by default.
     #[serde(default = "one")]
     pub depth: u32,
-    /// When it begins.
+    /// Start time.
     #[serde(default)]
     pub at: Time,
-    /// When it posts its last message; never unless said.
+    /// Time after which no message is posted; unlimited by default.
     pub until: Option<Time>,
-    /// Time from one message to the next at least; none unless said.
+    /// Minimum time between two posts; 0 by default.
     #[serde(default)]
     pub interval: Time,
 }
 
-/// Many hosts send to one. Every sender gets a connection of its own.
+/// Many hosts send to one. Every sender has its own connection.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct IncastSpec {
-    /// The hosts that send; `"h[1..16]"` stands for sixteen.
+    /// Senders; `"h[1..16]"` names sixteen hosts.
     pub from: Vec<String>,
-    /// The host that they send to.
+    /// Receiver.
     pub to: String,
-    /// What they do; WRITE unless said.
-    #[serde(default = "write")]
+    /// Operation; WRITE by default.
+    #[serde(default)]
     pub op: OperationName,
-    /// Bytes of each message.
+    /// Size of each message.
     pub bytes: Size,
-    /// How many messages each; without end unless said.
+    /// Number of messages per sender; unlimited by default.
     pub count: Option<u64>,
-    /// How many at once each.
+    /// Maximum number of outstanding messages per sender.
     #[serde(default = "one")]
     pub depth: u32,
-    /// When the first begins.
+    /// Start time of the first sender.
     #[serde(default)]
     pub at: Time,
-    /// How much later each begins than the one before it.
+    /// Delay between the starts of two senders.
     #[serde(default)]
     pub stagger: Time,
-    /// When they post their last message.
+    /// Time after which no message is posted.
     pub until: Option<Time>,
-    /// The priority of this traffic.
+    /// Priority of the traffic.
     pub priority: Option<u8>,
 }
 
-const fn write() -> OperationName {
-    OperationName::Write
-}
-
-/// Every host sends to another, and none receives from two.
+/// Every host sends to one host and receives from one host.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PermutationSpec {
-    /// The hosts.
+    /// Hosts.
     pub hosts: Vec<String>,
-    /// Each host sends to the one so many places later; drawn from the seed unless said.
+    /// Distance in the list from each sender to its receiver; derived from the seed by default.
     pub shift: Option<u32>,
-    /// What they do; WRITE unless said.
-    #[serde(default = "write")]
+    /// Operation; WRITE by default.
+    #[serde(default)]
     pub op: OperationName,
-    /// Bytes of each message.
+    /// Size of each message.
     pub bytes: Size,
-    /// How many messages each; without end unless said.
+    /// Number of messages per host; unlimited by default.
     pub count: Option<u64>,
-    /// How many at once each.
+    /// Maximum number of outstanding messages per host.
     #[serde(default = "one")]
     pub depth: u32,
-    /// When they begin.
+    /// Start time.
     #[serde(default)]
     pub at: Time,
-    /// When they post their last message.
+    /// Time after which no message is posted.
     pub until: Option<Time>,
-    /// The priority of this traffic.
+    /// Priority of the traffic.
     pub priority: Option<u8>,
 }
 
-/// A message there, a message back.
+/// Two queue pairs send a message back and forth.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PingPongSpec {
-    /// The queue pair that begins, and its peer.
-    #[serde(deserialize_with = "super::two")]
+    /// The queue pair that starts, and its peer.
+    #[serde(deserialize_with = "super::exactly_two")]
     pub between: [String; 2],
-    /// Bytes of each message.
+    /// Size of each message.
     pub bytes: Size,
-    /// How many rounds.
+    /// Number of rounds.
     pub rounds: u64,
-    /// When it begins.
+    /// Start time.
     #[serde(default)]
     pub at: Time,
 }
 
-/// A client reads and writes records in a server's memory, as the seed decides.
+/// A client reads and writes records in the memory of a server. The seed selects records and operations.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct KeyValueSpec {
-    /// The client's queue pair; its peer is the server.
+    /// Queue pair of the client; its peer is the server.
     pub client: String,
-    /// How many records.
+    /// Number of records.
     pub keys: u64,
-    /// Bytes of each.
+    /// Size of each record.
     pub bytes: Size,
-    /// The share of READs; the others are WRITEs.
+    /// Fraction of READs; all other operations are WRITEs.
     pub read_fraction: Probability,
-    /// How many operations.
+    /// Number of operations.
     pub operations: u64,
-    /// How many at once.
+    /// Maximum number of outstanding operations.
     #[serde(default = "one")]
     pub depth: u32,
-    /// When it begins.
+    /// Start time.
     #[serde(default)]
     pub at: Time,
 }
@@ -366,14 +359,14 @@ pub struct KeyValueSpec {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CommandSpec {
-    /// The host.
+    /// Host.
     pub host: String,
-    /// The program and its arguments; `${ADDRESS_name}` stands for the address of a host.
+    /// Program and arguments; `${ADDRESS_name}` is replaced by the address of a host.
     pub argv: Vec<String>,
-    /// When it begins.
+    /// Start time.
     #[serde(default)]
     pub at: Time,
-    /// The exit code that it must have; 0 unless said.
+    /// Expected exit code; 0 by default.
     #[serde(default)]
     pub exit_code: i32,
 }

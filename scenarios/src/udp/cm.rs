@@ -146,7 +146,7 @@ fn aim(stage: &mut RealTimeRun<'_>, qp: usize, target: UdParameters) -> Result<(
 }
 
 fn to_errno(error: Error) -> Errno {
-    Errno::of(error.errno())
+    Errno::from_number(error.errno())
 }
 
 impl ConnectionManagers for RealTimeRun<'_> {

@@ -54,8 +54,11 @@ fn a_problem_has_file_line_column_and_advice() {
 
 #[test]
 fn xrc_is_refused_by_name_with_the_reason() {
-    refused("[connection]\ntransport = \"xrc\"\n", &["s.toml:15:13", "XRC", "initiator", "use \"rc\""]);
-    let pair = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"xrc\"\n";
+    refused(
+        "[connection]\ntransport = \"xrc-initiator\"\n",
+        &["s.toml:15:13", "XRC", "initiator", "use \"rc\""],
+    );
+    let pair = "[[pair]]\nqps = [\"alice.2\", \"bob.2\"]\ntransport = \"xrc-initiator\"\n";
     refused(pair, &["s.toml:16:13", "shared receive queue"]);
 }
 
@@ -137,7 +140,7 @@ fn rules_that_can_never_fire_are_refused() {
         "[[fault]]\nlink = \"alice - bob\"\nat = \"1ms\"\naction = { link-down = {} }\n",
         &["never happen"],
     );
-    let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"r-key\", value = 1 } }\n";
+    let rewrite = "[[fault]]\non = \"alice -> bob\"\nmatch = { opcode = \"WRITE_MIDDLE\" }\naction = { rewrite = { field = \"rkey\", value = 1 } }\n";
     refused(rewrite, &[never, "has the field"]);
 }
 
@@ -186,7 +189,7 @@ fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
     refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills a buffer", "receive-rate"]);
     refused(
-        "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"nothing\" }\n",
+        "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"zeroes\" }\n",
         &["packets without payload"],
     );
 }
@@ -257,7 +260,7 @@ fn a_rule_that_did_not_fire_fails_the_run_unless_it_is_optional() {
 
 #[test]
 fn a_failed_expectation_says_what_there_was() {
-    let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"flushed\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"nothing\" }\n";
+    let rest = "[[expect]]\ncompletion = { qp = \"alice.1\", op = \"write\", status = \"flushed\" }\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4000, holds = \"zeroes\" }\n";
     let scenario = read(rest).unwrap_or_else(|problem| panic!("{problem}"));
     let outcome =
         simulate(&scenario.plan(&ParameterValues::new(), 1).expect("a plan"), Recording::Everything);

@@ -10,6 +10,11 @@ mod policy;
 pub(crate) use policy::{GapAction, RecoveryPolicy};
 
 /// The effect of a lost packet on a reliable connection.
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Recovery {
     /// The connection fails, as on a lossless fabric.
@@ -18,6 +23,7 @@ pub enum Recovery {
     /// The requester retransmits from the lost packet (IBA 9.7.5).
     GoBackN,
     /// The requester retransmits the whole message; the responder discards the part that it has received.
+    #[cfg_attr(feature = "schema", serde(rename = "go-back-0"))]
     GoBack0,
 }
 

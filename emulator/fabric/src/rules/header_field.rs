@@ -6,7 +6,8 @@ use softhca_wire::{
 };
 
 /// A field of the BTH or of an extended header.
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HeaderField {
     /// BTH: the opcode.
@@ -20,6 +21,7 @@ pub enum HeaderField {
     /// BTH: the transport header version.
     Version,
     /// BTH: the P_Key.
+    #[cfg_attr(feature = "serde", serde(rename = "pkey"))]
     PartitionKey,
     /// BTH: the reserved byte, which the ICRC does not cover.
     Reserved,
@@ -30,22 +32,26 @@ pub enum HeaderField {
     /// BTH: the packet sequence number.
     Psn,
     /// DETH: the Q_Key.
+    #[cfg_attr(feature = "serde", serde(rename = "qkey"))]
     QueueKey,
     /// DETH: the source queue pair.
     SourceQp,
     /// XRCETH: the shared receive queue.
+    #[cfg_attr(feature = "serde", serde(rename = "srqn"))]
     SharedReceiveQueue,
     /// FETH: the placement type and selectivity.
     Flush,
     /// RETH: the virtual address.
     Address,
     /// RETH: the rkey.
+    #[cfg_attr(feature = "serde", serde(rename = "rkey"))]
     RemoteKey,
     /// RETH: the DMA length.
     Length,
     /// AtomicETH: the virtual address.
     AtomicAddress,
     /// AtomicETH: the rkey.
+    #[cfg_attr(feature = "serde", serde(rename = "atomic-rkey"))]
     AtomicKey,
     /// AtomicETH: the value to swap in or to add.
     SwapOrAdd,
@@ -58,8 +64,10 @@ pub enum HeaderField {
     /// AtomicAckETH: the original value.
     Original,
     /// ImmDt: the immediate data.
+    #[cfg_attr(feature = "serde", serde(rename = "imm-data"))]
     Immediate,
     /// IETH: the rkey to invalidate.
+    #[cfg_attr(feature = "serde", serde(rename = "invalidated-rkey"))]
     InvalidatedKey,
 }
 
