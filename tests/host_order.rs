@@ -1,5 +1,4 @@
-//! What a card makes of a port of our own make, played by hand, that sends frames in another order than that of
-//! their PSNs, or answers late.
+//! A device with a native peer, simulated by the test, that sends frames out of PSN order or responds late.
 
 use softhca::{
     AsyncEvent, CompletionQueue, ConnectOptions, Context, Device, Endpoint, Gid, Psn, QpState, QpType, Qpn,
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant};
 const FIRST_PSN: u32 = 100;
 const FRAME_BYTES: usize = Bth::LEN + ICRC_LEN;
 
-/// A card with a queue pair, connected to a port that the test plays.
+/// A device with a queue pair, connected to a port that the test simulates.
 struct Harness {
     context: Context,
     cq: CompletionQueue,
@@ -26,9 +25,9 @@ struct Harness {
     links: LinkControl,
     batch: ReceiveBatch,
     started: Instant,
-    /// The port answers no heartbeat, and wants back what it grants.
+    /// The port answers no heartbeat and revokes its grants.
     is_unresponsive: bool,
-    /// Datagrams that the card sent to the RoCE port.
+    /// Datagrams that the device sent to the RoCE port.
     frames: usize,
 }
 
@@ -74,7 +73,7 @@ impl Harness {
         self.started.elapsed().as_nanos() as u64
     }
 
-    /// One turn of link control; what the card sends is read and forgotten.
+    /// Polls link control once; reads and discards packets of the device.
     fn poll(&mut self) {
         let now = self.now();
         for socket in [&self.port.link, &self.port.roce] {
@@ -106,7 +105,7 @@ impl Harness {
         }
     }
 
-    /// Turns until `held` says so.
+    /// Polls until `held` returns true.
     fn poll_until(&mut self, what: &str, mut held: impl FnMut(&mut Harness) -> bool) {
         let deadline = Instant::now() + TEST_TIMEOUT;
         while !held(self) {
@@ -116,7 +115,7 @@ impl Harness {
         }
     }
 
-    /// Empty SENDs with these PSNs, counted from the first, in one call: nothing can come between them.
+    /// Sends empty SENDs with these relative PSNs in one call, so that nothing comes between them.
     fn send(&mut self, psns: &[u32]) {
         let opcode = Opcode::all().find(|opcode| opcode.to_string() == "RC SEND_ONLY").unwrap();
         let mut run = vec![0; psns.len() * FRAME_BYTES];
@@ -141,9 +140,9 @@ impl Harness {
         }
         let (card, count) = (self.device_address, psns.len());
         let price = |socket: &RoceSocket| socket.batch_charge(card, FRAME_BYTES, count);
-        self.poll_until("no grant came", |stage| {
-            let now = stage.now();
-            stage.links.may_send(card, price(&stage.port.roce), now)
+        self.poll_until("no grant came", |harness| {
+            let now = harness.now();
+            harness.links.may_send(card, price(&harness.port.roce), now)
         });
         let (now, price) = (self.now(), price(&self.port.roce));
         assert_eq!(self.port.roce.send_batch(card, 0, FRAME_BYTES, &run).unwrap(), count);
@@ -152,8 +151,8 @@ impl Harness {
 
     fn receive(&mut self, count: usize) {
         let mut received = 0;
-        self.poll_until("a message never came", |stage| {
-            while let Some(completion) = stage.cq.poll() {
+        self.poll_until("a message never came", |harness| {
+            while let Some(completion) = harness.cq.poll() {
                 assert!(completion.status.is_success(), "{completion:?}");
                 received += 1;
             }
@@ -162,52 +161,54 @@ impl Harness {
     }
 
     fn expect_fatal_error(&mut self) {
-        self.poll_until("the queue pair never failed", |stage| stage.qp.state().unwrap() == QpState::Error);
+        self.poll_until("the queue pair never failed", |harness| {
+            harness.qp.state().unwrap() == QpState::Error
+        });
         let event = self.context.wait_async_event(TEST_TIMEOUT);
         assert_eq!(event, Some(AsyncEvent::QueuePairFatal(self.qp.qpn())));
     }
 }
 
 #[test]
-fn what_a_host_mixed_up_is_put_in_order() {
-    let mut stage = Harness::new();
-    stage.send(&[0, 2, 1, 5, 4, 3, 6]);
-    stage.receive(7);
-    let counters = stage.context.counters();
+fn frames_reordered_by_the_host_are_put_in_order() {
+    let mut harness = Harness::new();
+    harness.send(&[0, 2, 1, 5, 4, 3, 6]);
+    harness.receive(7);
+    let counters = harness.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (3, 0));
-    assert_eq!(stage.qp.state().unwrap(), QpState::ReadyToSend);
+    assert_eq!(harness.qp.state().unwrap(), QpState::ReadyToSend);
 }
 
 #[test]
-fn a_frame_that_does_not_come_is_lost_all_the_same() {
-    let mut stage = Harness::new();
-    stage.send(&[0, 2, 3]);
-    stage.expect_fatal_error();
-    let counters = stage.context.counters();
+fn a_missing_frame_is_still_treated_as_lost() {
+    let mut harness = Harness::new();
+    harness.send(&[0, 2, 3]);
+    harness.expect_fatal_error();
+    let counters = harness.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (0, 1));
 }
 
 #[test]
-fn an_order_that_a_rule_changed_is_left_as_it_is() {
-    let mut stage = Harness::new();
-    stage.send(&[0, 1]);
-    stage.receive(2);
-    stage.links.announce_reordering();
-    stage.send(&[3, 2]);
-    stage.expect_fatal_error();
-    let counters = stage.context.counters();
+fn reordering_by_a_fault_rule_is_preserved() {
+    let mut harness = Harness::new();
+    harness.send(&[0, 1]);
+    harness.receive(2);
+    harness.links.announce_reordering();
+    harness.send(&[3, 2]);
+    harness.expect_fatal_error();
+    let counters = harness.context.counters();
     assert_eq!((counters.host_reordered, counters.out_of_sequence), (0, 1));
 }
 
 #[test]
-fn a_grant_that_could_not_be_used_in_time_is_asked_for_again() {
-    let mut stage = Harness::new();
-    stage.is_unresponsive = true;
-    stage.qp.post_send(&SendRequest::send(1, &[])).unwrap();
-    // The card is granted what it needs, may not use it, gives it back, and has no use for more after a while.
+fn an_expired_grant_is_requested_again() {
+    let mut harness = Harness::new();
+    harness.is_unresponsive = true;
+    harness.qp.post_send(&SendRequest::send(1, &[])).unwrap();
+    // The device gets a grant, cannot use it, returns it, and after a while needs no more.
     let enough = Instant::now() + Duration::from_secs(2);
-    stage.poll_until("time stands still", |_| Instant::now() >= enough);
-    assert_eq!(stage.frames, 0, "no frame is sent to a port that has not answered");
-    stage.is_unresponsive = false;
-    stage.poll_until("nothing was sent any more", |stage| stage.frames > 0);
+    harness.poll_until("time stands still", |_| Instant::now() >= enough);
+    assert_eq!(harness.frames, 0, "no frame is sent to a port that has not responded");
+    harness.is_unresponsive = false;
+    harness.poll_until("nothing was sent any more", |harness| harness.frames > 0);
 }

@@ -1,5 +1,5 @@
-//! Memory of a program that a daemon's card shares with it: whole pages change places under the program, which must not
-//! be able to tell. The program of each test is a process of its own with one thread, as C programs are.
+//! Client memory that a daemon maps: whole pages are replaced by shared ones without a visible change for the program.
+//! The program of each test is a single-threaded process, like typical C programs.
 
 #![allow(unsafe_code)]
 
@@ -17,25 +17,25 @@ use std::ptr::NonNull;
 use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 
-/// A program, and the most mappings of its daemon.
+/// A test program, and the maximum number of mappings of its daemon.
 type Role = (&'static str, fn(), u32);
 
 const DEFAULT_MAPPINGS: u32 = 1000;
 const ROLES: [Role; 10] = [
     ("whole_pages_are_shared_while_they_are_registered", share_whole_pages, DEFAULT_MAPPINGS),
     ("a_program_with_threads_keeps_its_pages", keep_with_threads, DEFAULT_MAPPINGS),
-    ("a_program_that_says_so_keeps_its_pages", keep_when_disabled, DEFAULT_MAPPINGS),
-    ("pages_that_are_no_longer_the_programs_are_left_alone", leave_replaced_pages, DEFAULT_MAPPINGS),
-    ("a_child_has_pages_of_its_own", fork_with_own_pages, DEFAULT_MAPPINGS),
-    ("pages_that_were_never_written_stay_empty", keep_holes, DEFAULT_MAPPINGS),
-    ("a_second_region_of_the_same_pages_goes_on_alone", register_twice, DEFAULT_MAPPINGS),
+    ("a_program_that_disables_sharing_keeps_its_pages", keep_when_disabled, DEFAULT_MAPPINGS),
+    ("replaced_mappings_are_left_alone", leave_replaced_pages, DEFAULT_MAPPINGS),
+    ("a_forked_child_has_private_pages", fork_with_own_pages, DEFAULT_MAPPINGS),
+    ("untouched_pages_stay_unallocated", keep_holes, DEFAULT_MAPPINGS),
+    ("an_overlapping_region_keeps_working_alone", register_twice, DEFAULT_MAPPINGS),
     (
-        "a_program_that_registers_as_it_goes_keeps_its_pages",
+        "a_program_that_registers_frequently_keeps_its_pages",
         stop_sharing_after_many_registrations,
         DEFAULT_MAPPINGS,
     ),
-    ("a_daemon_without_room_reaches_into_the_program", fall_back, 1),
-    ("a_region_that_moves_leaves_private_pages", reregister, DEFAULT_MAPPINGS),
+    ("a_daemon_without_free_mappings_accesses_client_memory", fall_back, 1),
+    ("a_reregistered_region_leaves_private_pages", reregister, DEFAULT_MAPPINGS),
 ];
 
 const ALL_ACCESS: AccessFlags = AccessFlags::LOCAL_WRITE
@@ -94,7 +94,7 @@ fn run_daemon() {
     daemon.run(None).unwrap();
 }
 
-/// Private pages of the program's own.
+/// Private pages of the program.
 struct Pages {
     at: *mut u8,
     length: usize,
@@ -105,13 +105,13 @@ impl Pages {
         let length = count * PAGE;
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at a place that the kernel chooses.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, kind, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         Pages { at: at.cast(), length }
     }
 
-    /// Filled with bytes that differ from place to place.
+    /// Pages filled with a pattern.
     fn filled(count: usize, seed: u8) -> Pages {
         let pages = Pages::new(count);
         pages.write(0, &pattern(pages.length, seed));
@@ -120,7 +120,7 @@ impl Pages {
 
     fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.length);
-        // SAFETY: inside of the pages, which are not borrowed.
+        // SAFETY: inside the pages, which are not borrowed.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at.add(offset), bytes.len()) };
     }
 
@@ -134,14 +134,14 @@ impl Pages {
 
     fn register(&self, domain: &ProtectionDomain, range: Range<usize>) -> MemoryRegion {
         assert!(range.end <= self.length);
-        // SAFETY: inside of the pages, which stay for as long as the program.
+        // SAFETY: inside the pages, which outlive the program.
         unsafe {
             let base = NonNull::new(self.at.add(range.start)).unwrap();
             domain.register_memory(base, range.len(), ALL_ACCESS).unwrap()
         }
     }
 
-    /// The pages that are shared now, by number.
+    /// The numbers of the pages that are shared.
     fn shared(&self) -> Vec<usize> {
         let start = self.at as usize;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -160,7 +160,7 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(|index| (index / PAGE * 31 + index * 7) as u8 ^ seed).collect()
 }
 
-/// A queue pair of alice that is connected to one of bob.
+/// Connected queue pairs of alice and bob.
 struct Rig {
     _contexts: [Context; 2],
     alice: ProtectionDomain,
@@ -188,14 +188,14 @@ impl Rig {
         assert!(completion.status.is_success(), "{completion:?}");
     }
 
-    /// Alice writes all of a region into bob's.
+    /// Alice writes her region to bob's.
     fn write(&self, from: &MemoryRegion, to: &MemoryRegion) {
         let entry = [from.sge(0, from.len() as u32)];
         self.pair.post_send(&SendRequest::rdma_write(1, &entry, to.remote_address(0))).unwrap();
         self.finish();
     }
 
-    /// Alice reads all of bob's region into hers.
+    /// Alice reads bob's region into hers.
     fn read(&self, into: &MemoryRegion, from: &MemoryRegion) {
         let entry = [into.sge(0, into.len() as u32)];
         self.pair.post_send(&SendRequest::rdma_read(1, &entry, from.remote_address(0))).unwrap();
@@ -217,8 +217,8 @@ fn share_whole_pages() {
     rig.write(&from, &to);
     let mut expected = pattern(target.length, 2);
     expected[range.clone()].copy_from_slice(&pattern(source.length, 1)[range.clone()]);
-    assert!(target.read(0, target.length) == expected, "what was written is there, and nothing else");
-    // What the program writes, the card reads.
+    assert!(target.read(0, target.length) == expected, "exactly the written bytes changed");
+    // The device reads the bytes that the program writes.
     target.write(0, &pattern(target.length, 3));
     rig.read(&from, &to);
     assert!(source.read(range.start, range.len()) == pattern(source.length, 3)[range.clone()]);
@@ -242,7 +242,7 @@ fn share_whole_pages() {
     drop(again);
 }
 
-/// The region works, and no page is shared.
+/// Checks that the region works without shared pages.
 fn works_without(rig: &Rig) {
     let (source, target) = (Pages::filled(8, 1), Pages::filled(8, 2));
     let (from, to) = (source.register(&rig.alice, 0..8 * PAGE), target.register(&rig.bob, 0..8 * PAGE));
@@ -251,7 +251,7 @@ fn works_without(rig: &Rig) {
     assert!(target.read(0, target.length) == pattern(target.length, 1));
 }
 
-/// A thread of the program that does nothing until the sender is dropped.
+/// Starts a thread that waits until the sender is dropped.
 fn start_thread() -> (Sender<()>, JoinHandle<bool>) {
     let (end, wait) = mpsc::channel();
     (end, std::thread::spawn(move || wait.recv().is_err()))
@@ -265,14 +265,14 @@ fn keep_with_threads() {
     works_without(&rig);
     drop(end);
     assert!(thread.join().unwrap());
-    // It may be listed for a moment longer.
+    // The kernel may list it for a moment longer.
     while threads() > alone {
         std::thread::yield_now();
     }
     let pages = Pages::filled(8, 5);
     let region = pages.register(&rig.alice, 0..8 * PAGE);
     assert_eq!(pages.shared().len(), 8);
-    // Deregistered beside another thread, they stay as they are.
+    // Deregistered while another thread runs, the pages stay shared.
     let _other = start_thread();
     drop(region);
     assert_eq!(pages.shared().len(), 8);
@@ -304,8 +304,8 @@ fn leave_replaced_pages() {
     let pages = Pages::filled(16, 1);
     let region = pages.register(&rig.alice, 0..pages.length);
     assert_eq!(pages.shared().len(), 16);
-    // The program gives half of them back too early, and something else is mapped there.
-    // SAFETY: pages of the program's own.
+    // The program unmaps half of them too early and maps something else there.
+    // SAFETY: pages of this program.
     let mapped = unsafe {
         assert_eq!(libc::munmap(pages.at.cast(), 8 * PAGE), 0);
         let kind = libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -327,7 +327,7 @@ fn fork_with_own_pages() {
     let (source, target) = (Pages::filled(8, 1), Pages::filled(8, 2));
     let (from, to) = (source.register(&rig.alice, 0..8 * PAGE), target.register(&rig.bob, 0..8 * PAGE));
     assert_eq!(target.shared().len(), 8);
-    // SAFETY: the child only reads and writes memory, and ends.
+    // SAFETY: the child only accesses memory and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let mut seen = target.read(0, target.length) == pattern(target.length, 2);
@@ -339,7 +339,7 @@ fn fork_with_own_pages() {
     let mut status = -1;
     // SAFETY: `status` outlives the call.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-    assert_eq!(status, 0, "the child saw the bytes and could write over them");
+    assert_eq!(status, 0, "the child read and overwrote the bytes");
     assert!(target.read(0, target.length) == pattern(target.length, 2), "the child wrote into the parent");
     rig.write(&from, &to);
     assert!(target.read(0, target.length) == pattern(target.length, 1));
@@ -369,7 +369,7 @@ fn keep_holes() {
     let own = kilobytes("RssAnon");
     assert!(own < 64 << 10, "{own} KiB of 256 MiB with four pages");
     places.iter().for_each(|place| assert_eq!(pages.read(*place, 4), b"here"));
-    // One page more would take too long.
+    // More pages would take too long.
     let more = Pages::new(COUNT + 1);
     let _region = more.register(&rig.alice, 0..more.length);
     assert_eq!(more.shared(), NONE);
@@ -382,7 +382,7 @@ fn register_twice() {
     let first = target.register(&rig.bob, 0..6 * PAGE);
     let second = target.register(&rig.bob, 4 * PAGE..8 * PAGE);
     assert_eq!(target.shared(), (0..6).collect::<Vec<_>>());
-    // The second has a part of the pages: they stay where they are.
+    // The second region covers some of the pages: these stay shared.
     first.deregister().unwrap();
     rig.write(&from, &second);
     assert!(target.read(0, 4 * PAGE) == pattern(target.length, 2)[..4 * PAGE]);
@@ -411,7 +411,7 @@ fn reregister() {
     let from = source.register(&rig.alice, 0..8 * PAGE);
     let to = one.register(&rig.bob, 0..8 * PAGE);
     let base = NonNull::new(two.at).unwrap();
-    // SAFETY: the pages stay for as long as the program.
+    // SAFETY: the pages outlive the program.
     unsafe { to.reregister_memory(None, Some((base, two.length, two.at as u64)), None).unwrap() };
     assert_eq!((one.shared().len(), two.shared().len()), (0, 8));
     rig.write(&from, &to);

@@ -361,7 +361,7 @@ impl Config {
         }
         if let Some(name) = file.loopback {
             config.loopback = Loopback::from_name(&name)
-                .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"card\" is expected"))?;
+                .ok_or_else(|| format!("loopback is {name:?}, one of \"socket\", \"internal\" is expected"))?;
         }
         if let Some(name) = file.congestion {
             config.congestion = CongestionSettings::from_name(&name).ok_or_else(|| {
@@ -413,7 +413,7 @@ mod tests {
             assert_eq!(config.loopback, loopback);
         }
         let message = Config::parse("loopback = 'kernel'").unwrap_err();
-        assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"card\""), "{message}");
+        assert!(message.contains("\"kernel\"") && message.contains("\"socket\", \"internal\""), "{message}");
     }
 
     #[test]

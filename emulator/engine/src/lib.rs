@@ -1,14 +1,14 @@
-//! The card as a state machine: queue pairs, regions, completion queues, without I/O.
+//! The HCA as a state machine without I/O: queue pairs, memory regions, completion queues.
 //!
-//! Frames, time and work requests go in; frames, completions and events come out. The engine has no
-//! socket, clock, thread, lock or randomness of its own; [`Hca`] is driven by whoever owns it:
+//! Input is frames, time and work requests; output is frames, completions and events. The engine has no socket,
+//! clock, thread, lock or source of randomness. The owner of an [`Hca`] drives it:
 //!
-//! * [`Hca::receive`] takes a packet, [`Hca::transmit`] builds the next one in a lent buffer,
-//! * [`Hca::next_timeout`] and [`Hca::expire`] are its timers,
-//! * [`Hca::ring`] hears the doorbells of applications, whose rings it reads and fills,
-//! * the control verbs create, change and destroy resources.
+//! * [`Hca::receive`] handles a packet, [`Hca::transmit`] builds the next batch in the caller's buffer,
+//! * [`Hca::next_timeout`] and [`Hca::expire`] are the timers,
+//! * [`Hca::process_doorbells`] reads the work requests that applications posted,
+//! * the control verbs create, modify and destroy resources.
 //!
-//! Every call is given a [`Context`]: the time, the memory behind regions, and who hears events.
+//! Every call takes a [`Context`]: the time, the memory behind memory regions and the event callback.
 
 #![no_std]
 extern crate alloc;

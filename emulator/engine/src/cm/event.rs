@@ -4,7 +4,7 @@ use core::fmt;
 use softhca_queue::cm::CmState;
 use softhca_wire::cm::Message;
 
-/// A kind of message, for events: one of [`Message`]'s names.
+/// The kind of a CM message: a name of [`Message`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct CmMessageKind(pub(super) &'static str);
 
@@ -13,7 +13,7 @@ impl CmMessageKind {
         CmMessageKind(message.name())
     }
 
-    /// The name that the specification gives it.
+    /// The name in the specification.
     pub const fn name(self) -> &'static str {
         self.0
     }
@@ -25,7 +25,7 @@ impl fmt::Debug for CmMessageKind {
     }
 }
 
-/// Why a message of the connection manager was not acted on.
+/// The reason for dropping a CM message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the sentences of `Display` say what each means")]
 pub enum CmDropReason {
@@ -54,11 +54,11 @@ impl fmt::Display for CmDropReason {
     }
 }
 
-/// Why a connection was given up.
+/// The reason for the failure of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CmFailure {
-    /// No answer came, in every try.
+    /// All tries timed out.
     TimedOut,
-    /// The peer's port is gone.
+    /// The peer's port is dead.
     PeerUnreachable,
 }

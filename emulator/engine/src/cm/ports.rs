@@ -1,4 +1,4 @@
-//! The port spaces of a host: who has which address, who listens.
+//! The port spaces of a host: bindings and listeners.
 
 use crate::{CmId, VerbsError};
 use alloc::collections::BTreeMap;
@@ -6,19 +6,19 @@ use alloc::vec::Vec;
 use core::net::IpAddr;
 use softhca_wire::cm::PortSpace;
 
-/// The first and the last port that is given to who asks for any.
+/// The first and the last ephemeral port.
 const EPHEMERAL_PORTS: [u16; 2] = [32_768, 60_999];
 
-/// Which addresses a binding takes.
+/// The addresses that a binding covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// One.
+    /// One address.
     Only(IpAddr),
-    /// Every IPv4 address.
+    /// All IPv4 addresses.
     Ipv4,
-    /// Every IPv6 address.
+    /// All IPv6 addresses.
     Ipv6,
-    /// Every address.
+    /// All addresses.
     Every,
 }
 
@@ -60,7 +60,7 @@ impl Ports {
         !self.bindings.get(&(space, port)).is_some_and(|all| all.iter().any(conflicts))
     }
 
-    /// Binds a port; port 0 asks for any, and `draw` decides where the search begins.
+    /// Binds a port. Port 0 selects an ephemeral port; the search starts at `draw`.
     pub fn bind(
         &mut self,
         id: CmId,
@@ -94,7 +94,7 @@ impl Ports {
         Ok(port)
     }
 
-    /// Lets a binding take requests, unless another does already.
+    /// Lets a binding accept requests, unless another one does already.
     pub fn listen(&mut self, id: CmId, space: PortSpace, port: u16) -> Result<(), VerbsError> {
         let Some(all) = self.bindings.get_mut(&(space, port)) else {
             return Err(VerbsError::AddressInUse { space: space.name(), port });
@@ -110,7 +110,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Narrows a binding to the address that its connection uses.
+    /// Narrows a binding to the address of its connection.
     pub fn narrow_scope(&mut self, id: CmId, space: PortSpace, port: u16, address: IpAddr) {
         let all = self.bindings.get_mut(&(space, port));
         if let Some(own) = all.and_then(|all| all.iter_mut().find(|binding| binding.id == id)) {
@@ -127,13 +127,13 @@ impl Ports {
         }
     }
 
-    /// The ports at which somebody takes requests.
+    /// The ports with a listener.
     pub fn listening_ports(&self) -> impl Iterator<Item = u16> {
         let listens = |all: &[Binding]| all.iter().any(|binding| binding.is_listening);
         self.bindings.iter().filter(move |(_, all)| listens(all)).map(|((_, port), _)| *port)
     }
 
-    /// Who takes requests for an address.
+    /// The listener for an address.
     pub fn listener(&self, space: PortSpace, port: u16, address: IpAddr) -> Option<CmId> {
         let all = self.bindings.get(&(space, port))?;
         let takes = |binding: &&Binding| binding.is_listening && binding.scope.contains(address);
