@@ -131,9 +131,9 @@ fn pause_frames_are_captured_as_ethernet_frames() {
             .count()
     };
     let (entries, every) = incast(CapturePoints::EveryLink);
-    let told = entries.iter().filter(|entry| matches!(entry.event, LogEvent::PauseSent { .. })).count();
-    assert!(told > 1);
-    assert_eq!(pauses(&every), told);
+    let logged = entries.iter().filter(|entry| matches!(entry.event, LogEvent::PauseSent { .. })).count();
+    assert!(logged > 1);
+    assert_eq!(pauses(&every), logged);
     let first =
         every.iter().find(|record| matches!(Packet::new(record, 0).contents, PacketContents::Pause(_)));
     // IEEE 802.1Q 36.2: the group address that no bridge forwards, EtherType 0x8808, opcode 0x0101.
@@ -143,7 +143,7 @@ fn pause_frames_are_captured_as_ethernet_frames() {
     assert_eq!(bytes[16..18], [0, 1 << 3], "priority 3 and no other");
     // At the senders, at the switch and at the receivers.
     let (_, senders) = incast(CapturePoints::Senders);
-    assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), told));
+    assert_eq!((roce(&every), pauses(&senders)), (3 * roce(&senders), logged));
 }
 
 /// The pauses of priority 3 at a device's port.

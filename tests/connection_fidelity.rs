@@ -278,7 +278,7 @@ fn tshark_lines(name: &str, file: &std::path::Path) -> Vec<String> {
 
 fn tshark_decodes_rping_like_that_of_rxe() {
     let mut writer = CaptureWriter::new(Vec::new()).expect("a capture");
-    let wire = writer.add_interface("cable", "between client and server").expect("an interface");
+    let wire = writer.add_interface("link", "between client and server").expect("an interface");
     for (time_ns, envelope, packet) in our_rping() {
         writer
             .write_packet(time_ns, wire, PacketDirection::Outbound, &envelope, &packet, None)

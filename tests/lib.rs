@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-// Cards without a world are tested beside the fabric, too.
+// The fabric tests use a single HCA without a network, too.
 #[path = "../emulator/fabric/tests/bare/mod.rs"]
 pub mod bare;
 pub mod namespace;

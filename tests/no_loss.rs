@@ -229,12 +229,12 @@ fn run_sender() {
     let peer: Endpoint = field().parse().unwrap();
     pair.connect(&peer, &path(index)).unwrap();
 
-    let heard = Arc::new(AtomicU64::new(0));
+    let messages = Arc::new(AtomicU64::new(0));
     std::thread::spawn({
-        let heard = heard.clone();
+        let messages = messages.clone();
         move || {
             while receive_line().is_some() {
-                heard.fetch_add(1, Ordering::Release);
+                messages.fetch_add(1, Ordering::Release);
             }
             std::process::exit(0);
         }
@@ -248,15 +248,15 @@ fn run_sender() {
         assert!(completion.status.is_success(), "{completion:?}");
         assert_eq!(completion.wr_id, completed);
         completed += 1;
-        let told = heard.load(Ordering::Acquire);
-        if told < 2 {
+        let received = messages.load(Ordering::Acquire);
+        if received < 2 {
             post(next);
             next += 1;
         }
         if completed == COMPLETIONS_PER_PHASE {
             send_line("running");
         }
-        if told >= 1 && marked.is_none() {
+        if received >= 1 && marked.is_none() {
             marked = Some(completed + COMPLETIONS_PER_PHASE);
         }
         if marked == Some(completed) {

@@ -189,13 +189,13 @@ impl Setup {
     /// Builds a pair with an additional event sink that also sees the creation of the queue pairs.
     pub fn build_with_sink(self, see: impl FnOnce(&World) -> Box<dyn EventSink>) -> Pair {
         let mut world = World::new(self.seed);
-        let record = Rc::new(RefCell::new(Recording::default()));
+        let recording = Rc::new(RefCell::new(Recording::default()));
         let hosts = [("alice", 0), ("bob", 1)].map(|(name, index)| match self.addresses {
             Some(addresses) => world.add_host_at(name, addresses[index], self.settings),
             None => world.add_host(name, self.settings),
         });
-        let cable = world.add_link(hosts[0], hosts[1], self.link);
-        let observers: Vec<Box<dyn EventSink>> = vec![Box::new(Recorder(record.clone())), see(&world)];
+        let link = world.add_link(hosts[0], hosts[1], self.link);
+        let observers: Vec<Box<dyn EventSink>> = vec![Box::new(Recorder(recording.clone())), see(&world)];
         world.set_sink(observers);
         let a = self.create_end(&mut world, hosts[0], false);
         let b = self.create_end(&mut world, hosts[1], true);
@@ -210,7 +210,7 @@ impl Setup {
         } else {
             world.connect((a.host, a.qp), (b.host, b.qp), &self.connection).unwrap();
         }
-        Pair { world, link: cable, a, b, recording: record, datagram, rules: 0 }
+        Pair { world, link, a, b, recording, datagram, rules: 0 }
     }
 }
 

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     ])
 }
 
-/// What passes the cable of a world while `act` runs.
+/// A capture of the packets on the link of a simulation while `act` runs.
 fn captured(mut pair: Pair, framing: RoceVersion, act: impl FnOnce(&mut Pair)) -> Vec<u8> {
     let writer = CaptureWriter::with_version(Vec::new(), framing).expect("a capture");
     let tap =

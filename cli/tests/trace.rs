@@ -227,9 +227,9 @@ fn a_capture_is_converted_to_roce_v1() {
     // The same packets with right ICRCs; only the addresses look otherwise.
     let last = |text: &str| text.lines().rev().nth(1).expect("a tally").to_owned();
     assert_eq!(last(&after), last(&before));
-    let refused = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
+    let rejected = format_output(&["trace", "--roce-v1", "/nowhere/at/all.pcapng"], &capture("vt_odd"));
     assert!(
-        refused.contains("cannot write /nowhere/at/all.pcapng") && refused.ends_with("exit 2"),
-        "{refused}"
+        rejected.contains("cannot write /nowhere/at/all.pcapng") && rejected.ends_with("exit 2"),
+        "{rejected}"
     );
 }

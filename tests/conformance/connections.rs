@@ -70,7 +70,7 @@ impl CmPair {
     }
 
     fn expect_event(&mut self, side: usize, kind: EventType) -> Event {
-        let event = self.poll_event(side).unwrap_or_else(|| panic!("side {side} hears {kind}"));
+        let event = self.poll_event(side).unwrap_or_else(|| panic!("side {side} expects {kind}"));
         assert_eq!(event.event_type, kind, "{event:?}");
         event
     }

@@ -72,8 +72,8 @@ impl PairErrors for Pair {
         ];
         let of = |end, role: &'static str| {
             let counters: Vec<_> = self.counters(end).iter().collect();
-            let told = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
-            told.map(move |(name, _)| format!("{role} {name}"))
+            let nonzero = counters.into_iter().filter(|(name, n)| *n > 0 && !TRAFFIC.contains(name));
+            nonzero.map(move |(name, _)| format!("{role} {name}"))
         };
         or_dash(of(self.a, "requester").chain(of(self.b, "responder")).collect())
     }
@@ -140,8 +140,9 @@ fn every_row_has_a_test_and_every_test_a_row() {
     let distinct: BTreeSet<String> = rows.iter().cloned().collect();
     assert_eq!(distinct.len(), rows.len(), "a test has two rows");
     let source = include_str!("errors.rs");
-    let named =
-        source.lines().filter_map(|line| line.trim().strip_prefix("pair.is_row(\"")?.strip_suffix("\");"));
+    let named = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pair.assert_row(\"")?.strip_suffix("\");"));
     assert_eq!(distinct, named.map(String::from).collect());
     for name in &distinct {
         assert!(source.contains(&format!("#[test]\nfn {name}() {{")), "{name}");

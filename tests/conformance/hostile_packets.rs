@@ -310,8 +310,8 @@ fn a_flood_of_requests_without_a_receive_queues_one_response() {
         bits_per_second: std::num::NonZeroU64::new(1000),
         ..Default::default()
     };
-    let cable = pair.link;
-    *pair.world.link_mut(cable) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
+    let link = pair.link;
+    *pair.world.link_mut(link) = softhca_fabric::Link::new(softhca_fabric::Seed(1), slow);
     for _ in 0..1000 {
         let frame = forge(&pair, b, a, forgery);
         pair.world.inject(b.host, frame);

@@ -21,9 +21,9 @@ fn a_psn_gap_breaks_the_connection_at_both_ends() {
     assert_eq!(pair.states(), ["ERR", "ERR"]);
     assert_eq!((pair.async_events(a).len(), pair.async_events(b)), (0, vec!["QP_FATAL"]));
     assert_eq!(pair.completion_reason(a, 1), Reason::SequenceNak { psn: Psn::new(1) });
-    let refused = RequestError::PsnOutOfSequence { expected: Psn::new(1), got: Psn::new(2) };
+    let gap = RequestError::PsnOutOfSequence { expected: Psn::new(1), got: Psn::new(2) };
     let named = pair.recording.borrow().events.iter().any(|(.., event)| {
-        matches!(event, Event::RequestRejected { qp, error, .. } if *qp == b.qp && *error == refused)
+        matches!(event, Event::RequestRejected { qp, error, .. } if *qp == b.qp && *error == gap)
     });
     assert!(named, "the event contains the first missing PSN");
     let naks = pair.packets().into_iter().filter(|packet| packet.contains("nak")).collect::<Vec<_>>();

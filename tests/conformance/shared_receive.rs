@@ -107,8 +107,8 @@ fn a_receive_in_use_completes_before_last_wqe_reached() {
 fn an_srq_in_use_cannot_be_destroyed() {
     let mut pair = shared();
     let b = pair.b;
-    let refused = pair.on(b).destroy_shared_receive_queue(b.srq.unwrap());
-    assert!(matches!(refused, Err(VerbsError::Busy { .. })), "{refused:?}");
+    let result = pair.on(b).destroy_shared_receive_queue(b.srq.unwrap());
+    assert!(matches!(result, Err(VerbsError::Busy { .. })), "{result:?}");
     pair.on(b).destroy_queue_pair(b.qp).unwrap();
     pair.on(b).destroy_shared_receive_queue(b.srq.unwrap()).unwrap();
 }

@@ -119,8 +119,8 @@ fn modify_follows_the_transition_table() {
                 assert_eq!(attempt(required | optional), Some(Ok(to)), "{context}");
                 for missing in required.iter() {
                     let result = attempt(required - missing);
-                    let told = matches!(result, Some(Err(VerbsError::InvalidAttributes { missing: m, .. })) if m == missing);
-                    assert!(told, "{context} without {missing}: {result:?}");
+                    let reported = matches!(result, Some(Err(VerbsError::InvalidAttributes { missing: m, .. })) if m == missing);
+                    assert!(reported, "{context} without {missing}: {result:?}");
                 }
                 if matches!(to, QpState::Reset | QpState::Error) {
                     continue;
@@ -128,8 +128,8 @@ fn modify_follows_the_transition_table() {
                 let settable = set(QpAttributeMask::all()).mask();
                 for extra in (settable - required - optional).iter() {
                     let result = attempt(required | extra);
-                    let told = matches!(result, Some(Err(VerbsError::InvalidAttributes { forbidden, .. })) if forbidden == extra);
-                    assert!(told, "{context} with {extra}: {result:?}");
+                    let reported = matches!(result, Some(Err(VerbsError::InvalidAttributes { forbidden, .. })) if forbidden == extra);
+                    assert!(reported, "{context} with {extra}: {result:?}");
                 }
             }
         }

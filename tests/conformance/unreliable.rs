@@ -54,11 +54,11 @@ fn a_message_with_a_lost_packet_is_dropped_and_its_receive_is_reused() {
         assert_eq!(received, [(100, 2500)], "packet {lost} was lost");
         assert_eq!(pair.read_memory(b, 0, 2500), data[..2500]);
         assert_eq!(pair.states(), ["RTS", "RTS"]);
-        let told = pair.recording.borrow().events.iter().any(|(.., event)| {
+        let reported = pair.recording.borrow().events.iter().any(|(.., event)| {
             let gap = DropReason::UcSequenceGap { expected: Psn::new(lost as u32) };
             matches!(event, Event::PacketDropped { reason, .. } if *reason == gap)
         });
-        assert!(told || lost == 0, "the event contains the missing PSN");
+        assert!(reported || lost == 0, "the event contains the missing PSN");
         assert_eq!(pair.counters(b).rx_dropped, [2, 1, 0][lost as usize], "dropped packets");
     }
 }

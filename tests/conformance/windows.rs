@@ -90,12 +90,12 @@ fn rebinding_a_type_1_window_revokes_the_old_rkey() {
     let second = bind(&mut pair, first, variant(first, 1), AccessFlags::REMOTE_WRITE);
     assert_eq!(write_through(&mut pair, second, 1000, 8), "success");
     assert_eq!(write_through(&mut pair, first, 1000, 8), "remote-access");
-    let refused = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
-        softhca_engine::Event::RequestRejected { error: refusal, .. } => Some(*refusal),
+    let rejected = pair.recording.borrow().events.iter().find_map(|(.., event)| match event {
+        softhca_engine::Event::RequestRejected { error, .. } => Some(*error),
         _ => None,
     });
     let stale = AccessError::StaleKey { key: first.0, current: second.0 };
-    assert_eq!(refused, Some(RequestError::Access(stale)), "the event contains both keys");
+    assert_eq!(rejected, Some(RequestError::Access(stale)), "the event contains both keys");
     assert_eq!(pair.state(b).name(), "ERR");
 }
 

@@ -98,11 +98,11 @@ fn a_thousand_consecutive_connections_leak_nothing() {
     let daemon = TestDaemon::with(&[("TEST_QUEUE_PAIRS", "4")]);
     let [alice, bob] = [daemon.open("alice"), daemon.open("bob")];
     let [client, server] = [alice.open(), bob.open()];
-    let [asking, asked] = [&client, &server].map(|context| EventChannel::new(context).unwrap());
-    let listener = asked.create_id(PortSpace::Tcp).unwrap();
+    let [active, passive] = [&client, &server].map(|context| EventChannel::new(context).unwrap());
+    let listener = passive.create_id(PortSpace::Tcp).unwrap();
     listener.bind("0.0.0.0:7174".parse().unwrap()).unwrap();
     listener.listen(0).unwrap();
-    let hear = |channel: &EventChannel, kind| loop {
+    let expect_event = |channel: &EventChannel, kind| loop {
         let event = channel.wait_for(TEST_TIMEOUT).unwrap().expect("an event");
         if event.kind != EventType::TimewaitExit {
             return event.expect(kind).unwrap().id;
@@ -111,22 +111,22 @@ fn a_thousand_consecutive_connections_leak_nothing() {
     // Every connection uses the same source port, which must be free again.
     let (own, peer) = ((alice.address(), 5000).into(), (bob.address(), 7174).into());
     let connect = || {
-        let id = asking.create_id(PortSpace::Tcp).unwrap();
+        let id = active.create_id(PortSpace::Tcp).unwrap();
         id.resolve_address(Some(own), peer).unwrap();
-        hear(&asking, EventType::AddressResolved);
+        expect_event(&active, EventType::AddressResolved);
         id.resolve_route().unwrap();
-        hear(&asking, EventType::RouteResolved);
+        expect_event(&active, EventType::RouteResolved);
         id.attach_queue_pair(&create_queue_pair(&client).unwrap()).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
-        let request = hear(&asked, EventType::ConnectRequest);
+        let request = expect_event(&passive, EventType::ConnectRequest);
         request.attach_queue_pair(&create_queue_pair(&server).unwrap()).unwrap();
         request.accept(&ConnectionParameters::default()).unwrap();
-        hear(&asking, EventType::Established);
-        hear(&asked, EventType::Established);
+        expect_event(&active, EventType::Established);
+        expect_event(&passive, EventType::Established);
         id.disconnect().unwrap();
-        hear(&asked, EventType::Disconnected);
+        expect_event(&passive, EventType::Disconnected);
         request.disconnect().unwrap();
-        hear(&asking, EventType::Disconnected);
+        expect_event(&active, EventType::Disconnected);
     };
     connect();
     let mut control = daemon.control();

@@ -35,7 +35,7 @@ fn write_and_read(here: &ConnectedHost, there: &ConnectedHost, value: u64) {
 
 /// The calls of a child; returns the name of the first one with an unexpected result.
 fn try_everything(busy: &ConnectedHost, spare: Option<(Device, ConnectedHost)>) -> Result<(), &'static str> {
-    fn refused<T>(result: Result<T, Error>, what: &'static str) -> Result<(), &'static str> {
+    fn expect_error<T>(result: Result<T, Error>, what: &'static str) -> Result<(), &'static str> {
         let parent = std::os::unix::process::parent_id();
         match result {
             Err(error @ Error::Forked { parent: named }) if named == parent => {
@@ -48,17 +48,17 @@ fn try_everything(busy: &ConnectedHost, spare: Option<(Device, ConnectedHost)>) 
     let (spare_device, spare) = spare.ok_or("the spare end")?;
     for end in [busy, &spare] {
         let entry = [end.region.sge(0, 8)];
-        refused(end.pair.post_send(&SendRequest::send(1, &entry)), "post")?;
-        refused(end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &entry }), "post_receive")?;
-        refused(end.pair.query(), "query")?;
-        refused(end.queue.wait(), "wait")?;
-        refused(end.queue.resize(64), "resize")?;
-        refused(end.context.check_process(), "check_process")?;
-        refused(end.context.allocate_protection_domain().map(drop), "allocate_domain")?;
-        refused(end.context.create_completion_queue(4).map(drop), "create_completion_queue")?;
-        refused(end.domain.allocate_region(64, ALL_ACCESS).map(drop), "register")?;
-        refused(end.region.change_access(ALL_ACCESS), "change_access")?;
-        refused(end.domain.create_queue_pair(QpType::Rc, &end.queue).build().map(drop), "create")?;
+        expect_error(end.pair.post_send(&SendRequest::send(1, &entry)), "post")?;
+        expect_error(end.pair.post_recv(&ReceiveRequest { wr_id: 1, sg_list: &entry }), "post_receive")?;
+        expect_error(end.pair.query(), "query")?;
+        expect_error(end.queue.wait(), "wait")?;
+        expect_error(end.queue.resize(64), "resize")?;
+        expect_error(end.context.check_process(), "check_process")?;
+        expect_error(end.context.allocate_protection_domain().map(drop), "allocate_domain")?;
+        expect_error(end.context.create_completion_queue(4).map(drop), "create_completion_queue")?;
+        expect_error(end.domain.allocate_region(64, ALL_ACCESS).map(drop), "register")?;
+        expect_error(end.region.change_access(ALL_ACCESS), "change_access")?;
+        expect_error(end.domain.create_queue_pair(QpType::Rc, &end.queue).build().map(drop), "create")?;
         catch_unwind(AssertUnwindSafe(|| end.queue.poll())).err().ok_or("poll")?;
         catch_unwind(AssertUnwindSafe(|| end.context.poll_async_event())).err().ok_or("poll_event")?;
     }

@@ -4,12 +4,12 @@ use crate::data::{ALL_ACCESS, ConnectedHost, connected};
 use crate::process::{TEST_TIMEOUT, TestDaemon, receive_line, send_line, spawn};
 use softhca::{CompletionStatus, ReceiveRequest, SendRequest};
 use softhca_queue::control::{
-    FramedMessage, Hello, Message, MessageReader, Notification, QpCapabilities, RegionBacking, RegionMapping,
-    Request, Response, RuntimeDir, SharedRange, Welcome, decode, encode, send_message,
+    FramedMessage, Hello, Message, MessageReader, Notification, RegionBacking, Request, Response, RuntimeDir,
+    SharedRange, Welcome, decode, encode, send_message,
 };
 use softhca_queue::{
-    AccessFlags, AhId, AsyncEvent, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp, PdId,
-    QpInitAttributes, QpState, SharedMemory, SharedWords, SrqId, XrcdId,
+    AccessFlags, AhId, AsyncEvent, Command, CompletionDoorbell, CqId, DoorbellProducer, MapMode, ModifyQp,
+    PdId, QpCapabilities, QpInitAttributes, QpState, Reply, SharedMemory, SharedWords, SrqId, XrcdId,
 };
 use softhca_tests::bare::{reliable, steps};
 use softhca_wire::{Gid, Psn, Qpn, RemoteKey};
@@ -98,9 +98,14 @@ impl RawClient {
     fn expect_error(&mut self, call: &Request, passed: &[BorrowedFd<'_>]) -> (i32, String) {
         match self.call(call, passed).0 {
             Response::Error { errno, message } => (errno, message),
+            Response::VerbFailed(error) => (error.errno(), error.to_string()),
             other => panic!("{call:?} was answered with {other:?}"),
         }
     }
+}
+
+fn verb(command: Command) -> Request {
+    Request::Execute { command, backing: None }
 }
 
 /// Checks that a connected pair of other processes works before and after.
@@ -162,6 +167,7 @@ fn random_frames_are_answered_or_close_the_connection() {
             seed
         };
         let stop = encode(&Request::Stop)[0];
+        let execute = encode(&verb(Command::AllocateProtectionDomain))[0];
         for _ in 0..200 {
             let mut raw = RawClient::handshaken(daemon);
             raw.open("bob");
@@ -169,9 +175,10 @@ fn random_frames_are_answered_or_close_the_connection() {
                 // Usually a valid call kind, then random bytes.
                 let length = random() as usize % 40;
                 let mut bytes: Vec<u8> = (0..length).map(|_| random() as u8).collect();
-                if let Some(first) = bytes.first_mut() {
-                    // Not Stop, which would end the daemon.
-                    *first = stop + 1 + *first % 28;
+                if let [first, second, ..] = &mut bytes[..] {
+                    // A control verb or another request, but not Stop, which would end the daemon.
+                    *first = if *first % 4 == 0 { stop + 1 + *first % 9 } else { execute };
+                    *second %= 28;
                 }
                 let frame = FramedMessage::frame(&bytes, 0);
                 if send_message(raw.stream.as_fd(), &frame, 0, &[]).is_err() || raw.frame().is_none() {
@@ -184,14 +191,21 @@ fn random_frames_are_answered_or_close_the_connection() {
 
 /// A queue pair of a raw client and its rings.
 fn queue_pair(raw: &mut RawClient) -> (Qpn, SharedWords) {
-    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
-    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
-    let (reply, _) = raw.call(&Request::CreateCompletionQueue { cqe: 16 }, &[]);
-    let Response::CompletionQueue(cq) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+    let Response::Executed(Reply::ProtectionDomain(domain)) = reply else { panic!("{reply:?}") };
+    let (reply, _) = raw.call(&verb(Command::CreateCompletionQueue { cqe: 16 }), &[]);
+    let Response::Executed(Reply::CompletionQueue(cq)) = reply else { panic!("{reply:?}") };
     let init = QpInitAttributes { sq_sig_all: true, ..reliable(domain, cq) };
-    let sizes = QpCapabilities { max_send_wr: 4, max_recv_wr: 4, max_sge: 1, max_inline_data: 0 };
-    let (reply, mut descriptors) = raw.call(&Request::CreateQueuePair { init, capabilities: sizes }, &[]);
-    let Response::QueuePair(number) = reply else { panic!("{reply:?}") };
+    let sizes = QpCapabilities {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
+    let (reply, mut descriptors) =
+        raw.call(&verb(Command::CreateQueuePair { init, capabilities: sizes }), &[]);
+    let Response::Executed(Reply::QueuePair(number)) = reply else { panic!("{reply:?}") };
     let memory = SharedMemory::adopt(descriptors.pop().unwrap(), 24 * 8, MapMode::ReadWrite).unwrap();
     (number, Arc::new(memory).words(0, 24))
 }
@@ -199,8 +213,8 @@ fn queue_pair(raw: &mut RawClient) -> (Qpn, SharedWords) {
 fn ready_to_send(raw: &mut RawClient, number: Qpn) {
     let peer = (Gid::from(std::net::IpAddr::from([127, 0, 0, 1])), number);
     for modify in steps(peer, softhca::Mtu::B1024, Psn::new(0)) {
-        let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
-        assert!(matches!(reply, Response::QpState(_)), "{reply:?}");
+        let (reply, _) = raw.call(&verb(Command::ModifyQueuePair { qpn: number, modify }), &[]);
+        assert!(matches!(reply, Response::Executed(Reply::QpState(_))), "{reply:?}");
     }
 }
 
@@ -218,8 +232,8 @@ fn invalid_ring_indices_stop_that_queue_pair_only() {
             assert_eq!(raw.event(), AsyncEvent::QueuePairFatal(number));
             // Continue with the index at the end of its range.
             let modify = ModifyQp::default().state(QpState::Reset);
-            let (reply, _) = raw.call(&Request::ModifyQueuePair { qpn: number, modify }, &[]);
-            assert_eq!(reply, Response::QpState(QpState::Reset));
+            let (reply, _) = raw.call(&verb(Command::ModifyQueuePair { qpn: number, modify }), &[]);
+            assert_eq!(reply, Response::Executed(Reply::QpState(QpState::Reset)));
         }
     });
 }
@@ -244,8 +258,8 @@ fn random_doorbells_and_changing_requests_are_survived() {
                 let _ = (&waker).write(&1u64.to_ne_bytes());
             }
         }
-        let (reply, _) = raw.call(&Request::QueryQueuePair(number), &[]);
-        assert!(matches!(reply, Response::QpSnapshot(_)), "{reply:?}");
+        let (reply, _) = raw.call(&verb(Command::QueryQueuePair(number)), &[]);
+        assert!(matches!(reply, Response::Executed(Reply::QpSnapshot(_))), "{reply:?}");
     });
 }
 
@@ -258,35 +272,41 @@ fn handles_and_keys_of_other_clients_are_invalid() {
     let pair = end.pair.qpn();
     let key = end.region.rkey();
     let init = reliable(PdId(1), CqId(0));
-    let sizes = QpCapabilities { max_send_wr: 1, max_recv_wr: 1, max_sge: 1, max_inline_data: 0 };
+    let sizes = QpCapabilities {
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+    };
     let calls = [
-        Request::QueryQueuePair(pair),
-        Request::DestroyQueuePair(pair),
-        Request::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
-        Request::DeregisterMemoryRegion(key),
-        Request::ReregisterMemoryRegion {
+        Command::QueryQueuePair(pair),
+        Command::DestroyQueuePair(pair),
+        Command::ModifyQueuePair { qpn: pair, modify: ModifyQp::default().state(QpState::Error) },
+        Command::DeregisterMemoryRegion(key),
+        Command::ReregisterMemoryRegion {
             rkey: key,
             pd: None,
             mapping: None,
             access: Some(AccessFlags::all()),
         },
-        Request::DeallocateMemoryWindow(RemoteKey(key.0 + 1)),
-        Request::DeallocateProtectionDomain(PdId(1)),
-        Request::DestroyCompletionQueue(CqId(0)),
-        Request::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
-        Request::DestroySharedReceiveQueue(SrqId(0)),
-        Request::DestroyAddressHandle(AhId(0)),
-        Request::CloseXrcDomain(XrcdId(0)),
-        Request::CreateQueuePair { init, capabilities: sizes },
+        Command::DeallocateMemoryWindow(RemoteKey(key.0 + 1)),
+        Command::DeallocateProtectionDomain(PdId(1)),
+        Command::DestroyCompletionQueue(CqId(0)),
+        Command::ResizeCompletionQueue { cq: CqId(0), cqe: 1 },
+        Command::DestroySharedReceiveQueue(SrqId(0)),
+        Command::DestroyAddressHandle(AhId(0)),
+        Command::CloseXrcDomain(XrcdId(0)),
+        Command::CreateQueuePair { init, capabilities: sizes },
     ];
-    for call in calls {
+    for call in calls.map(verb) {
         assert_eq!(raw.expect_error(&call, &[]).0, libc::ENOENT, "{call:?}");
     }
     assert_eq!(raw.expect_error(&Request::Open { host: None }, &[]).0, libc::EBUSY);
     assert_eq!(end.pair.state().unwrap(), QpState::ReadyToSend);
     // Without a device no call is accepted.
     let mut raw = RawClient::handshaken(&daemon);
-    assert_eq!(raw.expect_error(&Request::AllocateProtectionDomain, &[]).0, libc::ENODEV);
+    assert_eq!(raw.expect_error(&verb(Command::AllocateProtectionDomain), &[]).0, libc::ENODEV);
     assert_eq!(raw.expect_error(&Request::Open { host: Some("carol".into()) }, &[]).0, libc::ENODEV);
 }
 
@@ -295,12 +315,11 @@ fn untrusted_memory_is_not_registered() {
     let daemon = TestDaemon::start();
     let mut raw = RawClient::handshaken(&daemon);
     raw.open("alice");
-    let (reply, _) = raw.call(&Request::AllocateProtectionDomain, &[]);
-    let Response::ProtectionDomain(domain) = reply else { panic!("{reply:?}") };
-    let register = |length, place| Request::RegisterMemoryRegion {
-        pd: domain,
-        mapping: RegionMapping { iova: None, length, backing: place },
-        access: ALL_ACCESS,
+    let (reply, _) = raw.call(&verb(Command::AllocateProtectionDomain), &[]);
+    let Response::Executed(Reply::ProtectionDomain(domain)) = reply else { panic!("{reply:?}") };
+    let register = |length, backing| Request::Execute {
+        command: Command::RegisterMemoryRegion { pd: domain, iova: None, length, access: ALL_ACCESS },
+        backing: Some(backing),
     };
     let shared = |length| register(length, RegionBacking::MemoryFile);
     let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
@@ -326,7 +345,7 @@ fn untrusted_memory_is_not_registered() {
     };
     for (offset, length) in [(4097, 4096), (8192, 1), (u64::MAX, 2), (0, u64::MAX)] {
         let (_, why) = raw.expect_error(&partly(offset, length), &[short.as_fd()]);
-        assert!(why.contains("inside of its region"), "{why}");
+        assert!(why.contains("outside its region"), "{why}");
     }
     raw.expect_error(&partly(0, 4096), &[]);
     raw.expect_error(&partly(0, 4096), &[loose.as_fd()]);
@@ -339,18 +358,12 @@ fn untrusted_memory_is_not_registered() {
         raw.expect_error(&register(64, RegionBacking::ProcessMemory { address, shared: None }), &[]);
     assert!(why.contains("read-only"), "{why}");
     let access = AccessFlags::REMOTE_READ;
-    let translation = RegionMapping {
-        iova: None,
-        length: 64,
-        backing: RegionBacking::ProcessMemory { address, shared: None },
-    };
-    let call = Request::RegisterMemoryRegion { pd: domain, mapping: translation, access };
-    let (reply, _) = raw.call(&call, &[]);
-    let Response::MemoryRegion { rkey: key, .. } = reply else { panic!("{reply:?}") };
-    let (_, why) = raw.expect_error(
-        &Request::ReregisterMemoryRegion { rkey: key, pd: None, mapping: None, access: Some(ALL_ACCESS) },
-        &[],
-    );
+    let command = Command::RegisterMemoryRegion { pd: domain, iova: None, length: 64, access };
+    let backing = Some(RegionBacking::ProcessMemory { address, shared: None });
+    let (reply, _) = raw.call(&Request::Execute { command, backing }, &[]);
+    let Response::Executed(Reply::MemoryRegion { rkey, .. }) = reply else { panic!("{reply:?}") };
+    let command = Command::ReregisterMemoryRegion { rkey, pd: None, mapping: None, access: Some(ALL_ACCESS) };
+    let (_, why) = raw.expect_error(&verb(command), &[]);
     assert!(why.contains("read-only"), "{why}");
 }
 

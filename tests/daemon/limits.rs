@@ -48,9 +48,9 @@ fn exhaust<T>(mut make: impl FnMut() -> Result<T, Error>) -> (Vec<T>, Error) {
 
 #[test]
 fn every_resource_is_limited_and_can_be_created_again() {
-    let share = "completion_queues = 3\nshared_receive_queues = 2\nprotection_domains = 4\n\
-                 address_handles = 5\nxrc_domains = 1\n";
-    let daemon = TestDaemon::with(&[("TEST_SHARE", share)]);
+    let share = "max_cq = 3\nmax_srq = 2\nmax_pd = 4\n\
+                 max_ah = 5\nmax_xrcd = 1\n";
+    let daemon = TestDaemon::with(&[("TEST_LIMITS", share)]);
     let device = daemon.open("alice");
     let limits = device.attributes().limits;
     let said = [limits.max_cq, limits.max_srq, limits.max_pd, limits.max_ah, limits.max_xrcd];
@@ -79,7 +79,7 @@ fn every_resource_is_limited_and_can_be_created_again() {
 #[test]
 fn rings_and_mappings_are_limited() {
     // A CQE takes 64 bytes: three rings of 1024 fit.
-    let daemon = TestDaemon::with(&[("TEST_SHARE", "ring_bytes = 250000")]);
+    let daemon = TestDaemon::with(&[("TEST_LIMITS", "max_ring_bytes = 250000")]);
     let context = daemon.open("alice").open();
     for _ in 0..2 {
         let (made, error) = exhaust(|| context.create_completion_queue(1024));
@@ -116,7 +116,7 @@ fn sizes_beyond_the_device_limits_are_rejected_before_allocation() {
     for builder in [
         pair().max_send_wr(16_385),
         pair().max_recv_wr(16_385),
-        pair().max_sge(33),
+        pair().max_send_sge(33),
         pair().max_inline_data(1025),
     ] {
         assert_eq!(builder.build().err().unwrap().errno(), libc::EINVAL);
@@ -147,19 +147,19 @@ pub fn run_unprivileged() {
         send_message(stream.as_fd(), &hello, 0, &[]).unwrap();
         let frame = MessageReader::default().read(stream.as_fd()).unwrap().unwrap();
         let answer: Result<Welcome, String> = decode(&frame.bytes).unwrap();
-        return send_line(&answer.map_or_else(|why| format!("refused: {why}"), |_| "let in".into()));
+        return send_line(&answer.map_or_else(|why| format!("rejected: {why}"), |_| "accepted".into()));
     }
     match Device::daemon() {
-        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("refused: {error}")),
+        Err(error @ Error::NoDaemon { .. }) => send_line(&format!("rejected: {error}")),
         Err(error) => send_line(&format!("another error: {error}")),
-        Ok(_) => send_line("let in"),
+        Ok(_) => send_line("accepted"),
     }
 }
 
 #[test]
 fn another_user_cannot_open_the_folder() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let daemon = TestDaemon::start();
@@ -172,13 +172,13 @@ fn another_user_cannot_open_the_folder() {
     };
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused"), "{answer}");
+    assert!(answer.starts_with("rejected"), "{answer}");
 }
 
 #[test]
 fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become somebody else");
+        println!("skipped: only root can switch to another user");
         return;
     }
     let folder = std::env::temp_dir().join(format!("softhca-open-{}", std::process::id()));
@@ -192,7 +192,7 @@ fn another_user_who_reaches_the_socket_is_rejected_by_its_credentials() {
     let variables = [("TEST_SOCKET", socket.to_str().unwrap())];
     let mut stranger = process::spawn_as("stranger", &daemon.name, &variables, Some(65_534));
     let answer = stranger.receive_line();
-    assert!(answer.starts_with("refused") && answer.contains("65534"), "{answer}");
+    assert!(answer.starts_with("rejected") && answer.contains("65534"), "{answer}");
     drop(daemon);
     std::fs::remove_dir_all(&folder).unwrap();
 }

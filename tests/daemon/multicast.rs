@@ -105,14 +105,14 @@ fn every_member_except_the_sender_receives_a_packet() {
     let devices = [(); 3].map(|()| Device::embedded().unwrap());
     let group = group(0);
     let sender = GroupMember::member(&devices[0], group);
-    let beside = GroupMember::member(&devices[0], group);
+    let neighbor = GroupMember::member(&devices[0], group);
     let others = [GroupMember::member(&devices[1], group), GroupMember::member(&devices[2], group)];
     let mut stranger = spawn_member("none", None, group);
     sender.send(group, "one");
     others[0].send(group, "two");
     // The sender's queue pair receives the other's packet only; another one on the same device receives both.
     assert_eq!(sender.receive(), "two");
-    for member in [&beside, &others[1]] {
+    for member in [&neighbor, &others[1]] {
         assert_eq!([member.receive(), member.receive()], ["one", "two"]);
     }
     assert_eq!(others[0].receive(), "one");

@@ -68,12 +68,12 @@ impl TestDaemon {
 /// The daemon's process.
 pub fn run_daemon() {
     let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse().ok());
-    let mut share = match std::env::var("TEST_SHARE") {
-        Ok(text) => Config::parse(&format!("[share]\n{text}")).unwrap().client_limits,
+    let mut limits = match std::env::var("TEST_LIMITS") {
+        Ok(text) => Config::parse(&format!("[client_limits]\n{text}")).unwrap().client_limits,
         Err(_) => ClientLimits::default(),
     };
-    share.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(share.max_qp);
-    share.max_mr = number("TEST_KEYS").unwrap_or(share.max_mr);
+    limits.max_qp = number("TEST_QUEUE_PAIRS").unwrap_or(limits.max_qp);
+    limits.max_mr = number("TEST_KEYS").unwrap_or(limits.max_mr);
     let base = Config::parse(&std::env::var("TEST_CONFIG").unwrap_or_default()).unwrap();
     let hosts = match base.hosts.iter().any(|host| host.address.is_some()) {
         true => base.hosts.clone(),
@@ -82,7 +82,7 @@ pub fn run_daemon() {
     let config = Config {
         name: std::env::var("SOFTHCA_DAEMON").unwrap(),
         hosts,
-        client_limits: share,
+        client_limits: limits,
         max_clients: number("TEST_CLIENTS").unwrap_or(32),
         kill_after: number("TEST_KILL_AFTER").map(|seconds| Duration::from_secs(seconds as u64)),
         max_mappings: number("TEST_MAPPINGS").unwrap_or(48_000),

@@ -94,15 +94,15 @@ fn a_killed_daemon_raises_device_fatal_and_can_be_restarted() {
     assert_eq!(event, Some(AsyncEvent::DeviceFatal));
 
     // Every call returns an error; posted requests are flushed.
-    let refused = end.context.allocate_protection_domain().err().expect("no card, no domain");
-    assert!(matches!(refused, Error::DeviceGone { .. }), "{refused}");
+    let error = end.context.allocate_protection_domain().err().expect("no device, no protection domain");
+    assert!(matches!(error, Error::DeviceGone { .. }), "{error}");
     assert!(end.domain.allocate_region(4096, ALL_ACCESS).is_err());
     assert!(end.pair.query().is_err());
     end.pair.post_send(&SendRequest::send(50, &[])).unwrap();
     assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().status, CompletionStatus::WrFlushError);
     end.pair.post_recv(&ReceiveRequest { wr_id: 51, sg_list: &[] }).unwrap();
     assert_eq!(end.queue.wait_for(TEST_TIMEOUT).unwrap().wr_id, 51);
-    let missing = Device::daemon_host(Some(&daemon.name), None).err().expect("nobody is there");
+    let missing = Device::daemon_host(Some(&daemon.name), None).err().expect("no daemon is running");
     assert!(matches!(missing, Error::NoDaemon { .. }), "{missing}");
 
     let daemon = TestDaemon::named(daemon.name.clone(), &[]);

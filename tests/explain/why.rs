@@ -327,7 +327,7 @@ fn every_packet_carries_its_work_request_and_its_cause() {
     for entry in reader(&log) {
         match entry.expect("an entry").event {
             LogEvent::PacketSent { wr_id: work, cause, .. } => {
-                works.insert(work.expect("both cards are heard"));
+                works.insert(work.expect("both HCAs are logged"));
                 causes.insert(cause.into_owned());
             }
             LogEvent::PacketReceived { wr_id: work, .. } => assert!(work.is_some()),

@@ -76,7 +76,7 @@ pub fn followed() {
     for (method, path) in
         [("GET", "/".to_owned()), ("GET", "/0123456789abcdef/".into()), ("POST", format!("/{path}"))]
     {
-        let refused = http_response(address, method, &path);
-        assert!(refused.contains(" 40"), "{method} {path}: {refused}");
+        let response = http_response(address, method, &path);
+        assert!(response.contains(" 40"), "{method} {path}: {response}");
     }
 }

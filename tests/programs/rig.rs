@@ -178,7 +178,7 @@ pub fn await_listener(port: u16) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    panic!("nobody listens at port {port}");
+    panic!("no listener on port {port}");
 }
 
 /// A running program.
@@ -324,7 +324,7 @@ fn run_by_address(rig: &mut Rig, server: &[&str], client_words: &[&str]) -> Resu
     let until = Instant::now() + PROGRAM_TIMEOUT;
     while !rig.softhca(&["status"]).text.contains("listening at ") {
         if server.has_ended() || Instant::now() > until {
-            return Err(format!("nobody listens for {client_words:?}; the server: {:?}", server.try_wait()));
+            return Err(format!("no listener for {client_words:?}; the server: {:?}", server.try_wait()));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

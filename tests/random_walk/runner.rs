@@ -94,12 +94,12 @@ impl<'a> WalkRun<'a> {
                 bits_per_second: 100_000_000_000.try_into().ok(),
                 ..LinkSettings::default()
             };
-            let cable = world.add_link(hosts[first], hosts[second], line);
+            let link = world.add_link(hosts[first], hosts[second], line);
             for (index, fault) in walk.faults.iter().enumerate() {
                 let selector = Selector { classes: fault.classes, ..Selector::default() };
-                let id = RuleId(cable.0 * 100 + index as u32);
+                let id = RuleId(link.0 * 100 + index as u32);
                 let rule = Rule { id, selector, repeat: fault.repeat, action: fault.action };
-                world.add_rule(cable, rule);
+                world.add_rule(link, rule);
             }
         }
         let directions = directions(walk);

@@ -200,9 +200,9 @@ impl CapturedFlow {
 
     /// The page-aligned address ranges of requests by rkey, without rejected ones.
     pub fn regions(&self) -> BTreeMap<RemoteKey, (u64, u64)> {
-        let refused = self.nak_psns();
+        let rejected = self.nak_psns();
         let mut regions: BTreeMap<RemoteKey, (u64, u64)> = BTreeMap::new();
-        for packet in self.requests().filter(|packet| !refused.contains(&packet.psn())) {
+        for packet in self.requests().filter(|packet| !rejected.contains(&packet.psn())) {
             let Some((key, address, length)) = remote_range(packet) else { continue };
             let (from, to) = (address & !0xfff, (address + u64::from(length)).next_multiple_of(0x1000));
             let region = regions.entry(key).or_insert((from, to));

@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_group_that_does_not_fit_is_rejected_before_its_first_run_is_written() {
-        let root = folder("refused");
+        let root = folder("rejected");
         // Enough for some runs, not for a thousand.
         let (written, error) = write_all(&root, &jobs(1000), |_| Some(100_000));
         let why = error.expect("a thousand runs do not fit");

@@ -174,7 +174,7 @@ impl HcaState {
             done += take;
             offset = 0;
         }
-        debug_assert_eq!(done, length, "the caller checked that the entries have room");
+        debug_assert_eq!(done, length, "the caller has checked the length of the list");
         Ok(())
     }
 

@@ -19,7 +19,6 @@ mod completion_queue;
 mod context;
 mod control;
 mod control_packets;
-mod error;
 mod event;
 mod hca;
 mod hca_state;
@@ -37,8 +36,7 @@ mod timers;
 
 pub use cm::{CmDropReason, CmFailure, CmMessageKind};
 pub use context::Context;
-pub use control::QpRings;
-pub use error::{Resource, VerbsError};
+pub use control::{Attachments, QpRings};
 pub use event::{DropReason, Event, PacketSummary, QpConfiguration, Reason, RequestError, RetransmitCause};
 pub use hca::Hca;
 pub use memory::{AtomicOperation, Memory, MemoryFault, MemoryId, MemoryLocation};
@@ -53,7 +51,8 @@ pub use time::Instant;
 
 pub use packet_batch::{PacketBatch, TransmitGate};
 pub use softhca_queue::{
-    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Counters, CqId, DeviceLimits,
-    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpInitAttributes, QpSnapshot,
-    QpState, QpType, SrqAttributes, SrqId, SrqInitAttributes, XrcdId,
+    AddressVector, AhId, AsyncEvent, ClientId, CmChannelId, CmId, Command, Counters, CqId, DeviceLimits,
+    MemoryWindowType, ModifyQp, PdId, PortState, QpAttributeMask, QpAttributes, QpCapabilities,
+    QpInitAttributes, QpSnapshot, QpState, QpType, Reply, Resource, SrqAttributes, SrqId, SrqInitAttributes,
+    VerbsError, XrcdId,
 };

@@ -5,7 +5,11 @@ use core::time::Duration;
 use softhca_wire::Mtu;
 
 /// The number of ACKs that a responder sends.
-#[cfg_attr(feature = "schema", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AckPolicy {
     /// One for each packet that requests it, for readable traces.
@@ -37,7 +41,11 @@ pub enum EndToEndCredits {
 }
 
 /// The presence of payload in packets.
-#[cfg_attr(feature = "schema", derive(serde::Deserialize, schemars::JsonSchema), serde(rename_all = "kebab-case"))]
+#[cfg_attr(
+    feature = "schema",
+    derive(serde::Deserialize, schemars::JsonSchema),
+    serde(rename_all = "kebab-case")
+)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PayloadMode {
     /// Packets carry their payload.

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reused_slot_has_another_number_and_the_old_one_finds_nothing() {
+    fn a_reused_slot_has_a_new_number_and_the_old_number_is_invalid() {
         let mut table = Table::new(2, 2);
         let a = table.insert(5, |number| number).unwrap();
         assert_eq!(table.get(a), Some(&a));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_number_is_taken_once_and_leaves_the_others_free() {
+    fn a_given_number_can_be_inserted_once() {
         let mut table = Table::new(100, 2);
         assert_eq!(table.insert_at(0x11_0005, |_| 'a'), Some(0x11_0005));
         assert_eq!(table.insert_at(0x11_0005, |_| 'b'), None);

@@ -100,7 +100,22 @@ impl<M: Memory + Send + 'static> SharedDriver<M> {
     /// Executes a control verb: calls `act` with the driver. A waiting caller gets the lock before the next poll.
     /// Wakes the thread if the verb left work that is due before the thread would wake by itself.
     pub fn control<R>(&self, act: impl FnOnce(&mut Driver<M>) -> R) -> R {
-        let mut driver = self.shared.driver.lock();
+        self.control_locked(self.shared.driver.lock(), act)
+    }
+
+    /// As [`SharedDriver::control`], but waits at most for `timeout`. Returns `act` if the driver was not available.
+    pub fn try_control<R, F: FnOnce(&mut Driver<M>) -> R>(&self, timeout: Duration, act: F) -> Result<R, F> {
+        match self.shared.driver.try_lock_for(timeout) {
+            Some(driver) => Ok(self.control_locked(driver, act)),
+            None => Err(act),
+        }
+    }
+
+    fn control_locked<R>(
+        &self,
+        mut driver: MutexGuard<'_, Driver<M>>,
+        act: impl FnOnce(&mut Driver<M>) -> R,
+    ) -> R {
         let result = act(&mut driver);
         let is_asleep = self.shared.sleep_flag[0].load(Ordering::SeqCst) != 0;
         let is_due = is_asleep && driver.next_timeout().is_some_and(|left| self.shared.would_oversleep(left));

@@ -187,7 +187,7 @@ fn what_cannot_be_carried_out_is_refused_and_not_ignored() {
         &["connects queue pairs of its own", "leaves queue pairs to them"],
     );
     refused("[connection]\nrate-limit = \"1gbit\"\n", &["unknown field `rate-limit`"]);
-    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills its buffer", "receive-rate"]);
+    refused("[device]\nreceive-buffer = \"1MB\"\n", &["s.toml:15:1", "never fills a buffer", "receive-rate"]);
     refused(
         "[device]\npayload = \"elided\"\n[[expect]]\nmemory = { qp = \"bob.1\", bytes = 4, holds = \"zeroes\" }\n",
         &["packets without payload"],

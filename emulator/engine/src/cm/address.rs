@@ -76,7 +76,7 @@ impl ConnectionManager {
         }
         let identifier = self.identifier(client, id)?;
         let space = identifier.port_space;
-        let bound = identifier.local.expect("it is bound");
+        let bound = identifier.local.expect("the identifier is bound");
         let local = match bound.ip().is_unspecified() {
             true => own.0.ip(),
             false if bound.ip().is_ipv4() == target.is_ipv4() => bound.ip(),

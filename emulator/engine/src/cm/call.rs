@@ -83,7 +83,7 @@ impl ConnectionManager {
         if identifier.state != CmState::RouteResolved {
             return Err(VerbsError::InvalidCmState { id, state: identifier.state, call: "connect" });
         }
-        let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("it is resolved"));
+        let (datagram, peer) = (identifier.is_datagram(), identifier.peer.expect("the address is resolved"));
         let room = if datagram { api::MAX_SIDR_REQ_PRIVATE_DATA } else { api::MAX_REQ_PRIVATE_DATA };
         check_private_data(&parameters.private_data, room)?;
         check_queue_pair(datagram, parameters)?;
@@ -193,7 +193,7 @@ impl ConnectionManager {
         let identifier = self.identifier(client, id)?;
         check_group(group)?;
         if !identifier.is_datagram() {
-            let why = "only identifiers of the UDP and IPoIB port spaces join groups";
+            let why = "only identifiers of the UDP and IPoIB port spaces can join a group";
             return Err(VerbsError::Invalid { what: "multicast", why });
         }
         if !matches!(identifier.state, CmState::Bound | CmState::AddressResolved | CmState::RouteResolved) {
@@ -249,7 +249,7 @@ fn check_private_data(data: &[u8], room: usize) -> Result<(), VerbsError> {
 fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result<(), VerbsError> {
     let number = parameters.qpn;
     if number.value() < 2 && !datagram {
-        let why = "a connection needs the queue pair that it connects";
+        let why = "a connection requires a queue pair number";
         return Err(VerbsError::Invalid { what: "queue pair", why });
     }
     Ok(())
@@ -257,7 +257,7 @@ fn check_queue_pair(datagram: bool, parameters: &ConnectionParameters) -> Result
 
 fn check_group(group: IpAddr) -> Result<(), VerbsError> {
     if !group.is_multicast() {
-        return Err(VerbsError::Invalid { what: "multicast", why: "the address is not one of a group" });
+        return Err(VerbsError::Invalid { what: "multicast", why: "the address is not a multicast address" });
     }
     Ok(())
 }

@@ -105,7 +105,7 @@ impl ConnectionManager {
         let Some(Ok(header)) = req.rdma_cm_header() else {
             return refuse(self, hca, ctx, RejectReason::INVALID_SERVICE_ID, &[]);
         };
-        let space = req.service_id.port_space().expect("it has addresses");
+        let space = req.service_id.port_space().expect("a REQ with addresses has a port space");
         let listener = self.ports.listener(space, req.service_id.port(), header.destination);
         let Some(listener) = listener.filter(|_| !matches!(space, PortSpace::Udp | PortSpace::IpOverIb))
         else {
@@ -156,7 +156,7 @@ impl ConnectionManager {
         self.by_local_comm_id.insert(comm_id, id);
         self.by_remote_comm_id.insert((peer, req.local_id), id);
         self.by_remote_qpn.insert((peer, req.local_qpn), id);
-        let identifier = self.identifiers.get_mut(&id).expect("it was just made");
+        let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
         identifier.local_comm_id = comm_id;
         identifier.remote_comm_id = req.local_id;
         identifier.transaction_id = transaction;
@@ -324,7 +324,7 @@ impl ConnectionManager {
         let Some(id) = self.find_by_comm_id(rep.remote_id, addressing.source) else {
             return self.reject_unknown_rep(hca, ctx, addressing, transaction, rep);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         match identifier.state {
             CmState::ReqSent => {}
             // The RTU was lost, or the application has not answered yet.
@@ -405,8 +405,8 @@ impl ConnectionManager {
     /// event.
     pub(super) fn establish(&mut self, hca: &mut HcaState, ctx: &mut Context<'_>, id: CmId) {
         let Some(identifier) = self.identifiers.get(&id) else { return };
-        let asking = identifier.state == CmState::RepReceived;
-        if asking {
+        let is_active_side = identifier.state == CmState::RepReceived;
+        if is_active_side {
             let (local_id, remote_id) = (identifier.local_comm_id, identifier.remote_comm_id);
             let transaction = identifier.transaction_id;
             let rtu = Rtu { local_id, remote_id, ..Rtu::default() };
@@ -414,7 +414,7 @@ impl ConnectionManager {
         }
         self.stop_retries(hca, id);
         self.set_state(ctx, id, CmState::Established);
-        if !asking {
+        if !is_active_side {
             self.raise_simple_event(ctx, id, EventType::Established, 0);
         }
     }
@@ -436,7 +436,7 @@ impl ConnectionManager {
         let Some(id) = self.find_by_comm_id(mra.remote_id, peer) else {
             return emit_cm_dropped(ctx, None, "MRA", peer, CmDropReason::NoSuchConnection);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         let fits = matches!(
             (identifier.state, mra.message_mraed),
             (CmState::ReqSent, MessageType::REQ) | (CmState::RepSent, MessageType::REP)

@@ -44,7 +44,7 @@ impl ConnectionManager {
             let datagram = Datagram::new(transaction, drep);
             return self.mad_queue.push(hca, ctx, None, reply_addressing(addressing), datagram, false);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.remote_comm_id != dreq.local_id {
             return emit_cm_dropped(ctx, Some(id), "DREQ", peer, CmDropReason::NoSuchConnection);
         }

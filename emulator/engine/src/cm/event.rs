@@ -41,15 +41,15 @@ pub enum CmDropReason {
 impl fmt::Display for CmDropReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CmDropReason::NoSuchConnection => f.write_str("there is no such connection"),
+            CmDropReason::NoSuchConnection => f.write_str("unknown connection"),
             CmDropReason::UnexpectedInState(state) => write!(f, "the connection is in state {state}"),
             CmDropReason::BacklogFull { limit } => {
-                write!(f, "{limit} requests wait already: the backlog of the listener is full")
+                write!(f, "the listener's backlog of {limit} requests is full")
             }
-            CmDropReason::TooManyIdentifiers => f.write_str("the card has no identifier left"),
-            CmDropReason::Duplicate => f.write_str("a duplicate"),
-            CmDropReason::PeerMismatch => f.write_str("it comes from another host than the connection's"),
-            CmDropReason::SendQueueFull => f.write_str("too many messages wait to be sent"),
+            CmDropReason::TooManyIdentifiers => f.write_str("the limit of connection identifiers is reached"),
+            CmDropReason::Duplicate => f.write_str("duplicate message"),
+            CmDropReason::PeerMismatch => f.write_str("the source is not the peer of the connection"),
+            CmDropReason::SendQueueFull => f.write_str("the send queue of QP1 is full"),
         }
     }
 }

@@ -24,12 +24,12 @@ impl ConnectionManager {
             (PortSpace::Tcp, QpType::Rc) => QpType::Rc,
             (PortSpace::Ib, QpType::Rc | QpType::Uc | QpType::Ud) => kind,
             (PortSpace::Tcp, _) => {
-                let why = "the TCP port space is of RC; take the IB port space for another transport";
-                return Err(VerbsError::Invalid { what: "transport of an identifier", why });
+                let why = "the TCP port space supports RC only; use the IB port space for other transports";
+                return Err(VerbsError::Invalid { what: "transport of a connection identifier", why });
             }
             (PortSpace::Ib, _) => {
-                let why = "the connection manager connects RC, UC and UD queue pairs";
-                return Err(VerbsError::Invalid { what: "transport of an identifier", why });
+                let why = "the connection manager supports RC, UC and UD queue pairs";
+                return Err(VerbsError::Invalid { what: "transport of a connection identifier", why });
             }
         };
         let identifier = CmIdentifier::new(client, channel, space, kind);
@@ -138,8 +138,8 @@ impl ConnectionManager {
                 return Err(VerbsError::TooLarge { what: "ack timeout", value: exponent.into(), limit: 31 });
             }
             CmOption::ReuseAddress(_) | CmOption::AfOnly(_) if identifier.is_bound => {
-                let why = "it has to be set before the address is bound";
-                return Err(VerbsError::Invalid { what: "option of an identifier", why });
+                let why = "it must be set before the address is bound";
+                return Err(VerbsError::Invalid { what: "option of a connection identifier", why });
             }
             CmOption::ReuseAddress(reuse) => identifier.reuse_address = reuse,
             CmOption::AfOnly(only) => identifier.only_ipv6 = only,

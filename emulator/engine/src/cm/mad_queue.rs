@@ -90,7 +90,7 @@ impl MadQueue {
                         if !held {
                             hca.blocked_qps.entry(destination).or_default().push(Qpn::GSI);
                         }
-                        let next = self.waiting.pop_front().expect("it was just looked at");
+                        let next = self.waiting.pop_front().expect("front() has returned it");
                         self.blocked.entry(destination).or_default().push_back(next);
                         max_packets = usize::MAX;
                         continue;
@@ -103,7 +103,7 @@ impl MadQueue {
             if buffer.len() < SEGMENT {
                 break;
             }
-            let next = self.waiting.pop_front().expect("it was just looked at");
+            let next = self.waiting.pop_front().expect("front() has returned it");
             self.count -= 1;
             let batch = batch.get_or_insert(PacketBatch {
                 addressing,
@@ -132,7 +132,7 @@ impl MadQueue {
         let opcode = Opcode::new(Service::Ud, Operation::Send, Position::Only, ImmOrInvalidate::None);
         let psn = self.next_psn;
         self.next_psn = psn.plus(1);
-        let mut header = TransportHeader::new(Bth::new(opcode.expect("datagrams are sent"), Qpn::GSI, psn));
+        let mut header = TransportHeader::new(Bth::new(opcode.expect("UD has a SEND opcode"), Qpn::GSI, psn));
         header.bth.ack_request = true;
         header.deth = Some(Deth { qkey: QueueKey::GSI, source_qp: Qpn::GSI });
         let at = header.emit(buffer);

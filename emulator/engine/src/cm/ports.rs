@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_one_owner_unless_all_want_to_share_it() {
+    fn a_port_has_one_binding_unless_all_bindings_allow_reuse() {
         let mut ports = Ports::default();
         assert_eq!(bind(&mut ports, 1, 7174, Scope::Ipv4, true), Ok(7174));
         assert!(bind(&mut ports, 2, 7174, Scope::Only(HOST), false).is_err());
@@ -160,13 +160,13 @@ mod tests {
         assert_eq!(bind(&mut ports, 3, 7174, Scope::Only(HOST), true), Ok(7174));
         assert_eq!(ports.listen(CmId(1), PortSpace::Tcp, 7174), Ok(()));
         assert!(ports.listen(CmId(3), PortSpace::Tcp, 7174).is_err());
-        assert!(bind(&mut ports, 4, 7174, Scope::Only(HOST), true).is_err(), "somebody listens");
+        assert!(bind(&mut ports, 4, 7174, Scope::Only(HOST), true).is_err(), "another binding listens");
         ports.release(CmId(1), PortSpace::Tcp, 7174);
         assert_eq!(ports.listen(CmId(3), PortSpace::Tcp, 7174), Ok(()));
     }
 
     #[test]
-    fn port_spaces_are_apart() {
+    fn port_spaces_are_independent() {
         let mut ports = Ports::default();
         assert_eq!(bind(&mut ports, 1, 7174, Scope::Every, false), Ok(7174));
         assert_eq!(ports.bind(CmId(2), PortSpace::Udp, 7174, Scope::Every, false, 0), Ok(7174));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_go_to_the_listener_of_their_address() {
+    fn a_request_reaches_the_listener_of_its_address() {
         let mut ports = Ports::default();
         let other = IpAddr::from([10, 0, 0, 2]);
         for (id, scope) in [(1, Scope::Only(other)), (2, Scope::Only(HOST))] {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn any_port_is_a_free_one() {
+    fn port_0_selects_a_free_ephemeral_port() {
         let mut ports = Ports::default();
         let mut seen = alloc::collections::BTreeSet::new();
         for id in 0..(EPHEMERAL_PORTS[1] - EPHEMERAL_PORTS[0]) as u32 + 1 {

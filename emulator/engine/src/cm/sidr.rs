@@ -73,7 +73,7 @@ impl ConnectionManager {
             return emit_cm_dropped(ctx, Some(listener), "SIDR_REQ", peer, CmDropReason::TooManyIdentifiers);
         };
         self.by_remote_comm_id.insert((peer, comm_id), id);
-        let identifier = self.identifiers.get_mut(&id).expect("it was just made");
+        let identifier = self.identifiers.get_mut(&id).expect("create_child has inserted it");
         identifier.remote_comm_id = comm_id;
         identifier.transaction_id = transaction;
         identifier.service = req.service_id;
@@ -143,7 +143,7 @@ impl ConnectionManager {
         let Some(id) = self.find_by_comm_id(CommunicationId(rep.request_id), peer) else {
             return emit_cm_dropped(ctx, None, "SIDR_REP", peer, CmDropReason::NoSuchConnection);
         };
-        let identifier = self.identifiers.get_mut(&id).expect("it was just found");
+        let identifier = self.identifiers.get_mut(&id).expect("find_by_comm_id has returned it");
         if identifier.state != CmState::SidrReqSent {
             return emit_cm_dropped(ctx, Some(id), "SIDR_REP", peer, CmDropReason::Duplicate);
         }

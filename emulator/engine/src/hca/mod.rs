@@ -20,12 +20,19 @@ use softhca_wire::{
     AddressHeaders, Bth, Ecn, Gid, Malformed, Opcode, PartitionKey, Qpn, TransportHeader, TransportPacket,
 };
 
+/// An application of the HCA: the owner of its resources.
+pub(crate) struct Client {
+    pub doorbell: DoorbellConsumer,
+    /// The address of the next region whose address the HCA chooses: the same in every run.
+    pub next_iova: u64,
+}
+
 /// The HCA.
 #[repr(C)]
 pub struct Hca {
     pub(crate) queue_pairs: Table<QueuePair>,
     pub(crate) state: HcaState,
-    pub(crate) clients: BTreeMap<ClientId, DoorbellConsumer>,
+    pub(crate) clients: BTreeMap<ClientId, Client>,
     pub(crate) next_client: u32,
     pub(crate) limits: DeviceLimits,
     pub(crate) cm: ConnectionManager,
@@ -288,11 +295,11 @@ impl Hca {
     /// Processes the doorbells of all clients: schedules or flushes new work requests.
     pub fn process_doorbells(&mut self, ctx: &mut Context<'_>) {
         let mut rung = core::mem::take(&mut self.rung_qps);
-        for (client, doorbell) in &mut self.clients {
-            doorbell.drain(&mut rung);
+        for (id, client) in &mut self.clients {
+            client.doorbell.drain(&mut rung);
             for qpn in rung.drain(..) {
                 let Some(qp) = self.queue_pairs.get_mut(qpn.value()) else { continue };
-                if qp.client != *client {
+                if qp.client != *id {
                     continue;
                 }
                 if let Some(ring) = &qp.requester.ring {

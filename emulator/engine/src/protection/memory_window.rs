@@ -28,7 +28,7 @@ impl Protection {
     pub fn free_memory_window(&mut self, client: ClientId, key: RemoteKey) -> Result<(), VerbsError> {
         let entry = self.entry(client, key.0, Resource::MemoryWindow)?;
         let KeyKind::MemoryWindow { pd, binding, .. } = &mut entry.kind else {
-            unreachable!("entry() found a window")
+            unreachable!("entry() returned a window")
         };
         let (pd, binding) = (*pd, binding.take());
         self.unbind(binding);
@@ -100,14 +100,14 @@ impl Protection {
         {
             *bound_windows += 1;
         }
-        let entry = self.keys.get_mut(window_key >> 8).expect("the window was found above");
+        let entry = self.keys.get_mut(window_key >> 8).expect("the window exists");
         entry.variant = match kind {
             MemoryWindowType::Type1 => entry.variant.wrapping_add(1),
             MemoryWindowType::Type2 => bind.new_rkey.0 as u8,
         };
         let key = RemoteKey(window_key & !0xff | u32::from(entry.variant));
         let KeyKind::MemoryWindow { binding: slot, .. } = &mut entry.kind else {
-            unreachable!("found a window")
+            unreachable!("the key is a window")
         };
         let old = core::mem::replace(slot, binding);
         self.unbind(old);

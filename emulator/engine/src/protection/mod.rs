@@ -216,7 +216,7 @@ impl Protection {
     pub fn memory_region(&mut self, client: ClientId, key: RemoteKey) -> Result<MemoryRegion, VerbsError> {
         match self.entry(client, key.0, Resource::MemoryRegion)?.kind {
             KeyKind::MemoryRegion { region, .. } => Ok(region),
-            KeyKind::MemoryWindow { .. } => unreachable!("entry() found a region"),
+            KeyKind::MemoryWindow { .. } => unreachable!("entry() returned a region"),
         }
     }
 

@@ -163,7 +163,7 @@ impl QueuePair {
             if !status.is_success() {
                 return self.fail_oldest_wqe(hca, ctx, status, reason);
             }
-            let wqe = self.requester.pop_wqe().expect("it is at the front");
+            let wqe = self.requester.pop_wqe().expect("front() has returned it");
             self.complete_send(hca, ctx, &wqe, status, reason);
             self.requester.spare_wqes.push(wqe);
         }
@@ -392,7 +392,7 @@ impl QueuePair {
         data: &[u8],
         is_last: bool,
     ) {
-        let wqe = self.requester.wqes.front().expect("everything before the answered work was retired");
+        let wqe = self.requester.wqes.front().expect("all earlier WQEs are retired");
         if let Some(pd) = self.pd
             && let Err(error) = hca.scatter(ctx, (self.qpn, psn), pd, &wqe.sges, offset, data)
         {

@@ -28,7 +28,7 @@ impl QueuePair {
         let service = self.kind.service();
         let header = |operation, position, psn| {
             let opcode = Opcode::new(service, operation, position, ImmOrInvalidate::None);
-            let opcode = opcode.expect("a reliable service has every reply");
+            let opcode = opcode.expect("a reliable service has all response opcodes");
             TransportHeader::new(Bth::new(opcode, self.attributes.dest_qpn, psn))
         };
         let (header, payload, offset) = match *response {

@@ -312,7 +312,7 @@ impl QueuePair {
             })
         };
         let opcode = |operation, position, trailer| {
-            Opcode::new(service, operation, position, trailer).expect("the service offers the operation")
+            Opcode::new(service, operation, position, trailer).expect("fetch_wqe has checked the operation")
         };
         let bth = |opcode| Bth::new(opcode, self.attributes.dest_qpn, psn);
         let trailer_of = |given| if position.ends_message() { given } else { ImmOrInvalidate::None };

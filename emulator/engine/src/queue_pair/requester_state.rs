@@ -174,7 +174,7 @@ impl RequesterState {
 
     /// Whether a response to `psn` skips a READ or atomic without a response.
     pub fn skips_rd_atomic_response(&self, psn: Psn) -> bool {
-        let asked = |wqe: &&SendWqe| wqe.is_read_or_atomic() && wqe.packets > 0;
+        let is_rd_atomic = |wqe: &&SendWqe| wqe.is_read_or_atomic() && wqe.packets > 0;
         let due = |wqe: &SendWqe| match self.unacked_psn.is_before(wqe.first_psn) {
             true => wqe.first_psn,
             false => self.unacked_psn,
@@ -184,7 +184,7 @@ impl RequesterState {
                 .wqes
                 .iter()
                 .take_while(|wqe| wqe.packets == 0 || !psn.is_before(wqe.first_psn))
-                .find(asked)
+                .find(is_rd_atomic)
                 .is_some_and(|wqe| due(wqe).is_before(psn))
     }
 
@@ -203,7 +203,7 @@ impl RequesterState {
     /// Continues to send at `psn`.
     pub fn rewind_to(&mut self, psn: Psn) {
         self.next_psn = psn;
-        self.wqe_index = self.find_wqe(psn).expect("only what was sent is sent again");
+        self.wqe_index = self.find_wqe(psn).expect("only sent packets are retransmitted");
         if psn.is_before(self.unacked_psn) {
             self.unacked_psn = psn;
         }

@@ -51,11 +51,11 @@ impl QueuePair {
             Ok(packets) => {
                 self.responder.nak_sent = false;
                 self.responder.expected_psn = psn.plus(packets);
-                let answers_itself = matches!(
+                let has_own_response = matches!(
                     packet.opcode.operation(),
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
-                if header.bth.ack_request && !answers_itself {
+                if header.bth.ack_request && !has_own_response {
                     self.queue_ack(hca, psn);
                 }
                 if !self.responder.pending_responses.is_empty() {
@@ -223,7 +223,7 @@ impl QueuePair {
         payload: &[u8],
     ) -> Result<u64, RequestError> {
         let pd = self.receive_pd(hca);
-        let buffer = self.responder.receive_wqe.as_ref().expect("a receive was made sure of");
+        let buffer = self.responder.receive_wqe.as_ref().expect("ensure_receive_wqe has succeeded");
         let message = placed + payload.len() as u64;
         if message > buffer.capacity {
             return Err(RequestError::ReceiveTooSmall { message, capacity: buffer.capacity });
@@ -289,7 +289,7 @@ impl QueuePair {
         source: Qpn,
         mut flags: CompletionFlags,
     ) {
-        let buffer = self.responder.receive_wqe.take().expect("a receive was made sure of");
+        let buffer = self.responder.receive_wqe.take().expect("ensure_receive_wqe has succeeded");
         flags.set(CompletionFlags::SOLICITED, header.bth.solicited_event);
         flags.set(CompletionFlags::IMMEDIATE, header.immediate.is_some());
         flags.set(CompletionFlags::INVALIDATED, header.ieth.is_some());

@@ -36,8 +36,6 @@ pub struct Host {
     pub(crate) queue_pairs: BTreeMap<Qpn, QueueProducers>,
     pub(crate) completion_queues: BTreeMap<CqId, CompletionConsumer>,
     pub(crate) shared_receive_queues: BTreeMap<SrqId, ReceiveProducer>,
-    /// The address of the next region: regions have the same addresses in every run.
-    pub(crate) next_region_address: u64,
     /// The host's links and their egress directions.
     pub(crate) links: alloc::vec::Vec<(LinkId, Direction)>,
 }
@@ -57,7 +55,6 @@ impl Host {
             queue_pairs: BTreeMap::new(),
             completion_queues: BTreeMap::new(),
             shared_receive_queues: BTreeMap::new(),
-            next_region_address: 0x1000_0000,
             links: vec::Vec::new(),
             next_wakeup: u64::MAX,
             later_wakeups: vec::Vec::new(),

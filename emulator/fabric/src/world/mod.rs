@@ -297,7 +297,7 @@ impl<O: EventSink> World<O> {
         result
     }
 
-    fn with_context<R>(
+    pub(crate) fn with_context<R>(
         &mut self,
         id: HostId,
         act: impl FnOnce(&mut softhca_engine::Hca, &mut Context<'_>) -> R,

@@ -6,13 +6,13 @@ use crate::{Endpoint, Flow, FlowId, HostId};
 use alloc::vec::Vec;
 use core::time::Duration;
 use softhca_engine::{
-    AddressVector, AhId, CqId, Instant, Memory, MemoryId, MemoryRegion, MemoryWindowType, ModifyQp,
-    PayloadMode, PdId, QpAttributes, QpInitAttributes, QpRings, QpSnapshot, QpState, QpType, SrqId,
-    SrqInitAttributes, VerbsError, XrcdId,
+    AddressVector, AhId, Attachments, Command, CqId, Instant, Memory, MemoryId, MemoryRegion,
+    MemoryWindowType, ModifyQp, PayloadMode, PdId, QpAttributes, QpCapabilities, QpInitAttributes, QpRings,
+    QpSnapshot, QpState, QpType, Reply, SrqId, SrqInitAttributes, VerbsError, XrcdId,
 };
 use softhca_queue::{
-    AccessFlags, Completion, CqNotify, InvalidWorkRequest, ReceiveWorkRequest, SendWorkRequest, cm,
-    completion_ring, receive_ring, send_ring,
+    AccessFlags, Completion, CompletionConsumer, CqNotify, InvalidWorkRequest, ReceiveProducer,
+    ReceiveWorkRequest, SendWorkRequest, SharedWords, cm, reply,
 };
 use softhca_wire::{Gid, Mtu, Psn, Qpn, QueueKey, RemoteKey, RnrTimer};
 
@@ -45,6 +45,18 @@ impl Default for QpOptions {
             sq_sig_all: false,
             shared_receive_queue: None,
             xrc_domain: None,
+        }
+    }
+}
+
+impl QpOptions {
+    fn capabilities(&self) -> QpCapabilities {
+        QpCapabilities {
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_sge as u32,
+            max_recv_sge: self.max_sge as u32,
+            max_inline_data: self.max_inline_data as u32,
         }
     }
 }
@@ -104,23 +116,45 @@ pub struct Verbs<'a> {
 }
 
 impl Verbs<'_> {
+    /// Executes a control verb. The HCA transmits nothing before the world goes on.
+    fn execute(&mut self, command: Command) -> Result<Reply, VerbsError> {
+        self.execute_with(command, &mut Attachments::default())
+    }
+
+    fn execute_with(&mut self, command: Command, attachments: &mut Attachments) -> Result<Reply, VerbsError> {
+        let client = self.world.host(self.id).client;
+        self.world.with_context(self.id, |hca, ctx| hca.execute(ctx, client, command, attachments))
+    }
+
+    /// Executes a control verb that creates rings, and returns their memory.
+    fn execute_with_rings(&mut self, command: Command) -> Result<(Reply, SharedWords), VerbsError> {
+        let rings = SharedWords::heap(command.ring_words()?);
+        let mut attachments = Attachments { rings: Some(rings.clone()), ..Attachments::default() };
+        Ok((self.execute_with(command, &mut attachments)?, rings))
+    }
+
+    /// Executes a control verb, then lets the HCA transmit.
+    fn execute_and_transmit(&mut self, command: Command) -> Result<Reply, VerbsError> {
+        let client = self.world.host(self.id).client;
+        let mut attachments = Attachments::default();
+        self.world.with_hca(self.id, |hca, ctx| hca.execute(ctx, client, command, &mut attachments))
+    }
+
     /// Allocates a protection domain.
     pub fn allocate_protection_domain(&mut self) -> Result<PdId, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.allocate_protection_domain(host.client)
+        Ok(reply!(self.execute(Command::AllocateProtectionDomain)?, Reply::ProtectionDomain(pd) => pd))
     }
 
     /// Deallocates a protection domain.
-    pub fn deallocate_protection_domain(&mut self, domain: PdId) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.free_protection_domain(host.client, domain)
+    pub fn deallocate_protection_domain(&mut self, pd: PdId) -> Result<(), VerbsError> {
+        self.execute(Command::DeallocateProtectionDomain(pd)).map(|_| ())
     }
 
     /// Allocates and registers zeroed memory; it stays zeroed if payloads are elided. Returns the key and the
     /// address of its first byte.
     pub fn register_memory(
         &mut self,
-        domain: PdId,
+        pd: PdId,
         length: u64,
         access: AccessFlags,
     ) -> Result<(RemoteKey, u64), VerbsError> {
@@ -129,19 +163,12 @@ impl Verbs<'_> {
             PayloadMode::Carried => host.memory.allocate(length),
             PayloadMode::Elided => host.memory.allocate_null(length),
         };
-        let base = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { host.next_region_address };
-        let region = MemoryRegion {
-            client: host.client,
-            pd: domain,
-            iova: base,
-            length,
-            access_flags: access,
-            memory,
-        };
-        let key = host.hca.register_memory_region(region)?;
-        // The next region starts on its own page, after an unused one.
-        host.next_region_address += length.div_ceil(4096) * 4096 + 4096;
-        Ok((key, base))
+        let iova = access.contains(AccessFlags::ZERO_BASED).then_some(0);
+        let command = Command::RegisterMemoryRegion { pd, iova, length, access };
+        let mut attachments = Attachments { memory: Some(memory), ..Attachments::default() };
+        Ok(
+            reply!(self.execute_with(command, &mut attachments)?, Reply::MemoryRegion { rkey, iova } => (rkey, iova)),
+        )
     }
 
     /// Registers existing memory again, with other access flags, range or address.
@@ -208,8 +235,7 @@ impl Verbs<'_> {
 
     /// Deregisters a region.
     pub fn deregister_memory(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.deregister_memory_region(host.client, key).map(|_| ())
+        self.execute(Command::DeregisterMemoryRegion(key)).map(|_| ())
     }
 
     /// Frees the memory of a region without deregistering it: accesses fault.
@@ -244,42 +270,37 @@ impl Verbs<'_> {
     /// Allocates a memory window.
     pub fn allocate_memory_window(
         &mut self,
-        domain: PdId,
-        kind: MemoryWindowType,
+        pd: PdId,
+        mw_type: MemoryWindowType,
     ) -> Result<RemoteKey, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.allocate_memory_window(host.client, domain, kind)
+        let command = Command::AllocateMemoryWindow { pd, mw_type };
+        Ok(reply!(self.execute(command)?, Reply::MemoryWindow(rkey) => rkey))
     }
 
     /// Deallocates a memory window.
     pub fn deallocate_memory_window(&mut self, key: RemoteKey) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.free_memory_window(host.client, key)
+        self.execute(Command::DeallocateMemoryWindow(key)).map(|_| ())
     }
 
     /// Creates a completion queue.
-    pub fn create_completion_queue(&mut self, slots: u32) -> Result<CqId, VerbsError> {
-        let (producer, consumer) = completion_ring(slots);
-        let host = self.world.host_mut(self.id);
-        let cq = host.hca.create_completion_queue(host.client, producer)?;
-        host.completion_queues.insert(cq, consumer);
+    pub fn create_completion_queue(&mut self, cqe: u32) -> Result<CqId, VerbsError> {
+        let (reply, rings) = self.execute_with_rings(Command::CreateCompletionQueue { cqe })?;
+        let cq = reply!(reply, Reply::CompletionQueue(cq) => cq);
+        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
         Ok(cq)
     }
 
     /// Resizes a completion queue.
-    pub fn resize_completion_queue(&mut self, cq: CqId, slots: u32) -> Result<(), VerbsError> {
-        let (producer, consumer) = completion_ring(slots);
-        let host = self.world.host_mut(self.id);
-        host.hca.resize_completion_queue(host.client, cq, producer)?;
-        host.completion_queues.insert(cq, consumer);
+    pub fn resize_completion_queue(&mut self, cq: CqId, cqe: u32) -> Result<(), VerbsError> {
+        let (_, rings) = self.execute_with_rings(Command::ResizeCompletionQueue { cq, cqe })?;
+        self.world.host_mut(self.id).completion_queues.insert(cq, CompletionConsumer::new(rings, cqe));
         Ok(())
     }
 
     /// Destroys a completion queue.
     pub fn destroy_completion_queue(&mut self, cq: CqId) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.destroy_completion_queue(host.client, cq)?;
-        host.completion_queues.remove(&cq);
+        self.execute(Command::DestroyCompletionQueue(cq))?;
+        self.world.host_mut(self.id).completion_queues.remove(&cq);
         Ok(())
     }
 
@@ -304,52 +325,52 @@ impl Verbs<'_> {
     pub fn create_shared_receive_queue(
         &mut self,
         init: SrqInitAttributes,
-        slots: u32,
-        entries: usize,
+        max_wr: u32,
+        max_sge: usize,
     ) -> Result<SrqId, VerbsError> {
-        let (producer, consumer) = receive_ring(slots, entries);
-        let host = self.world.host_mut(self.id);
-        let srq = host.hca.create_shared_receive_queue(host.client, init, consumer)?;
-        host.shared_receive_queues.insert(srq, producer);
+        let command = Command::CreateSharedReceiveQueue { init, max_wr, max_sge: max_sge as u32 };
+        let (reply, rings) = self.execute_with_rings(command)?;
+        let srq = reply!(reply, Reply::SharedReceiveQueue(srq) => srq);
+        let ring = ReceiveProducer::new(rings, max_wr, max_sge);
+        self.world.host_mut(self.id).shared_receive_queues.insert(srq, ring);
         Ok(srq)
     }
 
     /// Arms the limit event of a shared receive queue.
-    pub fn set_srq_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), VerbsError> {
-        let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.arm_shared_receive_queue(ctx, client, srq, limit))
+    pub fn set_srq_limit(&mut self, srq: SrqId, srq_limit: u32) -> Result<(), VerbsError> {
+        self.execute_and_transmit(Command::ModifySharedReceiveQueue { srq, srq_limit }).map(|_| ())
     }
 
     /// Destroys a shared receive queue.
     pub fn destroy_shared_receive_queue(&mut self, srq: SrqId) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.destroy_shared_receive_queue(host.client, srq)?;
-        host.shared_receive_queues.remove(&srq);
+        self.execute(Command::DestroySharedReceiveQueue(srq))?;
+        self.world.host_mut(self.id).shared_receive_queues.remove(&srq);
         Ok(())
     }
 
     /// Opens an XRC domain.
     pub fn open_xrc_domain(&mut self) -> Result<XrcdId, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.open_xrc_domain(host.client)
+        Ok(reply!(self.execute(Command::OpenXrcDomain)?, Reply::XrcDomain(xrcd) => xrcd))
     }
 
     /// Closes an XRC domain.
-    pub fn close_xrc_domain(&mut self, domain: XrcdId) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.close_xrc_domain(host.client, domain)
+    pub fn close_xrc_domain(&mut self, xrcd: XrcdId) -> Result<(), VerbsError> {
+        self.execute(Command::CloseXrcDomain(xrcd)).map(|_| ())
     }
 
     /// Creates an address handle.
-    pub fn create_address_handle(&mut self, domain: PdId, vector: AddressVector) -> Result<AhId, VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.create_address_handle(host.client, domain, vector)
+    pub fn create_address_handle(
+        &mut self,
+        pd: PdId,
+        address_vector: AddressVector,
+    ) -> Result<AhId, VerbsError> {
+        let command = Command::CreateAddressHandle { pd, address_vector };
+        Ok(reply!(self.execute(command)?, Reply::AddressHandle(ah) => ah))
     }
 
     /// Destroys an address handle.
-    pub fn destroy_address_handle(&mut self, handle: AhId) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.destroy_address_handle(host.client, handle)
+    pub fn destroy_address_handle(&mut self, ah: AhId) -> Result<(), VerbsError> {
+        self.execute(Command::DestroyAddressHandle(ah)).map(|_| ())
     }
 
     /// Creates a queue pair whose sends and receives complete to `cq`.
@@ -367,53 +388,46 @@ impl Verbs<'_> {
     /// given.
     pub fn create_queue_pair_with(
         &mut self,
-        kind: QpType,
-        domain: PdId,
-        [send_cq, receive_cq]: [CqId; 2],
+        qp_type: QpType,
+        pd: PdId,
+        [send_cq, recv_cq]: [CqId; 2],
         options: QpOptions,
         qpn: Option<Qpn>,
     ) -> Result<Qpn, VerbsError> {
-        let QpOptions {
-            max_send_wr: sends,
-            max_recv_wr: receives,
-            max_sge: entries,
-            max_inline_data: inline,
-            ..
-        } = options;
-        let mut rings = QpRings::default();
-        let mut queues = QueueProducers { send: None, receive: None };
-        let is_target = kind == QpType::XrcTarget;
-        if !is_target {
-            let (producer, consumer) = send_ring(sends, entries, inline);
-            (queues.send, rings.send) = (Some(producer), Some(consumer));
-        }
-        if options.shared_receive_queue.is_none() && !matches!(kind, QpType::XrcInitiator | QpType::XrcTarget)
-        {
-            let (producer, consumer) = receive_ring(receives, entries);
-            (queues.receive, rings.receive) = (Some(producer), Some(consumer));
-        }
+        let capabilities = options.capabilities();
+        let is_target = qp_type == QpType::XrcTarget;
         let init = QpInitAttributes {
-            qp_type: kind,
-            pd: (!is_target).then_some(domain),
+            qp_type,
+            pd: (!is_target).then_some(pd),
             send_cq: (!is_target).then_some(send_cq),
-            recv_cq: (!is_target).then_some(receive_cq),
+            recv_cq: (!is_target).then_some(recv_cq),
             srq: options.shared_receive_queue,
             xrcd: options.xrc_domain,
             sq_sig_all: options.sq_sig_all,
         };
-        let host = self.world.host_mut(self.id);
-        let qpn = match qpn {
-            Some(qpn) => host.hca.create_queue_pair_with_qpn(host.client, init, rings, qpn)?,
-            None => host.hca.create_queue_pair(host.client, init, rings)?,
+        let command = Command::CreateQueuePair { init, capabilities };
+        let (qpn, rings) = match qpn {
+            Some(qpn) => {
+                let rings = SharedWords::heap(command.ring_words()?);
+                let (send, receive) = capabilities.consumers(&init, &rings, false);
+                let host = self.world.host_mut(self.id);
+                let consumers = QpRings { send, receive };
+                (host.hca.create_queue_pair_with_qpn(host.client, init, consumers, qpn)?, rings)
+            }
+            None => {
+                let (reply, rings) = self.execute_with_rings(command)?;
+                (reply!(reply, Reply::QueuePair(qpn) => qpn), rings)
+            }
         };
-        host.queue_pairs.insert(qpn, queues);
+        let (send, receive) = capabilities.producers(&init, &rings);
+        self.world.host_mut(self.id).queue_pairs.insert(qpn, QueueProducers { send, receive });
         Ok(qpn)
     }
 
     /// Modifies a queue pair.
     pub fn modify_queue_pair(&mut self, qpn: Qpn, modify: ModifyQp) -> Result<QpState, VerbsError> {
-        let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.modify_queue_pair(ctx, client, qpn, &modify))
+        let command = Command::ModifyQueuePair { qpn, modify };
+        Ok(reply!(self.execute_and_transmit(command)?, Reply::QpState(state) => state))
     }
 
     /// Queries a queue pair.
@@ -429,28 +443,24 @@ impl Verbs<'_> {
 
     /// Destroys a queue pair.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> Result<(), VerbsError> {
-        let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.destroy_queue_pair(ctx, client, qpn))?;
+        self.execute_and_transmit(Command::DestroyQueuePair(qpn))?;
         self.world.host_mut(self.id).queue_pairs.remove(&qpn);
         Ok(())
     }
 
     /// Attaches a UD queue pair to a multicast group.
     pub fn attach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.attach_multicast(host.client, qpn, group)
+        self.execute(Command::AttachMulticast { qpn, group }).map(|_| ())
     }
 
     /// Detaches a queue pair from a multicast group.
     pub fn detach_multicast(&mut self, qpn: Qpn, group: Gid) -> Result<(), VerbsError> {
-        let host = self.world.host_mut(self.id);
-        host.hca.detach_multicast(host.client, qpn, group)
+        self.execute(Command::DetachMulticast { qpn, group }).map(|_| ())
     }
 
     /// Executes a connection manager call.
-    pub fn cm(&mut self, call: cm::Command) -> Result<cm::Reply, VerbsError> {
-        let client = self.world.host(self.id).client;
-        self.world.with_hca(self.id, |hca, ctx| hca.execute_cm(ctx, client, call))
+    pub fn cm(&mut self, command: cm::Command) -> Result<cm::Reply, VerbsError> {
+        Ok(reply!(self.execute_and_transmit(Command::Cm(command))?, Reply::Cm(reply) => reply))
     }
 
     /// Posts send work requests; all or none.

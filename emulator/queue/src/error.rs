@@ -1,13 +1,16 @@
-//! What a caller can do wrong.
+//! Errors of control verbs. Every back end returns the same value for the same mistake.
 
-use crate::{CmId, QpAttributeMask, QpState};
+use crate::cm::CmState;
+use crate::{CmId, CorruptRing, QpAttributeMask, QpState};
 use core::net::IpAddr;
-use softhca_queue::CorruptRing;
-use softhca_queue::cm::CmState;
 use softhca_wire::Qpn;
 use thiserror::Error;
 
+/// Text of the program. A name of its own keeps serde from borrowing it from its input.
+type StaticStr = &'static str;
+
 /// A kind of resource, for messages.
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each variant is the resource of its name")]
 pub enum Resource {
@@ -27,7 +30,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// What to call it in a sentence.
+    /// Its name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Resource::Client => "client",
@@ -47,29 +50,30 @@ impl Resource {
     }
 }
 
-/// Why a control verb was refused.
+/// Why a control verb failed.
+#[cfg_attr(feature = "control", derive(serde::Serialize, serde::Deserialize))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// No such resource, or it belongs to another client.
-    #[error("there is no {} {number:#x}", .resource.name())]
+    /// The resource does not exist, or another client owns it.
+    #[error("{} {number:#x} does not exist", .resource.name())]
     NotFound {
         /// Its kind.
         resource: Resource,
         /// The number given.
         number: u32,
     },
-    /// Something still uses it.
+    /// Another resource still uses it.
     #[error("{} {number:#x} is still used by a {}", .resource.name(), .user.name())]
     Busy {
         /// Its kind.
         resource: Resource,
         /// Its number.
         number: u32,
-        /// What uses it.
+        /// The kind of its user.
         user: Resource,
     },
-    /// The card, or this client, has no more of them.
+    /// The HCA or this client has the maximum number of them.
     #[error("no more than {limit} {}s", .resource.name())]
     Exhausted {
         /// The kind.
@@ -77,56 +81,60 @@ pub enum VerbsError {
         /// The limit.
         limit: usize,
     },
-    /// A number outside of what the card offers.
-    #[error("{what} is {value}, the card allows {limit}")]
+    /// A number above the limit of the HCA.
+    #[error("{what} is {value}, the HCA allows {limit}")]
     TooLarge {
-        /// Which number.
-        what: &'static str,
-        /// What was asked for.
+        /// The quantity.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
+        /// The value given.
         value: u64,
-        /// The most.
+        /// The limit.
         limit: u64,
     },
-    /// A value that makes no sense.
+    /// An invalid value.
     #[error("{what}: {why}")]
     Invalid {
-        /// Which value.
-        what: &'static str,
-        /// Why not.
-        why: &'static str,
+        /// The operand.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
+        /// The reason.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        why: StaticStr,
     },
     /// The state machine has no such transition.
     #[error("queue pair {queue_pair}: no transition from {from} to {to}")]
     InvalidTransition {
-        /// Which queue pair.
+        /// The queue pair.
         queue_pair: Qpn,
-        /// The state it is in.
+        /// Its state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
     },
-    /// A transition lacks attributes or has ones that it does not allow.
+    /// A transition lacks required attributes or has attributes that it does not allow.
     #[error("queue pair {queue_pair}, {from} to {to}: missing {missing}, not allowed {forbidden}")]
     InvalidAttributes {
-        /// Which queue pair.
+        /// The queue pair.
         queue_pair: Qpn,
-        /// The state it is in.
+        /// Its state.
         from: QpState,
-        /// The state asked for.
+        /// The requested state.
         to: QpState,
-        /// What it needs besides.
+        /// Required attributes that are absent.
         missing: QpAttributeMask,
-        /// What it does not take.
+        /// Attributes that the transition does not allow.
         forbidden: QpAttributeMask,
     },
-    /// The client's ring is broken.
-    #[error("the client's ring is broken: {0}")]
+    /// The client corrupted its ring.
+    #[error("the client's ring is corrupt: {0}")]
     CorruptRing(#[from] CorruptRing),
-    /// Somebody else has the port.
+    /// Another identifier has the port.
     #[error("port {port} of the {space} port space is in use on this host")]
     AddressInUse {
         /// The name of the port space.
-        space: &'static str,
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        space: StaticStr,
         /// The port.
         port: u16,
     },
@@ -137,26 +145,36 @@ pub enum VerbsError {
         address: IpAddr,
     },
     /// The host has no address of that IP version.
-    #[error("{address} cannot be reached: the host has no address of that IP version")]
+    #[error("{address} is unreachable: the host has no address of that IP version")]
     NetworkUnreachable {
         /// The destination.
         address: IpAddr,
     },
-    /// A call that the state of a connection does not allow.
+    /// The network rejects the multicast join.
+    #[error("the host cannot join multicast group {group}: errno {errno}")]
+    MulticastJoinFailed {
+        /// The group.
+        group: IpAddr,
+        /// The errno of the system call.
+        errno: i32,
+    },
+    /// The state of a connection does not allow the call.
     #[error("connection identifier {:#x} is {state}: {call} is not possible now", .id.0)]
     InvalidCmState {
-        /// Which identifier.
+        /// The identifier.
         id: CmId,
-        /// The state that it is in.
+        /// Its state.
         state: CmState,
-        /// What was asked for.
-        call: &'static str,
+        /// The call.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        call: StaticStr,
     },
-    /// The card does not have this.
+    /// The HCA does not support this.
     #[error("{what} is not supported")]
     Unsupported {
-        /// What.
-        what: &'static str,
+        /// The feature.
+        #[cfg_attr(feature = "control", serde(deserialize_with = "static_text"))]
+        what: StaticStr,
     },
 }
 
@@ -179,6 +197,7 @@ impl VerbsError {
             VerbsError::AddressInUse { .. } => EADDRINUSE,
             VerbsError::AddressNotAvailable { .. } => EADDRNOTAVAIL,
             VerbsError::NetworkUnreachable { .. } => ENETUNREACH,
+            VerbsError::MulticastJoinFailed { errno, .. } => *errno,
             VerbsError::TooLarge { .. }
             | VerbsError::Invalid { .. }
             | VerbsError::InvalidTransition { .. }
@@ -187,4 +206,20 @@ impl VerbsError {
             | VerbsError::CorruptRing(_) => EINVAL,
         }
     }
+}
+
+/// Decodes text that every build of this protocol version contains. Each distinct text is allocated once.
+#[cfg(feature = "control")]
+fn static_text<'de, D: serde::Deserializer<'de>>(input: D) -> Result<&'static str, D::Error> {
+    use alloc::collections::BTreeSet;
+    use alloc::string::String;
+    static TEXTS: std::sync::Mutex<BTreeSet<&'static str>> = std::sync::Mutex::new(BTreeSet::new());
+    let text: String = serde::Deserialize::deserialize(input)?;
+    let mut texts = TEXTS.lock().expect("no panic under the lock");
+    if let Some(known) = texts.get(text.as_str()) {
+        return Ok(known);
+    }
+    let text: &'static str = text.leak();
+    texts.insert(text);
+    Ok(text)
 }
